@@ -1,5 +1,6 @@
-# make run    train the example job on this machine
-# make test   ruff, mypy, vulture and the tests; as root, with sshd and ip installed, also those across several fake hosts
+# make run        train the example job on this machine
+# make test       ruff, mypy, vulture and the tests but for the slow ones
+# make test-all   the slow ones; as root, with sshd and ip installed, both also across several fake hosts
 # The first of them makes .venv.  ARGS="..." adds arguments; make test PYTHON=python3.13 VENV=.venv-3.13 is with another Python.
 
 PYTHON ?= python3
@@ -12,15 +13,18 @@ READY := $(VENV)/.ready
 JOBS ?= 3
 SIDE_BY_SIDE := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: run test again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments museum-healthy page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
+.PHONY: run test test-all again lint orphans histories faults soak nemesis simulate mutate fuzz museum slurm environments page stress training rlinf rlinf-env bench results gpu gpu-bundle docs clean
 
 run: $(READY)
 	$(BIN)/rlinf-launch examples/embodiment/train_embodied_agent.py $(ARGS)
 
 # Hundreds of processes that the tests start would each compile the package where the environment forbids to keep it.
-test: export PYTHONDONTWRITEBYTECODE :=
+test test-all: export PYTHONDONTWRITEBYTECODE :=
 test: lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not orphans and not histories and not training and not stress and not faults and not fuzz and not museum and not slurm and not environments and not browser and not rlinf" $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not long" $(ARGS)
+
+test-all: $(READY)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "slow and not long" $(ARGS)
 
 # What has failed in the last run, one after the other; fails too where that run has not come to its tests.
 again: $(READY)
@@ -31,13 +35,13 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/vulture
 
-# A million items through channels, while producers and consumers are cancelled and killed; readers that are stopped for
-# moments, thousands of times; 200 random orders of messages among 8 ranks.
+# A million items through channels, while producers and consumers are cancelled and killed; 200 random orders of messages
+# among 8 ranks.
 histories: $(READY)
 	$(BIN)/python -m pytest -m histories $(ARGS)
 
-# Random programs of calls, messages and channels under faults, for ten minutes or RLINF_FAULTS_SECONDS; then the rows of
-# the fault matrix that have no record yet, and docs/faults.md.
+# Rough networks, nodes that are cut off and storms of deaths, for longer than make test-all has; then the rows of the
+# fault matrix that have no record yet, and docs/faults.md.
 faults: $(READY)
 	$(BIN)/python -m pytest -m faults $(ARGS)
 	$(BIN)/python -m tests.faults.matrix
@@ -57,11 +61,7 @@ fuzz: $(READY)
 
 # Programs that stand still, each for a reason of its own, and what `rlinf-ctl stuck` says of them.
 museum: $(READY)
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP -m "not healthy" tests/museum $(ARGS)
-
-# More than fifty healthy runs, which are asked every second whether they are stuck: a quarter of an hour on two cores.
-museum-healthy: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist load -rP -m healthy tests/museum $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -rP tests/museum $(ARGS)
 
 # The page of rlinf-ctl in headless Chromium; RLINF_PAGE_PICTURES=DIR keeps its pictures.
 page: $(READY)

@@ -21,10 +21,10 @@ from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Worker
 from rlinf_async._core import clock
 
 _CRASHES_BEFORE: Final = 8
-"""The delay before the next restart is the longest one then."""
+"""Seconds of the longest delay before a restart in this bench."""
 
 _QUIET_S: Final = 2.5
-"""Less than 10 s: a rank that lives so long has a short delay again."""
+"""Seconds of life after which a rank's next restart has a short delay again; 10 s outside this bench."""
 
 
 class Sampler(Worker):
@@ -36,7 +36,7 @@ class Sampler(Worker):
 
 
 class Calls:
-    """One open call of each of some ranks, at all times."""
+    """Keeps one open call to each of some ranks at all times."""
 
     def __init__(self, members: list[Any]) -> None:
         self._members = members
@@ -53,14 +53,14 @@ class Calls:
                 tasks.create_task(ask(member))
 
     async def rate(self, during: Awaitable[Any]) -> float:
-        """Answered calls per second."""
+        """Return answered calls per second."""
         began, before = clock.monotonic(), self._answered
         await during
         return (self._answered - before) / (clock.monotonic() - began)
 
 
 async def crash(member: Any) -> None:
-    """Have a rank crash, and wait until it is back."""
+    """Crash a rank, and wait until it is back."""
     with contextlib.suppress(PeerLost):
         await member.crash()
     await member.ping()

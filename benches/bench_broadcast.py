@@ -2,7 +2,7 @@
 
     python -m benches.bench_broadcast [--peer rlinf] [--peer ray] [--quick]
 
-A broadcast has come to its end when its last receiver has it.
+A broadcast ends when its last receiver has the tensor.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def same_node(quick: bool) -> list[Measurement]:
 
 
 def two_nodes(quick: bool) -> list[Measurement]:
-    """The source on one node that this machine plays, its receivers on the other."""
+    """Return measurements with the source on one of two local nodes, and its receivers on the other."""
     found = []
     for size in up_to(SIZES, quick):
         name = f"two_nodes_broadcast_{in_words(size)}"

@@ -2,7 +2,7 @@
 
     python -m benches.bench_call [--peer ray] [--peer xoscar] [--quick]
 
-Ours and one peer are started and stay; the rounds go from one to the other and back.  Then comes the next peer.
+Our framework and one peer stay up while the rounds alternate between them; then comes the next peer.
 """
 
 from __future__ import annotations
@@ -43,15 +43,16 @@ def _over_named(name: str) -> Case:
 def _counts(quick: bool) -> tuple[int, int, int, int]:
     """Calls in one round: one by one and in flight, to one worker and to a group.
 
-    Many short rounds and not a few long ones: then what else happens on the machine falls on both sides of a ratio.
+    There are many short rounds instead of a few long ones, so that other load on the machine affects both sides of a
+    ratio.
     """
     return (50, 200, 50, 100) if quick else (300, 5000, 200, 1000)
 
 
 def local_measurements(quick: bool) -> list[Measurement]:
-    """Driver and workers on one machine; the targets of one call and of a group hold for both kinds of method."""
+    """Return measurements of a driver and workers on one machine, with the same targets for both kinds of method."""
     one, many, group, groups = _counts(quick)
-    in_flight = [peer for peer in contestant.PEERS if peer != "rlinf"]  # its handles block
+    in_flight = [peer for peer in contestant.PEERS if peer != "rlinf"]  # RLinf's handles block
     found = []
     for suffix, method in (("", "ping"), ("_def", "ping_def")):
         calling = {"count": one, "method": method}
@@ -88,7 +89,7 @@ def local_measurements(quick: bool) -> list[Measurement]:
 
 
 def remote_measurements(quick: bool) -> list[Measurement]:
-    """The workers on another node: everything crosses gRPC."""
+    """Return measurements of workers on another node, where everything crosses gRPC."""
     one, many, group, groups = _counts(quick)
     echo = {"count": one}
     target = Target(2, LIMIT)

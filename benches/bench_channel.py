@@ -27,7 +27,7 @@ def _items(name: str, *targets: Target, limit: str, note: str | None = None) -> 
 
 
 def same_node(quick: bool) -> list[Measurement]:
-    """Producers, consumers and the channel on one machine."""
+    """Return measurements of producers, consumers and the channel on one machine."""
     few, many = (300, 2000) if quick else (4000, 40_000)
     slow = 200
     found = []
@@ -64,7 +64,7 @@ def same_node(quick: bool) -> list[Measurement]:
 
 
 def experience(quick: bool) -> list[Measurement]:
-    """Samples put into an experience and taken 64 at a time, kept in memory only and in a file."""
+    """Return measurements of samples put into an experience and taken 64 at a time, in memory only and with a file."""
     found = []
     for suffix, way in (("", "experience"), ("_durable", "durable")):
         small, large = (640, 64) if quick else (12_800, 640)
@@ -84,7 +84,7 @@ def experience(quick: bool) -> list[Measurement]:
 
 
 def many_workers(quick: bool) -> list[Measurement]:
-    """Several producers and consumers on one channel."""
+    """Return measurements of several producers and consumers on one channel."""
     count = 500 if quick else 10_000
     found = []
     for name, in_flight in (("many", 1), (f"many_{IN_FLIGHT}", IN_FLIGHT)):
@@ -101,7 +101,7 @@ def many_workers(quick: bool) -> list[Measurement]:
 
 
 def many_keys(quick: bool) -> list[Measurement]:
-    """One producer and one consumer that go round a thousand keys."""
+    """Return measurements of one producer and one consumer that cycle through a thousand keys."""
     count = 2000 if quick else 20_000
     return [
         Measurement(
@@ -113,7 +113,7 @@ def many_keys(quick: bool) -> list[Measurement]:
 
 
 def two_nodes(quick: bool) -> list[Measurement]:
-    """The producer beside the channel, the consumer on another node that this machine plays."""
+    """Return measurements of a producer beside the channel, and a consumer on another local node."""
     few, many = (100, 1000) if quick else (1000, 10_000)
     echo = "echoes over a bare grpc.aio stream"
     return [

@@ -2,8 +2,8 @@
 
     python -m benches.bench_cockpit [--quick]
 
-The commands are processes of their own, as an operator has them; ``status_daemon`` is the time that the daemon and its
-guardian have had of a processor for one of them.
+Each command is a process, as for an operator; ``status_daemon`` is the CPU time of the daemon and its guardian for one
+command.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 @dataclass(frozen=True)
 class StandingRun:
-    """A run that stands still.
+    """A run that is stuck.
 
     Attributes:
-        folder: of run directories, which has this one only.
+        folder: parent of run directories, with only this run.
         daemons: process ids.
     """
 
@@ -67,7 +67,7 @@ class StandingRun:
     daemons: Sequence[int]
 
     def ask(self, *words: str) -> tuple[float, float]:
-        """Seconds that a command takes; seconds of processors that the daemons have for it."""
+        """Return the seconds of a command, and the daemons' CPU seconds for it."""
         before, began = _cpu_seconds(self.daemons), time.perf_counter()
         subprocess.run([CONTROL, "--run-dir", self.folder, *words], stdout=subprocess.DEVNULL, check=True)
         return time.perf_counter() - began, _cpu_seconds(self.daemons) - before
@@ -75,7 +75,7 @@ class StandingRun:
 
 @contextlib.contextmanager
 def standing_run(ranks: int) -> Iterator[StandingRun]:
-    """Ends with all its processes, however it is left."""
+    """Start a stuck run for the block, and end all its processes after it."""
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         environment = {**os.environ, "XDG_RUNTIME_DIR": folder, "TMPDIR": folder}
         command = [sys.executable, "-m", "benches.contestants.standing", str(ranks)]
@@ -92,7 +92,7 @@ def standing_run(ranks: int) -> Iterator[StandingRun]:
 
 
 def _daemons(driver: int) -> list[int]:
-    """The children of a driver, and theirs, that run no user's code."""
+    """Return the driver's descendants that run no user code."""
     import psutil
 
     return [each.pid for each in psutil.Process(driver).children(recursive=True) if _is_daemon(each.cmdline())]
@@ -108,7 +108,7 @@ def _cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def _await_end(pids: Sequence[int]) -> None:
-    """The daemon ends the workers when the driver has gone."""
+    """Wait until the workers have ended, after the daemon has noticed the driver's death."""
     deadline = time.monotonic() + END_TIMEOUT_S
     while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -2,7 +2,7 @@
 
     python -m benches.bench_launch [--peer ray] [--peer xoscar] [--quick]
 
-Every round starts every contestant afresh, in a process of its own, and ends it before the next one begins.
+Every round starts each contestant afresh, in its own process, and stops it before the next one starts.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ RANKS: Final = 4
 MANY: Final = 64
 MEMORY: Final = "memory_per_worker"
 MODULE: Final = "transformers.models.llama.modeling_llama"
-"""A module as users' own modules import them; ``transformers`` alone imports little."""
+"""A module of the kind that users' own modules import; ``transformers`` alone loads little."""
 SETTLE: Final = 3.0
-"""Seconds that a started cluster is left alone before more workers are launched; some start idle ones ahead."""
+"""Seconds between the start of a cluster and the launch of more workers; some frameworks start idle ones ahead."""
 
 COLD: Final = {
     "cold_start": ((), "the driver does not import torch, the workers' method does"),
@@ -41,7 +41,7 @@ def cold_case(name: str, note: str) -> Case:
 
 
 def more_cases() -> dict[str, Case]:
-    """Cases of a running cluster, by name."""
+    """Return the cases of a running cluster, by name."""
     forks = f"{RANKS} forks of a process that has imported torch"
     target = [Target(0.3, "ray")]
     cases = [
@@ -63,7 +63,7 @@ def more_cases() -> dict[str, Case]:
 
 
 def preload_cases() -> dict[str, Case]:
-    """Cases of workers that use transformers, by what is measured of them."""
+    """Return the cases of workers that use transformers, by quantity."""
     beside = {"without": "the same with preload=[]: each worker imports it"}
     target = [Target(0.4, "without")]
     return {
@@ -77,7 +77,7 @@ def preload_cases() -> dict[str, Case]:
 
 
 def run_preloads(options: Options) -> None:
-    """Ours alone: workers that use transformers, whose template imports it or not, in a fresh cluster each round."""
+    """Measure our framework alone: workers that use transformers, with and without preloading in their template."""
     cases = {what: case for what, case in preload_cases().items() if options.wants(case.name)}
     if not cases:
         return
@@ -117,7 +117,7 @@ def _cold(who: str, flags: Sequence[str], options: Options) -> Sequence[float]:
 
 
 def run_more(options: Options) -> None:
-    """Each round gives a figure to every case, and every contestant is started once per round."""
+    """Measure every case once per round; each round starts each contestant once."""
     cases = {name: case for name, case in more_cases().items() if options.wants(name)}
     if not cases:
         return
@@ -139,7 +139,7 @@ def run_more(options: Options) -> None:
 
 
 def _more(who: str, cases: Iterable[str], options: Options) -> dict[str, Sequence[float]]:
-    """What one contestant does in one round.  One that fails at a case is started anew for the next."""
+    """Run one contestant's part of a round, and restart it after a case that failed."""
     flags = ["--ready-workers"] if who in ("ray", "rlinf") else []
     settle = 0.5 if options.quick else SETTLE
     found: dict[str, Sequence[float]] = {}
@@ -159,7 +159,7 @@ def _more(who: str, cases: Iterable[str], options: Options) -> dict[str, Sequenc
 
 
 def growth_cases(sizes: Sequence[int]) -> dict[tuple[int, str], Case]:
-    """By workers and by what is measured; the bound is the cost among the fewest."""
+    """Return cases by number of workers and quantity, bounded by the cost among the fewest."""
     units = {"launch": ("ms per worker", 1e3), "call": ("us per rank", 1e6), "memory": ("MiB per worker", 1.0)}
     found = {}
     for size in sizes:
@@ -170,7 +170,7 @@ def growth_cases(sizes: Sequence[int]) -> dict[tuple[int, str], Case]:
 
 
 def run_growth(options: Options) -> None:
-    """Ours alone: what a worker costs among 4 and among 256; per worker, so that the bound is the cost among 4."""
+    """Measure what a worker costs in our framework among 4 and among 256; the bound is the cost among 4."""
     sizes, calls = ((4, 8), 20) if options.quick else ((4, 16, 64, 256), 200)
     cases = {key: case for key, case in growth_cases(sizes).items() if options.wants(case.name)}
     if not cases:
@@ -195,7 +195,7 @@ def _per_worker(samples: dict[str, list[float]], workers: int) -> dict[str, list
 
 
 def _left_out(who: str, error: ContestantError) -> list[float]:
-    """A peer that fails has no samples; ours must not fail."""
+    """Return the samples; a peer that fails has none, ours must not fail."""
     if who == OURS:
         raise error
     print(error, file=sys.stderr)

@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Plan:
-    """One row: something that plans, and how many ranks it must have planned."""
+    """One row: something that plans, and the number of ranks that it must have planned."""
 
     case: Case
     work: Callable[[], int]
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def plans(ranks: int) -> list[Plan]:
-    """Every case, for about so many ranks on nodes of eight accelerators."""
+    """Return every case, for about this many ranks on nodes of eight accelerators."""
     num_nodes = ranks // ACCELERATORS
     cluster = Shape(make_nodes(num_nodes))
     every = num_nodes * ACCELERATORS
@@ -116,7 +116,7 @@ def make_nodes(count: int) -> tuple[NodeInfo, ...]:
 
 
 def components(every: int) -> dict[str, Any]:
-    """Three components, one of which shares accelerators with another."""
+    """Return a configuration with three components, one of which shares accelerators with another."""
     return {"cluster": {"component_placement": {"actor": "all", "rollout": f"all:0-{every // 2 - 1}", "env": "all"}}}
 
 
@@ -129,7 +129,7 @@ def parallel() -> dict[str, Any]:
 
 
 def grouped_section(num_nodes: int) -> dict[str, Any]:
-    """Groups of ten nodes, each with variables of its own on every node; components on all groups in a row."""
+    """Return a configuration with groups of ten nodes, per-node variables, and components on all groups in a row."""
     labels = [f"g{first}" for first in range(0, num_nodes, 10)]
     groups = [
         {
@@ -151,7 +151,7 @@ def read_groups(section: dict[str, Any], nodes: Sequence[NodeInfo]) -> tuple[Nod
 
 
 def place(kind: type[ComponentPlacement], section: dict[str, Any], cluster: Shape) -> int:
-    """Plans every component; the number of all ranks."""
+    """Plan every component; return the number of all ranks."""
     placement = kind(section, cluster)
     return sum(len(placement.get_strategy(name).get_placement(cluster)) for name in placement.components)
 

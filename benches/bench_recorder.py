@@ -2,7 +2,7 @@
 
     python -m benches.bench_recorder [--quick]
 
-Two clusters stand side by side, one with ``RLINF_RECORDER_EVENTS=0``, and the rounds go from one to the other and back.
+Two clusters run side by side, one with ``RLINF_RECORDER_EVENTS=0``, and the rounds alternate between them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _events(count: int) -> Sequence[float]:
-    """Microseconds of one of so many events; half of them are ends."""
+    """Return the microseconds per event; half of the events are ends."""
     with mmap.mmap(-1, size_of(SLOTS)) as memory:
         ring = EventRing(memory, SLOTS, {})
         numbers = range(count // 2)
@@ -63,7 +63,7 @@ def _events(count: int) -> Sequence[float]:
 
 
 def _left_out(count: int) -> Sequence[float]:
-    """Microseconds of an operation that is not recorded, because there are so many."""
+    """Return the microseconds per operation that is not recorded because there are too many."""
     admits = Admission(2, lambda count: None).question()  # one operation in 30 s
     admits()
     numbers = range(count)
@@ -74,7 +74,7 @@ def _left_out(count: int) -> Sequence[float]:
 
 
 def _against_off(measurements: Sequence[Measurement], part: str) -> list[Measurement]:
-    """Those whose name has that part, with the recorder's absence as the one peer."""
+    """Return the cases whose name contains ``part``, with the disabled recorder as the only peer."""
     return [
         dataclasses.replace(
             each,

@@ -1,10 +1,10 @@
-"""RLinf's own program on this framework and on Ray: the first step, a step, and from the last step to the exit.
+"""RLinf's own program on this framework and on Ray: the first step, a step, and the time from the last step to exit.
 
     make rlinf-env
     python -m benches.bench_rlinf [--peer ray] [--rounds 3]
 
-PPO with an MLP on Pendulum by RLinf's runner and workers (tests/rlinf_programs), each time in a new process, by turns.
-Both sides declare one GPU and compute on the CPU by the same substitution (contestants/cpu_in_place).  The peer's
+RLinf's runner and workers train PPO with an MLP on Pendulum (tests/rlinf_programs), alternating, each in a new process.
+Both sides declare one GPU and compute on the CPU by the same substitution (contestants/cpu_in_place). The peer's
 environment is .venv-rlinf with the packages of --peers-dir/ray behind it.
 """
 
@@ -34,7 +34,7 @@ STEPS: Final = 3
 TIMEOUT_S: Final = 400
 
 MARKS: Final = {"cluster": r"fsdp_config\.amp is no longer supported", "step": r"Global Step: +\d"}
-"""What the program says once its cluster is there, and after each step."""
+"""Line that the program prints once its cluster is up, and after each step."""
 
 CASES: Final = {
     "first_step": Case(
@@ -78,17 +78,17 @@ def ours() -> tuple[list[str], dict[str, str]]:
 
 
 def on_ray(options: Options) -> tuple[list[str], dict[str, str]]:
-    """The same script as RLinf runs it, with Ray's packages and the stand-in on the path of all its processes."""
+    """Return the same script as RLinf runs it: all its processes have Ray's packages and the stand-in on their path."""
     (packages,) = options.peers_dir.glob("ray/lib/python3.*/site-packages")
     path = [HERE / "contestants" / "cpu_in_place", PROGRAM.parent, packages]
     return [str(PYTHON), str(PROGRAM)], {"PYTHONPATH": os.pathsep.join(map(str, path))}
 
 
 def times(command: tuple[list[str], dict[str, str]]) -> dict[str, float]:
-    """Seconds of one run, by case.
+    """Return the seconds of one run, by case.
 
     Raises:
-        RuntimeError: it did not train to the end.
+        RuntimeError: the training did not finish.
     """
     words, variables = command
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "RLINF_FAKE_GPUS": "1", **variables}

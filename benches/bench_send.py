@@ -3,7 +3,7 @@
     python -m benches.bench_send [--peer rlinf] [--peer ray] [--quick]
     python -m benches.bench_send --only two_nodes --only two_hosts      # nodes of this machine; network namespaces
 
-Two workers send each other tensors in turn.  Large ones are reported as bytes per second in one direction.
+Two workers send each other tensors in turn. The result for large ones is in bytes per second in one direction.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ def _bandwidth(name: str, *targets: Target, limit: str, beside: dict[str, str] |
 
 
 def _swaps(size: int, quick: bool) -> dict[str, Any]:
-    """Small ones often, and large ones for a fraction of a second."""
+    """Return the number of messages of a size: many small ones, or large ones for a fraction of a second."""
     often = 30 if quick else 300
     return {"size": size, "count": often if size < MEBI else max(2, min(often, 256 * MEBI // size))}
 
 
 def small(quick: bool) -> list[Measurement]:
-    """Two workers on one machine, and what fits into a message."""
+    """Return measurements of two workers on one machine, with payloads that fit into a message."""
     found = []
     for name, size, way in (
         ("send_8B", 8, "send"),
@@ -61,7 +61,7 @@ def small(quick: bool) -> list[Measurement]:
 
 
 def large(quick: bool) -> list[Measurement]:
-    """Two workers on one machine, and what moves at the speed of memory."""
+    """Return measurements of two workers on one machine, with payloads that move at the speed of memory."""
     targets = {MEBI: [Target(4, BEST, at_least=True)], 64 * MEBI: [Target(0.85, LIMIT, at_least=True)]}
     found = []
     for size in up_to(LARGE, quick):
@@ -79,7 +79,7 @@ def large(quick: bool) -> list[Measurement]:
 
 
 def two_nodes(where: str, quick: bool) -> list[Measurement]:
-    """Two workers on two nodes; ``where`` is "two_nodes", which this machine plays, or "two_hosts"."""
+    """Return measurements of two workers on two nodes; ``where`` is "two_nodes" (on this machine) or "two_hosts"."""
     beside = {"tcp": TCP}
     found = []
     for size in (8, 32 * KIBI, *up_to(LARGE, quick)):
@@ -96,7 +96,7 @@ def two_nodes(where: str, quick: bool) -> list[Measurement]:
 
 
 def one_gpu(quick: bool) -> list[Measurement]:
-    """Two workers that share a GPU."""
+    """Return measurements of two workers that share a GPU."""
     found = []
     for size in (8, *up_to(LARGE, quick)):
         swaps, name = _swaps(size, quick), f"gpu_send_{in_words(size)}"
@@ -112,7 +112,7 @@ def one_gpu(quick: bool) -> list[Measurement]:
 
 
 def waiting(quick: bool) -> list[Measurement]:
-    """A worker with a thousand receives from eight peers, and gets on a thousand keys, under way."""
+    """Return measurements of a worker with a thousand pending receives from eight peers, and gets on as many keys."""
     found = []
     under = f"{PENDING} recvs from {PEERS} workers and {PENDING} gets on as many keys"
     for name, filling in (("loop_delay_pending", False), ("loop_delay_filling", True)):

@@ -1,8 +1,8 @@
-"""Cost of tracing: a span of the user's, an operation of the framework's, and the check where tracing is off.
+"""Cost of tracing: a user's span, an operation of the framework, and the check while tracing is off.
 
     python -m benches.bench_trace [--quick]
 
-A span counts with everything that its process does for it: it is begun, ended, and written where its daemon reads it.
+A span counts with all work that its process does for it: its begin, its end, and the records for its daemon.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BENCH: Final = "trace"
 AT_ONCE: Final = 1000
 
 Measure = Callable[[], float]
-"""Microseconds of one."""
+"""Return the microseconds of one."""
 
 
 def cases() -> dict[str, Case]:
@@ -99,7 +99,7 @@ def _operation() -> float:
 
 
 def _not_traced() -> float:
-    """The test that a span makes, without the loop around it."""
+    """Run the check that a span makes, without the loop around it."""
     numbers = range(AT_ONCE)
     began = time.perf_counter()
     for _ in numbers:

@@ -3,9 +3,9 @@
     python -m benches.bench_weights [--peer torchrl] [--peer ray] [--peer rlinf] [--quick]
     python -m benches.bench_weights --only llm_1GiB_4
     python -m benches.bench_weights --only two_nodes --only two_hosts    # nodes of this machine; network namespaces
-    python -m benches.bench_weights --only narrow_hosts                  # three hosts pass them on to each other
+    python -m benches.bench_weights --only narrow_hosts                  # three hosts that forward weights
     python -m benches.bench_weights --only one_gpu                       # trainer, receiver or both on a GPU
-    python -m benches.bench_weights --only publish --only load           # the two words, and a plain call
+    python -m benches.bench_weights --only publish --only load           # publish/follow, and a plain call
     python -m benches.bench_weights --only computing                     # beside a trainer that computes in Python
     python -m benches.bench_weights --only digest                        # the same with verify=
 
@@ -33,10 +33,10 @@ RECEIVERS: Final = (1, 2, 4)
 APPLY: Final = ("map", "copy")
 PEERS: Final = ("torchrl", "ray", "rlinf")
 COPY_ONLY: Final = ("rlinf",)
-"""Peers whose receivers have no way to look into memory that they share."""
+"""Peers whose receivers cannot map shared memory."""
 
 LARGE: Final = {"llm": 290, "many": 10_000, "one": 1}
-"""Tensors, by the shape of the model."""
+"""Number of tensors, by the shape of the model."""
 
 SMALL: Final = "mlp"
 POLICY: Final = 100 * KIBI
@@ -59,19 +59,19 @@ _FAR_OPENING: Final = ("start", {"receivers": max(FAR_RECEIVERS)})
 NARROW: Final = "narrow_hosts"
 NARROW_RECEIVERS: Final = 3
 RATE: Final = "2gbit"
-"""Of the trainer's network: then that is what there is too little of, and not processors."""
+"""Bandwidth of the trainer's network; so low that the network, not the CPU, is the bottleneck."""
 DIRECT: Final = "the trainer sends to each of them"
 
 
 @dataclasses.dataclass(frozen=True)
 class Sync:
-    """A measured synchronisation: the model sent, and its receivers.
+    """A measured synchronisation: the model, and its receivers.
 
     Args:
-        size: bytes.
+        size: bytes of the model.
         apply: ``"copy"`` or ``"map"``.
-        where: the receivers are on another node that this machine plays, ``"two_nodes"``, or on a host with a network
-            of its own, ``"two_hosts"``, or each on one, ``"narrow_hosts"``; or, without a word, where the trainer is.
+        where: place of the receivers: ``"two_nodes"`` for another node on this machine, ``"two_hosts"`` for a host with
+            its own network, ``"narrow_hosts"`` for one such host each; empty for the trainer's node.
     """
 
     shape: str
@@ -87,11 +87,11 @@ class Sync:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Of the work."""
+        """Arguments of the work."""
         return {name: value for name, value in dataclasses.asdict(self).items() if name != "where"}
 
     def cases(self) -> dict[str, Case]:
-        """By what is measured: until the source may change, until all have it, between the two, and the pause."""
+        """Return the cases: time until the source may change, until all have it, between the two, and the pause."""
         if self.where:
             return self._far_cases()
         return self._small_cases() if self.shape == SMALL else self._large_cases()
@@ -150,7 +150,7 @@ class Sync:
 
 
 def large(quick: bool, receivers: int, apply: str) -> list[Sync]:
-    """What is measured in the same rounds."""
+    """Return the syncs that the same rounds measure."""
     return [Sync(shape, 64 * MEBI if quick else GIBI, receivers, apply) for shape in LARGE]
 
 
@@ -159,17 +159,17 @@ def small(receivers: int, apply: str) -> list[Sync]:
 
 
 def far(quick: bool, where: str, apply: str) -> list[Sync]:
-    """From one node to another, to one receiver and to two."""
+    """Return syncs from one node to another, to one receiver and to two."""
     return [Sync("llm", 64 * MEBI if quick else GIBI, receivers, apply, where) for receivers in FAR_RECEIVERS]
 
 
 def narrow(quick: bool) -> list[Sync]:
-    """From one host to three others."""
+    """Return syncs from one host to three others."""
     return [Sync("llm", 64 * MEBI if quick else 128 * MEBI, NARROW_RECEIVERS, "map", NARROW)]
 
 
 def families(quick: bool) -> list[list[Sync]]:
-    """All there is; those that are measured in the same rounds together."""
+    """Return all syncs; those of the same rounds are together."""
     pairs = [(receivers, apply) for receivers in RECEIVERS for apply in APPLY]
     return [*(large(quick, *pair) for pair in pairs), *(small(*pair) for pair in pairs)]
 
@@ -180,11 +180,11 @@ ON_GPU: Final = {
     "copy": ("d2d", 2, "until the receiver, on the trainer's GPU, has answered; packed and copied there"),
     "map": ("d2d", 1, "until the receiver, on the trainer's GPU, has answered; packed there"),
 }
-"""By way: the copy of CUDA's that it is set beside, how often, and what is measured."""
+"""By path: the CUDA copy to compare with, the number of rounds, and the quantities."""
 
 
 def one_gpu(quick: bool) -> list[Measurement]:
-    """To one receiver, from or to a GPU, or both on one."""
+    """Return syncs to one receiver, from or to a GPU, or both on one."""
     found = []
     size, count = (64 * MEBI, 2) if quick else (GIBI, 5)
     for way, (copy, times, note) in ON_GPU.items():
@@ -196,14 +196,14 @@ def one_gpu(quick: bool) -> list[Measurement]:
 
 
 COSTS: Final = {"mlp": (96 * KIBI, 50), "llm": (64 * MEBI, 20), "many": (10_000 * 1000, 5)}
-"""Bytes, and versions in a round, by shape: a small policy, a large one, and ten thousand tensors of a kilobyte.
-To fill and to verify those takes longer than to send them."""
+"""Bytes and versions per round, by shape: a small policy, a large one, and ten thousand tensors of a kilobyte, which
+take longer to fill and verify than to send."""
 
 WAYS: Final = ("publish_copy", "publish_map", "load")
 
 
 def costs(quick: bool) -> list[Measurement]:
-    """Until one worker has a version: by ``publish`` and ``follow``, and by a call with the state as its argument."""
+    """Return measurements until one worker has a version: ``publish`` and ``follow``, or a call with the state."""
     found = []
     note = "until the worker has it and the trainer has heard so"
     for shape, (size, count) in COSTS.items():
@@ -215,11 +215,11 @@ def costs(quick: bool) -> list[Measurement]:
 
 
 DIGESTS: Final = {"none": "off", "sha256": "sha256"}
-"""``verify=``, by name of the row."""
+"""Value of ``verify=``, by name of the row."""
 
 
 def while_computing(quick: bool) -> list[Measurement]:
-    """By ``publish`` and ``follow``, while a ``def`` method of the trainer computes in Python behind its ``send()``."""
+    """Return measurements of ``publish`` and ``follow`` while a ``def`` method computes in Python after ``send()``."""
     found = []
     note = "until the worker has it; the trainer's main thread computes in Python meanwhile"
     for shape in ("mlp", "llm"):
@@ -232,7 +232,7 @@ def while_computing(quick: bool) -> list[Measurement]:
 
 
 def digests(quick: bool) -> list[Measurement]:
-    """By ``publish`` and ``follow``, until one worker has a version that is verified in this way or that, or not."""
+    """Return measurements of ``publish`` and ``follow`` with each kind of verification, and without."""
     found = []
     for shape, (size, count) in COSTS.items():
         for apply in APPLY:
@@ -244,10 +244,10 @@ def digests(quick: bool) -> list[Measurement]:
 
 
 class Session:
-    """Ours, a peer or none, and the limits: what each of them has measured.
+    """Measurements of ours, of a peer or none, and of the limits.
 
     Args:
-        quick: few versions.
+        quick: True for few versions.
     """
 
     def __init__(self, standing: Mapping[str, Standing], quick: bool) -> None:
@@ -255,10 +255,10 @@ class Session:
         self._quick = quick
         self._failed: set[tuple[str, Sync]] = set()
         self._rests: dict[tuple[str, str], list[float]] = {}
-        """What one receiver has taken, by shape and ``apply``."""
+        """Return what one receiver has taken, by shape and ``apply``."""
 
     def round(self, family: Sequence[Sync], *, backwards: bool) -> dict[str, Round]:
-        """One round of those that share it, by the names of their cases."""
+        """Run one round of the syncs that share it; return results by case name."""
         asked = [(who, sync) for sync in family for who in self._standing if who != LIMIT]
         found = {pair: self._sync(*pair) for pair in (asked[::-1] if backwards else asked)}
         limits = self._limits(family[0])
@@ -279,7 +279,7 @@ class Session:
         return rounds
 
     def _sync(self, who: str, sync: Sync) -> Mapping[str, Sequence[float]]:
-        """Seconds by what is measured; nothing of a peer that cannot do it, which is not tried twice."""
+        """Return seconds by quantity; empty for a peer that cannot do it, which is not tried again."""
         if (who in COPY_ONLY and sync.apply != "copy") or (who, sync) in self._failed:
             return {}
         few, many = (2, 5) if sync.shape != SMALL else (20, 100)
@@ -293,7 +293,7 @@ class Session:
         return {**taken, REST: [total - staged for staged, total in zip(taken[STAGED], taken[TOTAL], strict=True)]}
 
     def _limits(self, sync: Sync) -> dict[str, dict[str, Sequence[float]]]:
-        """What is the same for the whole family."""
+        """Return the parts that the whole family shares."""
         if sync.where:
             count = 2 if self._quick else 5
             limit = self._standing[LIMIT].ask("gloo_broadcast", size=sync.size, count=count)
@@ -331,7 +331,7 @@ def start(name: str, options: Options) -> Standing:
 
 
 def start_nodes(name: str, options: Options) -> Standing:
-    """Ours on two nodes that this machine plays; or the limits."""
+    """Start ours on two nodes of this machine, or the limits."""
     if name == LIMIT:
         return Standing(contestant.limits)
     return Standing(functools.partial(_ours, name, options, "--num-nodes", "2", "--local-nodes", "2"), _FAR_OPENING)
@@ -343,7 +343,7 @@ def _ours(name: str, options: Options, *flags: str) -> contestant.Contestant:
 
 
 def wanted(options: Options, among: Sequence[list[Sync]]) -> list[list[Sync]]:
-    """The families of the cases that are wanted; ten thousand tensors are measured beside one."""
+    """Return the families of the wanted cases, with ten thousand tensors measured beside one."""
     found = []
     for family in among:
         syncs = [sync for sync in family if any(options.wants(case.name) for case in sync.cases().values())]
@@ -355,9 +355,7 @@ def wanted(options: Options, among: Sequence[list[Sync]]) -> list[list[Sync]]:
 
 
 def run(asked: Sequence[Sequence[Sync]], options: Options, starting: Callable[[str], Standing]) -> None:
-    """Measures everything, in one session per peer, or in one with none, and prints what has been measured in all;
-    where it is ended before, what there is.
-    """
+    """Measure everything, in one session per peer or in one without; print the results, even after an interruption."""
     if not asked:
         return
     rounds: dict[str, list[Round]] = {}
@@ -406,7 +404,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run_hosts(
     asked: Sequence[Sequence[Sync]], options: Options, opening: Job, count: int = 2, rate: str | None = None
 ) -> None:
-    """Measures on hosts that have networks of their own, where this machine can have them."""
+    """Measure on hosts with their own networks, if this machine can have them."""
     if not asked:
         return
     try:
@@ -436,7 +434,7 @@ def run_costs(options: Options) -> None:
 
 
 def run_alone(asked: Sequence[Measurement], options: Options, *flags: str) -> None:
-    """Measures with one receiver and no peer."""
+    """Measure with one receiver and no peer."""
 
     def starting(name: str) -> Standing:
         if name == LIMIT:

@@ -1,4 +1,4 @@
-"""Bench's end of the line protocol: starts each contestant as a process, and requests measurements from it."""
+"""The benches' end of the line protocol: starts each contestant as a process, and requests measurements from it."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parent
 PEERS: Final = ("ray", "rlinf", "monarch", "xoscar")
 SHARES: Final = {"rlinf": "ray"}
-"""Peers that live in another's environment."""
+"""Peers that share the environment of another peer."""
 
 PATIENCE: Final = 180.0
-"""Seconds that one work may take before its contestant is given up."""
+"""Seconds after which a piece of work, and its contestant, count as failed."""
 
 
 class ContestantError(RuntimeError):
-    """A contestant could not be started, failed at a work, or took too long."""
+    """A contestant could not be started, failed at its work, or took too long."""
 
 
 class Contestant:
-    """A process that does works one at a time.
+    """A process that does measurements one at a time.
 
     Args:
-        name: shown in errors.
-        script: of ``benches/contestants``.
-        python: the interpreter of its environment.
-        launch: what the command begins with, in place of the interpreter alone.
-        checkout: whose ``rlinf_async`` and ``rlinf_launcher`` it imports; None for this one's.
+        name: name for errors.
+        script: file in ``benches/contestants``.
+        python: interpreter of its environment.
+        launch: first words of the command, in place of the interpreter alone.
+        checkout: checkout whose ``rlinf_async`` and ``rlinf_launcher`` it imports; None for this one.
 
     Example:
         with ours("--nodes", "2") as contestant:
@@ -69,7 +69,7 @@ class Contestant:
             stderr=self._log,
             text=True,
             env=environment,
-            cwd=checkout,  # the daemons of an early version find their packages there, and not by PYTHONPATH
+            cwd=checkout,  # daemons of an early version find their packages there, not by PYTHONPATH
             start_new_session=True,
         )
 
@@ -83,10 +83,10 @@ class Contestant:
         self.close(at_once=error is not None)
 
     def ask(self, work: str, **arguments: Any) -> Any:
-        """Has a work done and returns its samples.
+        """Request a measurement and return its samples.
 
         Raises:
-            ContestantError: with what the contestant said last.
+            ContestantError: it failed; the message has the contestant's last output.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -109,10 +109,10 @@ class Contestant:
         return answer["samples"]
 
     def close(self, *, at_once: bool = False) -> None:
-        """Ends the process in order, or after a while by force.
+        """Stop the process in order, or by force after a while.
 
         Args:
-            at_once: it may be in the middle of a work, the end of which nobody waits for.
+            at_once: True if it may be in the middle of work that nobody waits for.
         """
         assert self._process.stdin is not None
         try:
@@ -127,14 +127,14 @@ class Contestant:
             self._kill()
             assert self._process.stdout is not None
             self._process.stdout.close()
-            with suppress(BrokenPipeError):  # of an order that was not taken
+            with suppress(BrokenPipeError):  # from a request that it has not read
                 self._process.stdin.close()
             self._log.close()
             if self._packages is not None:
                 self._packages.cleanup()
 
     def _kill(self) -> None:
-        """Whatever is left of its session, children included."""
+        """Kill what is left of its session, including child processes."""
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -152,7 +152,7 @@ class Contestant:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """In here SIGTERM ends the bench as Ctrl-C does: with its contestants."""
+    """Context manager: SIGTERM ends the bench with its contestants, as Ctrl-C does."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         yield
@@ -161,7 +161,7 @@ def ended_in_order() -> Iterator[None]:
 
 
 def _link_packages(folder: Path, checkout: Path) -> Path:
-    """Make a folder in which a checkout's packages have the names that they have where it is installed."""
+    """Make a folder in which a checkout's packages have their installed names."""
     for name, place in (("rlinf_async", "rlinf_async"), ("rlinf_launcher", "launcher")):
         (folder / name).symlink_to(checkout / place)
     return folder
@@ -179,10 +179,10 @@ def limits(*args: str, launch: Sequence[str] | None = None) -> Contestant:
 
 
 def peer(name: str, peers_dir: Path, *args: str, kind: str = "peer") -> Contestant:
-    """A peer in the environment of its own that benches/README.md says how to make.
+    """Start a peer in its own environment; benches/README.md says how to create that.
 
     Args:
-        kind: "peer" for calls, "exchange" for data between workers.
+        kind: ``"peer"`` for calls, ``"exchange"`` for data between workers.
 
     Raises:
         ContestantError: there is no such environment.

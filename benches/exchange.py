@@ -28,18 +28,18 @@ def in_words(size: int) -> str:
 
 
 def up_to(sizes: Sequence[int], quick: bool) -> list[int]:
-    """The sizes to measure: a quick run leaves the largest ones out."""
+    """Return the sizes to measure: a quick run leaves out the largest ones."""
     return [size for size in sizes if not quick or size <= 64 * MEBI]
 
 
 def copies(size: int, *, read: bool = False) -> Job:
-    """The limit of a row of tensors: copies of 64 MiB at least; smaller ones stay in some processors' caches."""
+    """Return the limit for a row of tensors: copies of at least 64 MiB, which do not fit into a CPU's cache."""
     size = max(size, 64 * MEBI)
     return "copy", {"size": size, "count": max(1, 128 * MEBI // size), "read": read}
 
 
 def start(name: str, options: Options, workers: int, *flags: str) -> Standing:
-    """Ours, a peer, or the limits, on this machine."""
+    """Start ours, a peer, or the limits, on this machine."""
     if name == LIMIT:
         return Standing(contestant.limits)
     opening: Job = ("start", {"workers": workers})
@@ -51,13 +51,13 @@ def start(name: str, options: Options, workers: int, *flags: str) -> Standing:
 
 
 def start_nodes(name: str, options: Options, workers: int) -> Standing:
-    """Ours on two nodes that this machine plays, the first worker on one and the others on the other; or the limits."""
+    """Start ours on two nodes of this machine (the first worker on one, the others on the other), or the limits."""
     flags = ("--num-nodes", "2", "--local-nodes", "2") if name in VERSIONS else ()
     return start(name, options, workers, *flags)
 
 
 def run(measurements: Sequence[Measurement], starting: Callable[[str], Standing], options: Options) -> None:
-    """Measures what is wanted of these and prints the rows."""
+    """Measure the wanted cases and print the rows."""
     wanted = [each for each in measurements if options.wants(each.case.name)]
     if wanted:
         session.print_rows(wanted, session.beside_each_peer(wanted, starting, options), options)
@@ -67,10 +67,10 @@ class Hosts:
     """Hosts that are network namespaces of this machine, each with an sshd; see ``tests/_support/fake_hosts.py``.
 
     Args:
-        rate: of the first one's network, out of it, as ``tc`` reads it; by default whatever the machine can do.
+        rate: bandwidth of the first host's outgoing network, as ``tc`` reads it; by default unlimited.
 
     Raises:
-        RuntimeError: this machine cannot have them, and why.
+        RuntimeError: this machine cannot have such hosts; the message says why.
     """
 
     def __init__(self, options: Options, count: int = 2, rate: str | None = None) -> None:
@@ -95,9 +95,9 @@ class Hosts:
         self._hosts.__exit__(None, None, None)
 
     def start(self, name: str, opening: Job, script: str = "exchange_ours.py") -> Standing:
-        """Ours over all hosts, launched as users do; or the limits between the first two."""
+        """Start ours over all hosts, launched as users do; or the limits between the first two."""
         if name == LIMIT:
-            # in the hosts' networks only: from within one host the processes of another cannot be seen
+            # The peers run in the hosts' networks only: one host cannot see the processes of another.
             near, far = self._hosts[0], self._hosts[1]
             place = [near.address, far.address, "nsenter", f"--net={far.network}"]
             launch = ["nsenter", f"--net={near.network}", sys.executable]

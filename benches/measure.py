@@ -1,4 +1,4 @@
-"""Turns samples into result rows: medians, ratios within a round, targets, and a line of JSON per case."""
+"""Converts samples into result rows: medians, ratios within a round, targets, and a line of JSON per case."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any, Final
 
 OURS: Final = "rlinf_async"
 AGAINST: Final = "against"
-"""Ours as another checkout has it."""
+"""Name of our framework in another checkout."""
 VERSIONS: Final = (OURS, AGAINST)
 LIMIT: Final = "limit"
 BEST: Final = "best peer"
 ITSELF: Final = "itself"
 
 Round = Mapping[str, Sequence[float]]
-"""What one round measured: samples by contestant.  One that took no part is missing; one that failed has none."""
+"""Samples of one round by contestant. A contestant that took no part is missing; one that failed has no samples."""
 
 
 def percentile(samples: Sequence[float], rank: float) -> float:
-    """The smallest sample that is not below ``rank`` per cent of them.
+    """Return the smallest sample that is not below ``rank`` per cent of the samples.
 
     Raises:
         ValueError: there are no samples.
@@ -34,14 +34,14 @@ def percentile(samples: Sequence[float], rank: float) -> float:
 
 
 def alternate(count: int, measures: Mapping[str, Callable[[], Sequence[float]]], *, warm_up: bool) -> list[Round]:
-    """Measures every contestant in every round; each round goes through them the other way round.
+    """Measure every contestant in every round, in alternating order.
 
-    What changes on the machine meanwhile then falls on all of them alike.
+    Changes in the machine's load then affect all contestants alike.
 
     Args:
-        count: rounds that are kept.
-        measures: by contestant, what gives its samples of one round.
-        warm_up: a first round is thrown away.
+        count: number of rounds to keep.
+        measures: function that returns the samples of one round, by contestant.
+        warm_up: True to discard a first round.
     """
     rounds: list[Round] = []
     for index in range(-1 if warm_up else 0, count):
@@ -54,13 +54,13 @@ def alternate(count: int, measures: Mapping[str, Callable[[], Sequence[float]]],
 
 @dataclass(frozen=True)
 class Target:
-    """A bound on the ratio of ours to another's: ``Target(0.8, "xoscar")`` is "at most 0.8 of xoscar's".
+    """A bound on a ratio to ours: ``Target(0.8, "xoscar")`` means "at most 0.8 of xoscar's".
 
     Args:
         factor: the bound.
-        of: a peer's name, that of something beside, ``LIMIT``, ``BEST`` for the peer that did best, or ``ITSELF`` for a
-            bound on ours as it is measured.
-        at_least: for rates, where more is better.
+        of: name of a peer or of a measurement beside, ``LIMIT``, ``BEST`` for the best peer, or ``ITSELF`` for a bound
+            on our value itself.
+        at_least: True for rates, where more is better.
     """
 
     factor: float
@@ -72,7 +72,7 @@ class Target:
         return bound if self.of == ITSELF else f"{bound} x {self.of}"
 
     def met(self, ratios: Mapping[str, float]) -> bool | None:
-        """Whether the ratios of ours to the others' keep the bound; None where the other was not measured."""
+        """True if our ratios to the other's keep the bound; None if the other was not measured."""
         if self.of == BEST:
             peers = [ratio for name, ratio in ratios.items() if name not in (LIMIT, ITSELF, AGAINST)]
             ratio = (min(peers) if self.at_least else max(peers)) if peers else None
@@ -85,18 +85,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """One row before it is measured.
+    """Description of a row to measure.
 
     Args:
-        bench: the bench it belongs to.
-        name: what is measured.
-        unit: of the printed values.
-        scale: printed value per measured one; ``1e6`` for microseconds out of seconds.
-        more_is_better: a rate.
-        limit: what the machine itself can do, in words; None where nothing is known.
-        beside: other things that the machine can do, in words, by the names of what measures them.
-        targets: all of them must hold.
-        note: what a reader must know of the comparison.
+        bench: name of the bench.
+        name: name of the quantity.
+        unit: unit of the printed values.
+        scale: factor from a measured to a printed value; ``1e6`` for microseconds from seconds.
+        more_is_better: True for rates.
+        limit: description of the machine's own limit; None if unknown.
+        beside: descriptions of other limits of the machine, by name of their measurement.
+        targets: bounds that must all hold.
+        note: remarks for the reader of the comparison.
     """
 
     bench: str
@@ -110,9 +110,9 @@ class Case:
     note: str | None = None
 
     def row(self, rounds: Sequence[Round]) -> dict[str, Any]:
-        """The row: a median of every contestant's round medians, and ratios that compare within each round.
+        """Return the row: the median of every contestant's round medians, and ratios that compare within each round.
 
-        A contestant that failed in some round is left out, and compared in those rounds in which it took part.
+        A contestant that failed in some rounds is compared in the others only.
 
         Raises:
             ValueError: ours was not measured.
@@ -171,7 +171,7 @@ class Case:
 
 
 def all_of(verdicts: Iterable[bool | None]) -> bool | None:
-    """Whether every verdict that there is is true; None where there is none."""
+    """True if all known verdicts are true; None if there is none."""
     known = [verdict for verdict in verdicts if verdict is not None]
     return all(known) if known else None
 
@@ -185,5 +185,5 @@ def _median(rounds: Sequence[Round], name: str) -> float:
 
 
 def _rounded(value: float) -> float:
-    """Four digits: more would be noise."""
+    """Format with four digits: more would be noise."""
     return float(f"{value:.4g}")

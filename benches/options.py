@@ -1,4 +1,4 @@
-"""The flags that the benches share."""
+"""Command-line options that all benches share."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .contestant import HERE, PEERS
 from .measure import AGAINST
 
 PAIRS: Final = 20
-"""Rounds in which two versions are compared, at least: their median tells 5 % from what the machine does meanwhile."""
+"""Fewest rounds for a comparison of two versions: their median resolves 5 % despite other load on the machine."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Values of the flags that all benches share.
+    """Values of the options that all benches share.
 
     Args:
-        peers: names of the peers to measure beside ours.
-        peers_dir: where their environments are.
-        rounds: how often everything is measured.
-        quick: a smoke run of seconds, whose figures mean little.
-        loop: the event loop of our driver.
+        peers: names of the peers to measure.
+        peers_dir: folder of their environments.
+        rounds: number of rounds.
+        quick: True for a smoke run of seconds, whose figures mean little.
+        loop: event loop of our driver.
         only: parts of the names of the cases to measure; empty for all.
-        against: a checkout of another version, which is measured as a peer is.
+        against: checkout of another version to measure like a peer.
     """
 
     peers: tuple[str, ...]
@@ -41,11 +41,11 @@ class Options:
         return not self.only or any(part in case for part in self.only)
 
     def beside(self, *peers: str) -> Options:
-        """The same, but with no other peers than these and another version, where they are wanted."""
+        """Return the same options with only these peers and, if wanted, another version."""
         return replace(self, peers=tuple(peer for peer in self.peers if peer in (*peers, AGAINST)))
 
     def checkout(self, name: str) -> Path | None:
-        """Return the checkout that this contestant's package is in; None for the bench's own."""
+        """Return the checkout with this contestant's package; None for the bench's own."""
         return self.against if name == AGAINST else None
 
 

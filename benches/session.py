@@ -1,4 +1,4 @@
-"""Runs measurements on long-lived contestants, started on first use and again after a failure; prints the rows."""
+"""Runner of measurements on long-lived contestants, started on first use and again after a failure; prints the rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .measure import AGAINST, LIMIT, OURS, Case, Round
 from .options import Options
 
 Job = tuple[str, Mapping[str, Any]]
-"""A work and its arguments."""
+"""Name and arguments of a measurement."""
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """A case, the work that measures it, and the works that measure what the machine itself can do.
+    """A case, its measurement, and measurements of the machine's own limits.
 
     Args:
         case: the row.
-        work: asked of ours and of the peers.
-        arguments: of the work; ``count`` says how often.
-        limit: asked of the limits.
-        beside: further works of the limits, by the names that the case has for them.
-        peers: those that can do the work.
-        peer_count: a peer's ``count``, where peers are too slow for ours.
+        work: measurement of ours and of the peers.
+        arguments: arguments of the measurement; ``count`` is the number of repetitions.
+        limit: measurement of the limit.
+        beside: further measurements of limits, by the names that the case has for them.
+        peers: names of the peers that support the measurement.
+        peer_count: value of ``count`` for peers, if they are too slow for ours.
     """
 
     case: Case
@@ -42,7 +42,7 @@ class Measurement:
     peer_count: int | None = None
 
     def job(self, who: str) -> tuple[str, Job] | None:
-        """Which contestant is asked for the samples of ``who``, and for what; None where it takes no part."""
+        """Return the contestant and the measurement that give the samples of ``who``; None if it takes no part."""
         if who == LIMIT:
             return None if self.limit is None else (LIMIT, self.limit)
         if who in self.beside:
@@ -56,11 +56,11 @@ class Measurement:
 
 
 class Standing:
-    """A contestant that is started when it is first needed, and anew after a work at which it failed.
+    """A contestant that starts on first use, and again after a failure.
 
     Args:
-        start: starts its process.
-        opening: the work that it begins with, if there is one.
+        start: function that starts its process.
+        opening: measurement to begin with, if any.
     """
 
     def __init__(self, start: Callable[[], Contestant], opening: Job | None = None) -> None:
@@ -76,10 +76,10 @@ class Standing:
         self.close(at_once=error is not None)
 
     def ask(self, work: str, **arguments: Any) -> Any:
-        """Has a work done and returns its samples.
+        """Request a measurement and return its samples.
 
         Raises:
-            ContestantError: it failed; or it could not be started, now or before: that is not tried twice.
+            ContestantError: it failed, or could not be started, now or earlier; the start is not tried twice.
         """
         if self._lost is not None:
             raise self._lost
@@ -112,7 +112,7 @@ class Standing:
 def run(
     measurements: Iterable[Measurement], standing: Mapping[str, Standing], options: Options
 ) -> dict[str, list[Round]]:
-    """Measures everything; rounds by case."""
+    """Measure everything; return rounds by case."""
     return {
         measurement.case.name: measure.alternate(
             options.rounds, _measures(measurement, standing), warm_up=not options.quick
@@ -122,7 +122,7 @@ def run(
 
 
 def _measures(measurement: Measurement, standing: Mapping[str, Standing]) -> dict[str, Callable[[], Sequence[float]]]:
-    """Those that can do it, which a try with few shows."""
+    """Return the contestants that support the measurement, as a short trial shows."""
     found: dict[str, Callable[[], Sequence[float]]] = {}
     for who in (*standing, *measurement.beside):
         job = measurement.job(who)
@@ -136,7 +136,7 @@ def _measures(measurement: Measurement, standing: Mapping[str, Standing]) -> dic
 
 
 def samples(name: str, standing: Standing, work: str, arguments: Mapping[str, Any]) -> Sequence[float]:
-    """What a contestant measured; nothing of a peer that failed.
+    """Return a contestant's samples; none for a peer that failed.
 
     Raises:
         ContestantError: ours or the limits failed.
@@ -154,10 +154,10 @@ def samples(name: str, standing: Standing, work: str, arguments: Mapping[str, An
 def beside_each_peer(
     measurements: Sequence[Measurement], start: Callable[[str], Standing], options: Options
 ) -> dict[str, list[Round]]:
-    """One session per peer, or one with none: another peer, though idle, would take its share of the machine.
+    """Run one session per peer, or one without: another peer would take CPU time even while idle.
 
     Args:
-        start: by name, ``OURS`` and ``LIMIT`` included.
+        start: function that starts each contestant, by name, including ``OURS`` and ``LIMIT``.
     """
     rounds: dict[str, list[Round]] = {measurement.case.name: [] for measurement in measurements}
     for peer in options.peers or [None]:

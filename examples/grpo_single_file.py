@@ -23,13 +23,13 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, follow,
 class Config:
     seed: int = 0
     samplers: int = 2  # processes that answer prompts
-    digits: int = 5  # of a prompt, and of its answer
-    prompts: int = 16  # of each sampler, for one update
-    group: int = 16  # answers to each prompt, two at least: they are compared with each other
+    digits: int = 5  # digits in a prompt, and in its answer
+    prompts: int = 16  # prompts of each sampler per update
+    group: int = 16  # answers per prompt; at least two, because they are compared with each other
     updates: int = 300
-    minibatch: int = 256  # answers
+    minibatch: int = 256  # answers per optimiser step
     width: int = 64  # of the language model
-    lr: float = 2e-3  # at first; falls to nothing
+    lr: float = 2e-3  # initial value; decays to zero
     clip_low: float = 0.2
     clip_high: float = 0.28
 
@@ -44,26 +44,26 @@ class LanguageModel(nn.Module):
         self.logits = nn.Linear(cfg.width, 10)
 
     def forward(self, tokens: Tensor) -> Categorical:
-        """``[batch, length]`` → the digit that follows, at each place from the end of the prompt on."""
+        """``[batch, length]`` → logits of the next digit, at each position from the end of the prompt on."""
         past = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         hidden = self.layers(self.token(tokens) + self.place.weight[: tokens.shape[1]], mask=past, is_causal=True)
         return Categorical(logits=self.logits(hidden[:, self.digits :]))
 
     def log_probability(self, tokens: Tensor) -> Tensor:
-        """``[batch, 2 * digits + 1]`` → ``[batch, digits]``, of each digit of the answers."""
+        """``[batch, 2 * digits + 1]`` → ``[batch, digits]``, the log-probability of each digit of the answers."""
         return self(tokens[:, :-1]).log_prob(tokens[:, self.digits + 1 :])
 
 
 class Sampler(Worker):
     async def sample(self, cfg: Config, answers: Channel) -> float:
-        """Answers prompts with each version of the weights.  Returns the share of right answers in the last 10."""
+        """Answer prompts with each version of the weights. Return the share of right answers in the last 10."""
         torch.set_num_threads(1)
         torch.manual_seed(1000 * cfg.seed + 1 + self._rank)
         model, right = LanguageModel(cfg), []
         async with follow(model, of="trainer") as weights:
             for version in range(1, cfg.updates + 1):
                 await weights.wait_version(version)
-                async with weights.reading():  # no update comes in between
+                async with weights.reading():  # no weights change within this block
                     batch = self.answer(model, cfg)
                 await answers.put(batch, key=self._rank)
                 right.append((batch["reward"] == 1).float().mean().item())
@@ -73,7 +73,7 @@ class Sampler(Worker):
 
     @torch.no_grad()
     def answer(self, model: LanguageModel, cfg: Config) -> dict[str, Tensor]:
-        """Groups of answers to new prompts, judged: the verifier knows how to sort, the model does not."""
+        """Return groups of answers to new prompts, with rewards: the verifier knows how to sort, the model does not."""
         prompts = torch.randint(10, (cfg.prompts, cfg.digits)).repeat_interleave(cfg.group, dim=0)
         tokens = nn.functional.pad(prompts, (0, 1), value=10)  # the token ">"
         for _ in range(cfg.digits):
@@ -87,7 +87,7 @@ class Sampler(Worker):
 
 class Trainer(Worker):
     async def train(self, cfg: Config, answers: Channel) -> None:
-        """Publishes version after version of the weights, and makes likelier what is better than its group."""
+        """Publish version after version of the weights, and reinforce the answers that beat their group's mean."""
         torch.set_num_threads(1)
         torch.manual_seed(1000 * cfg.seed)
         model = LanguageModel(cfg)

@@ -24,12 +24,12 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, follow,
 class Config:
     seed: int = 0
     workers: int = 2  # rollout processes
-    envs: int = 8  # simulators in each of them
-    steps: int = 128  # of each simulator, for one update
+    envs: int = 8  # simulators per worker
+    steps: int = 128  # steps of each simulator per update
     updates: int = 80
     epochs: int = 6  # passes over the experience of an update
     minibatch: int = 256
-    lr: float = 1e-3  # at first; falls to nothing
+    lr: float = 1e-3  # initial value; decays to zero
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip: float = 0.2
@@ -44,7 +44,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def with_advantages(self, cfg: Config, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Generalised advantage estimation; the valid steps.  An episode that was cut off would have had a future."""
+        """Return generalised advantages and valid steps. Truncated episodes keep the value of their last state."""
         value, next_value = (self.value(batch[name])[..., 0] for name in ("seen", "next"))
         advantage = batch["reward"] + cfg.gamma * next_value * ~batch["terminated"] - value
         for step in reversed(range(cfg.steps - 1)):
@@ -63,7 +63,7 @@ class Policy(nn.Module):
 
 class Rollout(Worker):
     async def collect(self, cfg: Config, rollouts: Channel) -> float:
-        """One rollout with each version of the weights.  Returns the mean return of the last 20 episodes."""
+        """Make one rollout with each version of the weights. Return the mean return of the last 20 episodes."""
         torch.set_num_threads(1)
         torch.manual_seed(1000 * cfg.seed + 1 + self._rank)
         policy, envs = Policy(), RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", cfg.envs), buffer_length=20)
@@ -71,7 +71,7 @@ class Rollout(Worker):
         async with follow(policy, of="learner") as weights:
             for version in range(1, cfg.updates + 1):
                 await weights.wait_version(version)
-                async with weights.reading():  # no update comes in between
+                async with weights.reading():  # no weights change within this block
                     rollout = self.roll_out(policy, envs, cfg.steps)
                 await rollouts.put(rollout, key=self._rank)
                 if version % 10 == 0:
@@ -80,7 +80,7 @@ class Rollout(Worker):
 
     @torch.no_grad()
     def roll_out(self, policy: Policy, envs: RecordEpisodeStatistics, steps: int) -> dict[str, Tensor]:
-        """``[steps, envs, ...]`` of everything.  The step after an episode's last only resets: it is not valid."""
+        """Return ``[steps, envs, ...]`` of everything. The step after an episode's end only resets and is not valid."""
         rollout = []
         for _ in range(steps):
             chosen = Categorical(logits=policy.logits(torch.from_numpy(self.seen)))
@@ -95,7 +95,7 @@ class Rollout(Worker):
 
 class Learner(Worker):
     async def train(self, cfg: Config, rollouts: Channel) -> None:
-        """Publishes version after version of the weights, and learns from what each has done."""
+        """Publish version after version of the weights, and learn from the rollouts of each."""
         torch.set_num_threads(1)
         torch.manual_seed(1000 * cfg.seed)
         policy = Policy()

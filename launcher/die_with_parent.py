@@ -2,7 +2,7 @@
 
     python -I -S die_with_parent.py PARENT PROGRAM [ARGUMENT ...]
 
-The kernel keeps the parent-death signal across exec, so the user's program needs no line of ours in it.
+The parent-death signal survives exec, so the user's program itself needs no change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # the parent died before prctl: its death sends no signal
         sys.exit(1)
     try:
         os.execv(program[0], program)

@@ -18,8 +18,8 @@ _KILL_TIMEOUT_S: Final = 2.0
 class Driver:
     """The running script.
 
-    In the foreground of a terminal it stays in our process group, so that it can read from the terminal; Ctrl-C
-    reaches it from there.  Elsewhere it has a group of its own, and hears of Ctrl-C through ``interrupt``.
+    In the foreground of a terminal it stays in the launcher's process group, so that it can read from the terminal, and
+    Ctrl-C reaches it from there.  Elsewhere it has a group of its own, and ``interrupt`` forwards Ctrl-C.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -38,27 +38,27 @@ class Driver:
         return self._process.pid
 
     async def wait(self) -> int:
-        """The exit code, as a shell has it: 128 + n for signal n."""
+        """Wait for the end; return the exit code as a shell does: 128 + n for signal n."""
         await self._exited.wait()
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
     def interrupt(self, number: int) -> None:
-        """Passes on, as SIGINT, what told us to end; not the SIGINT that the terminal has sent to the script too."""
+        """Forward a signal as SIGINT, except a SIGINT that the terminal has sent to the script as well."""
         if not (self._shares_terminal and number == signal.SIGINT) and not self._exited.is_set():
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """SIGKILL for the script."""
-        # Not for its group, in which trackers of shared memory are: ``Orphans`` ends what it leaves, and these last.
+        """Send SIGKILL to the script."""
+        # Not to its group, which contains trackers of shared memory: ``Orphans`` kills the rest, and trackers last.
         # tests/test_orphans.py::test_a_second_signal_ends_at_once_a_script_that_ignores_the_first
         if not self._exited.is_set():
             self._process.kill()
 
     async def close(self) -> None:
-        """Kills the script where it still runs, and waits until it has ended."""
+        """Kill the script if it runs, and wait for its end."""
         self.kill()
-        with suppress(TimeoutError):  # a process that hangs in the kernel must not hold us
+        with suppress(TimeoutError):  # a process that hangs in the kernel must not block the launcher
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await self._exited.wait()
 

@@ -28,7 +28,7 @@ from .options import Options
 from .orphans import Orphans
 from .remote.archive import Archive, pack
 from .remote.host_check import HostCheck
-from .remote.plan import Node, driver_python
+from .remote.plan import PlannedNode, driver_python
 from .report import Report
 
 if TYPE_CHECKING:
@@ -36,17 +36,13 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 
-_SCRIPT_GRACE_S: Final = 2.5
-"""Of the five seconds after Ctrl-C, what the script has."""
+_SCRIPT_GRACE_S: Final = 2.5  # seconds for the script after Ctrl-C, a part of the five seconds for everything
 _ALL_GRACE_S: Final = 4.0
-_OWN_REPORT_S: Final = 0.5
-"""For what its own lifeline has to say about the loss of a node that another node reports."""
-_CUT_TIMEOUT_S: Final = 1.5
-"""For what has nothing to end in order, or shall not."""
+_OWN_REPORT_S: Final = 0.5  # seconds to wait for a node's own lifeline to explain a loss that another node reports
+_CUT_TIMEOUT_S: Final = 1.5  # seconds for processes that have nothing to end in order, or must not
 _BUNDLE_TIMEOUT_S: Final = 3.0
-"""For the bundle of a run that has failed."""
 _VERDICT_TIMEOUT_S: Final = 8.0
-"""For the bundle of a run that stands still, maybe: its processes are asked twice, silent ones for a second each."""
+"""Seconds for the bundle of a run that may be stuck: its processes are asked twice, silent ones for a second each."""
 
 
 def fresh_run_id() -> str:
@@ -54,19 +50,19 @@ def fresh_run_id() -> str:
 
 
 class Job:
-    """The nodes of a run; inside the ``async with`` they are ready.
+    """The nodes of a run; inside the ``async with`` block they are ready.
 
-    ``interrupt`` and ``kill`` are what a first and a second Ctrl-C do; they may be called at any time.
+    ``interrupt`` and ``kill`` are the reactions to a first and a second Ctrl-C; both may be called at any time.
 
     Args:
-        nodes: as `rlinf_launcher.remote.plan.plan` makes them.
+        nodes: as `rlinf_launcher.remote.plan.plan` returns them.
         exported: variables for every node.
-        environ: ours; the script inherits it.
+        environ: the launcher's environment, which the script inherits.
     """
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: Sequence[PlannedNode],
         options: Options,
         exported: Mapping[str, str],
         environ: Mapping[str, str],
@@ -75,7 +71,7 @@ class Job:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
         self.unobserved: list[str] = []
-        """What failed without the script's noticing, once the nodes are down."""
+        """Failures that the script has not noticed; complete once the nodes have ended."""
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -91,7 +87,6 @@ class Job:
         self._going: set[int] = set()
         self._peers: list[dict[str, Any]] = []
         self._watchers: dict[int, asyncio.Task[None]] = {}
-        """By rank."""
         self._lost: set[int] = set()
         self._shown: set[int] = set()
         self._driver: Driver | None = None
@@ -102,11 +97,11 @@ class Job:
         return self._inspection.lifelines
 
     async def __aenter__(self) -> Job:
-        """Starts everything.
+        """Start all nodes.
 
         Raises:
-            LaunchError: lists every node that failed; the others have been taken down again.
-            ConfigError: the folder to ship cannot be read.
+            LaunchError: lists every node that failed; the others have been stopped.
+            ConfigError: the folder of ``--sync`` cannot be read.
         """
         self._main = asyncio.current_task()
         self._phase = "starting"
@@ -124,7 +119,7 @@ class Job:
         await self._stop()
 
     async def run_script(self) -> int:
-        """Runs the script to its end; its exit code, 128 + n for signal n."""
+        """Run the script to its end; return its exit code, 128 + n for signal n."""
         environ = {**self._environ, **self._exported, "RLINF_RUN_ID": self.run_id}
         environ["RLINF_NODE_SOCKET"] = self._here["socket"]
         if self._options.trace is not None:
@@ -151,11 +146,11 @@ class Job:
             await self._driver.close()
 
     async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
-        """Keeps all that is known of the run in one file beside its logs, and says where; within seconds.
+        """Write everything known of the run into one file beside its logs, and report the path; takes seconds.
 
-        The nodes that are still there are asked; of a run that has ended there is what this machine has.
+        Live nodes are asked; of an ended run, the bundle has only this machine's files.
         """
-        from .control.run_bundle import keep_bundle  # a run that ends well needs none of it
+        from .control.run_bundle import keep_bundle  # imported late: a successful run needs no bundle
         from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:
@@ -167,12 +162,12 @@ class Job:
                 missing = (await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)).missing
         except TimeoutError:
             self._report.warn("there is no bundle of the run: it was not written in time")
-        except Exception as error:  # whatever it is, the run ends as it would have
+        except Exception as error:  # an error in the bundle must not change the end of the run
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
             self._report.bundle(path)
             if not wants_verdict:
-                missing.pop(VERDICT)  # nothing that more time would bring
+                missing.pop(VERDICT)  # only a stuck run needs one; more time would not bring it
             for name, reason in list(missing.items())[:1]:
                 more = f", and {len(missing) - 1} more (rlinf-ctl bundle has more time)" if len(missing) > 1 else ""
                 self._report.warn(f"missing in the bundle: {name}: {reason}{more}")
@@ -180,7 +175,7 @@ class Job:
             self._bundling = None
 
     def _local_run(self) -> LocalRun | None:
-        """This machine's part of the run; None where nothing was started, or its logs end with the run."""
+        """Return this machine's part of the run; None if nothing was started, or its logs end with the run."""
         from .control.run_places import LocalRun
 
         here = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
@@ -196,7 +191,7 @@ class Job:
         self.interrupt(signal.SIGTERM)
 
     def expire(self) -> None:
-        """The run has had its time: everything ends in order, once it is known what it was at."""
+        """End everything in order because of ``--timeout``, after a bundle has recorded the state of the run."""
         self.was_interrupted = True
         if self._phase == "running":
             self._has_expired.set()
@@ -204,11 +199,11 @@ class Job:
             self.interrupt(signal.SIGTERM)
 
     def interrupt(self, number: int) -> None:
-        """Everything ends in order, within five seconds; ``number`` is the signal that said so, or would have."""
+        """End everything in order within five seconds; ``number`` is the signal to imitate for the script."""
         self.was_interrupted = True
         loop = asyncio.get_running_loop()
         self._end_by = loop.time() + _ALL_GRACE_S
-        self._give_up_bundle()
+        self._abandon_bundle()
         if self._phase == "starting":
             assert self._main is not None
             self._main.cancel()
@@ -217,20 +212,20 @@ class Job:
             loop.call_later(_SCRIPT_GRACE_S, self._driver.kill)
 
     def kill(self) -> None:
-        """Everything ends at once."""
+        """End everything at once."""
         self.was_interrupted = True
         self._end_at_once.set()
-        self._give_up_bundle()
+        self._abandon_bundle()
         if self._driver is not None:
             self._driver.kill()
 
-    def _give_up_bundle(self) -> None:
+    def _abandon_bundle(self) -> None:
         if self._bundling is not None:
             self._bundling.reschedule(asyncio.get_running_loop().time())
 
     @property
     def _here(self) -> Mapping[str, Any]:
-        """The first node on this machine, whose daemon the script speaks to."""
+        """Facts of the first node on this machine, whose daemon serves the script."""
         rank = next(node.rank for node in self._nodes if node.is_here)
         return self._peers[rank]
 
@@ -248,7 +243,7 @@ class Job:
         configs = self._configs()
         for node in self._nodes:
             self._going.add(node.rank)
-            await self._go(node)
+            await self._start_daemon(node)
 
         def progress(rank: int, state: str, told: Mapping[str, Any]) -> None:
             columns: dict[str, str | float] = {}
@@ -266,11 +261,10 @@ class Job:
         for note, name in {peer["note"]: peer["name"] for peer in reversed(self._peers) if peer["note"]}.items():
             self._report.warn(f"{name}: {note}")
         if (logs := self._here["log_dir"]) not in ("", self._expected_logs()) and not self._here["note"]:
-            self._report.note(f"logs in {logs}")  # a prologue or -e has named another $TMPDIR
+            self._report.note(f"logs in {logs}")  # a prologue or -e has set another $TMPDIR
         self._report.ready(self._shape())
 
     def _expected_logs(self) -> str:
-        """The directory of this machine's logs, as far as that is known before its daemon is there."""
         return str(self._options.log_dir or usual_log_parent(Path(tempfile.gettempdir())) / self.run_id)
 
     async def _pack(self) -> Archive | None:
@@ -283,8 +277,7 @@ class Job:
         self._report.note(f"--sync ships {folder}: {archive.files} files, {len(archive.data) / 1e6:.1f} MB compressed")
         return archive
 
-    async def _go(self, node: Node) -> None:
-        """Turns a preflight into the daemon."""
+    async def _start_daemon(self, node: PlannedNode) -> None:
         answer = self._inspection.answers[node.rank]
         order = {
             "op": "go",
@@ -297,7 +290,7 @@ class Job:
         options, binds = self._options, self._inspection.binds()
         authority = None
         if len(self._nodes) > 1:
-            from rlinf_async._wire.credentials import RunAuthority  # a slow import, and a lone node needs none
+            from rlinf_async._wire.credentials import RunAuthority  # imported late: slow, and not for a single node
 
             authority = RunAuthority(self.run_id)
         configs = []
@@ -333,23 +326,22 @@ class Job:
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        cpus = {}  # by machine: its nodes share them
+        cpus = {}  # by machine, because its nodes share them
         for node, peer in zip(self._nodes, self._peers, strict=True):
             if not node.hidden:
                 cpus["" if node.is_here else node.host.identity] = peer["facts"].get("cpus", 0)
         return {"node": len(visible), "GPU": gpus, "CPU": sum(cpus.values())}
 
     async def _watch(self, rank: int) -> None:
-        """Shows what a node has to say while the script runs, to the node's end."""
         while True:
             try:
                 message = await self._lifelines[rank].receive(None)
             except LaunchError as error:
-                if rank in self._shown and self._phase != "stopping":  # now it is known how its process has ended
+                if rank in self._shown and self._phase != "stopping":  # the exit status explains the loss further
                     self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
                 self._count_own_loss(rank, error)
-                await self._end_far_side(rank)
+                await self._end_remote_daemon(rank)
                 return
             if message.get("event") == "node_lost":
                 await self._on_loss_reported(rank, int(message["node"]), str(message["reason"]))
@@ -366,15 +358,13 @@ class Job:
                 return
 
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
-        """A node has lost its link to another one: shows which of the two is lost, where that is known.
-
-        A node that is cut off, or was stopped for a while, takes all others for lost.  So it is the word of the
-        script's own node that counts, and that of a node's lifeline; what others say names the link only.
-        """
+        """Report the loss of a node, or of a link if the lost side is unknown."""
+        # A node that was cut off, or stopped for a while, takes all others for lost.  So only the script's own node and
+        # the lost node's lifeline are believed; reports of other nodes name the link only.
         is_own_word = reporter == self._here["node"]
-        if is_own_word:  # known from here on, whether or not it has been shown by the time that the script ends
+        if is_own_word:  # recorded at once, even if the script ends before the loss is shown
             self._lost.add(reported)
-        if reported in self._watchers:  # its own lifeline knows better why, and may be about to say it
+        if reported in self._watchers:  # its own lifeline knows the reason better, and may report it soon
             await asyncio.wait({self._watchers[reported]}, timeout=_OWN_REPORT_S)
         if is_own_word:
             self._show_loss(reported, reason)
@@ -383,15 +373,13 @@ class Job:
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
-        """Counts the end of the script's own node, unless it is in order (code 0) or by this side (a signal).
-
-        What the script has noticed of its failures stood with that daemon; and nothing of the run was left to it.
-        """
+        """Count the failure of the script's own node; not an orderly end (code 0) or one by this side (a signal)."""
+        # That daemon kept the failures that the script had not noticed, so they are lost with it.
         if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
-    async def _end_far_side(self, rank: int) -> None:
-        """Ends a node whose connection was killed, and which would not notice."""
+    async def _end_remote_daemon(self, rank: int) -> None:
+        """End a remote daemon that would not notice that its connection was killed."""
         command = self._nodes[rank].connector.end_command(self._inspection.answers[rank])
         if command and (self._lifelines[rank].exit_code or 0) < 0:
             ending = await Lifeline.start(command, name=self._nodes[rank].name)
@@ -425,7 +413,7 @@ class Job:
             self._report.close()
 
     async def _stop_nodes(self) -> None:
-        """In order: daemons are asked to end; whoever still waits to become one sees the end of its stdin."""
+        """Stop all nodes in order: daemons are asked to end; waiting preflights see the end of their stdin."""
         grace = settings.NODE_STOP_GRACE_S()
         left = grace if self._end_by is None else max(0.3, self._end_by - asyncio.get_running_loop().time())
         cut = grace if self._end_by is None else 1.0
@@ -441,29 +429,28 @@ class Job:
         )
 
     async def _cut_nodes(self) -> None:
-        """At once: every lifeline is cut, and whatever holds on to it is killed."""
+        """Cut every lifeline and kill the processes that still hold on to one."""
         await asyncio.gather(*(lifeline.close(_CUT_TIMEOUT_S) for lifeline in self._lifelines.values()))
 
     def _remove_run_dirs(self) -> None:
-        """What a killed daemon on this machine has left."""
         for rank, answer in self._inspection.answers.items():
             if self._nodes[rank].is_here and answer["run_dir"]:
                 shutil.rmtree(answer["run_dir"], ignore_errors=True)
 
 
 def script_command(options: Options) -> list[str]:
-    """The command line of the script."""
+    """Return the command line of the script."""
     assert options.script is not None
     target = ["-m", options.script] if options.module else [options.script]
     return [driver_python(options), *interpreter_flags(), *target, *options.args]
 
 
 def script_is_missing(options: Options) -> bool:
-    """Whether Python itself had better say so, before any node is started for nothing."""
+    """True if the script does not exist; then Python reports the error before any node is started."""
     is_file = options.script is not None and not options.module
-    return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # pathlib raises for a private folder
+    return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # Path.exists may raise
 
 
 def missing_script_text(options: Options) -> str:
-    """What a check or a preview says of it."""
+    """Return the error about a missing script for a check or a preview."""
     return f"script: there is no {options.script} here\nfix: check the path; it is seen from {Path.cwd()}"

@@ -13,16 +13,16 @@ class Options:
     """The user's settings of the launcher, by flag; None, or an empty value, for a flag that is not given.
 
     Attributes:
-        script, args: the script (or module, with ``module``) and what belongs to it.
-        hosts: ``--hosts`` as given; ``$RLINF_HOSTS`` is read by `rlinf_launcher.cli.allocation.find_hosts`.
+        script, args: the script (or module, with ``module``) and its arguments.
+        hosts: ``--hosts`` as given; `rlinf_launcher.cli.allocation.find_hosts` reads ``$RLINF_HOSTS``.
         sync: absolute path of the folder to ship.
         env: ``-e`` in order; None for a value takes it from the user's environment.
         prologue: shell commands that run on every host before its node.
         launcher: ``"ssh"``, ``"srun"`` or ``"auto"``, which chooses.
-        port_range: first and last port that may be listened on.
+        port_range: first and last port to listen on.
         start_timeout: seconds; None waits for ever.
         pdb: a rank whose method has raised waits for a debugger.
-        timeout: seconds that the whole run may take; None is without end.
+        timeout: seconds for the whole run; None for no limit.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
         show_placement: the configuration whose placement is shown; empty for the script's own.

@@ -1,4 +1,4 @@
-"""Kills the processes that the user's script leaves behind: adopted as a subreaper, recognised by the run's id."""
+"""Processes that the user's script leaves behind: adopted as a subreaper, recognised by the run's id, and killed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Final
 
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
+# The same values as in launcher/daemon/guardian.py.
 _TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S: Final = 3.0
-"""As in ``launcher/daemon/guardian.py``."""
 
 
 class Orphans:
-    """Adopts, as a subreaper, the processes that the script's leave behind in any session, and ends them with the run.
+    """Adopter, as a subreaper, of processes that the script leaves in any session; kills them at the end of the run.
 
-    Only what bears the run's id in its environment is ended, or has overwritten that, as setproctitle does.  Children
-    that we had before are not touched.
+    It kills processes with the run's id in their environment, and those that have overwritten it, as setproctitle does.
+    Children that the launcher had before are not touched.
     """
 
     def __init__(self, run: str) -> None:
@@ -32,7 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kills and reaps them, and what they leave in turn; trackers of shared memory last, if they do not end."""
+        """Kill and reap the orphans, and theirs in turn; trackers of shared memory come last, if they do not end."""
         while found := list(self._find()):
             others = [pid for pid in found if not _is_tracker(pid)]
             if not others:
@@ -42,8 +42,8 @@ class Orphans:
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
-                for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):  # as ``remove_cuda_files`` of the guardian
-                    with suppress(OSError):  # another user's, of a namespace with the same pid
+                for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):  # as the guardian's ``remove_cuda_files``
+                    with suppress(OSError):  # another user's file, of a pid namespace with the same number
                         path.unlink()
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
@@ -52,7 +52,7 @@ class Orphans:
             if pid in self._others:
                 continue
             variables = _environment(pid)
-            # An overwritten environment has no variables: nothing that this process starts itself is without.
+            # No variable at all means an overwritten environment: every process that the launcher starts has some.
             if self._mark in variables or _is_ending(pid) or not any(b"=" in variable for variable in variables):
                 yield pid
 
@@ -80,14 +80,13 @@ def _children() -> Iterator[int]:
 
 
 def _environment(pid: int) -> list[bytes]:
-    """Its entries; none where it has ended, or is about to."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return []
 
 
 def _is_ending(pid: int) -> bool:
-    """Its memory is gone, and so is what it bore in its environment; children that it leaves come to us next."""
+    """True if a process has released its memory and environment; its children become orphans of this process next."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     return True

@@ -1,8 +1,8 @@
 """Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; text tables for other reports.
 
-On a terminal it is one live table that collapses into a line; elsewhere one line per change, without colours; with
-``--json`` one JSON object per line.  Quiet leaves the errors; of a run that has failed JSON has its exit code and its
-bundle, too.
+A terminal gets one live table that collapses into a line; other outputs get one line per change, without colours; with
+``--json`` one JSON object per line.  ``--quiet`` leaves errors only; JSON then still has the exit code and the bundle
+of a failed run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COLUMNS: Final = ("after", "daemon", "py", "torch", "gpus")
 
 
 class Named(Protocol):
-    """The facts about a node that the report shows."""
+    """Interface to the facts about a node that the report shows."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,9 @@ class Named(Protocol):
 
 
 class Report:
-    """One line per change.  Writing never raises: a closed terminal must not keep a run from ending in order.
+    """Report with one line per change.
+
+    Writing never raises: a closed terminal must not keep a run from ending in order.
 
     Args:
         verbosity: -1 errors only, 0 normal, 1 and more adds details.
@@ -44,11 +46,11 @@ class Report:
         self._began = time.monotonic()
 
     def begin(self, run: str, nodes: Sequence[Named], logs: str = "") -> None:
-        """A run starts (or, without an id, a check).
+        """Report the start of a run, or of a check without a run's id.
 
         Args:
-            nodes: in the order of ranks.
-            logs: the directory of this machine's logs.
+            nodes: nodes in the order of ranks.
+            logs: directory of this machine's logs.
         """
         self._names = [node.name for node in nodes]
         self._rows = [dict.fromkeys(_COLUMNS, "-") | {"state": "starting"} for _ in nodes]
@@ -58,10 +60,10 @@ class Report:
             self._header(run, f"{count}{also}, logs in {logs}", logs)
 
     def node(self, rank: int, state: str, text: str = "", **columns: str | float) -> None:
-        """A node's state has changed: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``.
+        """Report a node's new state: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``.
 
         Args:
-            columns: what is known of it; a float is in seconds.
+            columns: facts for the table; a float is in seconds.
         """
         told = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
         self._rows[rank].update(told, state=f"{state}: {text}" if text else state)
@@ -69,18 +71,18 @@ class Report:
         self._changed(rank, state, text, known)
 
     def ready(self, facts: Mapping[str, int]) -> None:
-        """All nodes are ready, and the script starts now; ``facts`` are counts by noun (``{"node": 2}``)."""
+        """Report that all nodes are ready; ``facts`` are counts by noun (``{"node": 2}``)."""
         seconds = time.monotonic() - self._began
         told = ", ".join(counted(value, name) for name, value in facts.items())
         self.note(f"ready in {seconds:.1f} s: {told}")
 
     def note(self, text: str) -> None:
-        """Something worth knowing."""
+        """Report a fact, unless quiet."""
         if self.verbosity >= 0:
             self._write(text)
 
     def detail(self, text: str) -> None:
-        """Something worth knowing with ``-v``."""
+        """Report a fact with ``-v``."""
         if self.verbosity >= 1:
             self._write(text)
 
@@ -92,19 +94,19 @@ class Report:
         self._write(f"error: {text}")
 
     def output(self, text: str) -> None:
-        """A line that a node's own processes wrote."""
+        """Pass on an output line of a node's processes."""
         self._write(text)
 
     def bundle(self, path: Path) -> None:
-        """The bundle of a run that has failed is written."""
+        """Report the bundle of a failed run."""
         self.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
 
     def exit(self, script: str, code: int, script_code: int | None) -> None:
-        """The run has ended.
+        """Report the end of the run.
 
         Args:
-            code: the launcher's.
-            script_code: the script's own, 128 + n for signal n; None where the launcher has ended it.
+            code: exit code of the launcher.
+            script_code: exit code of the script, 128 + n for signal n; None if the launcher has ended it.
         """
         if script_code is None:
             return
@@ -114,7 +116,7 @@ class Report:
             self.note(f"{script} ended with exit code {script_code}")
 
     def close(self) -> None:
-        """Nothing more is to come."""
+        """Finish the output."""
 
     def _header(self, run: str, text: str, logs: str) -> None:
         self.note(f"rlinf run {run}: {text}")
@@ -122,7 +124,7 @@ class Report:
     def _changed(self, rank: int, state: str, text: str, known: str) -> None:
         if state == "lost":
             self.error(f"{self._names[rank]}: lost: {text}")
-        elif state != "failed":  # failures are listed together, at the end
+        elif state != "failed":  # failures are listed together at the end
             self.note(" ".join(filter(None, (f"{self._names[rank]}: {state}", known, text))))
 
     def _write(self, text: str) -> None:
@@ -132,7 +134,7 @@ class Report:
 
 
 class JsonReport(Report):
-    """One JSON object per line: ``{"event": …}``."""
+    """Report with one JSON object per line: ``{"event": …}``."""
 
     def _header(self, run: str, text: str, logs: str) -> None:
         self._say_unless_quiet("run", run=run, nodes=self._names, log_dir=logs)
@@ -177,7 +179,7 @@ class JsonReport(Report):
 
 
 class LiveReport(Report):
-    """A table that is drawn again at every change, and gives way to one line in the end.  No thread redraws it."""
+    """Report as a table, redrawn at every change without a thread, and replaced by one line at the end."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         super().__init__(stream, verbosity)
@@ -242,7 +244,7 @@ class LiveReport(Report):
 
 
 def make_report(*, as_json: bool, verbosity: int, stream: TextIO | None = None) -> Report:
-    """The report that fits where stderr goes."""
+    """Return the report that fits the stream."""
     stream = stream or sys.stderr
     if as_json:
         return JsonReport(stream, verbosity)
@@ -253,13 +255,13 @@ def make_report(*, as_json: bool, verbosity: int, stream: TextIO | None = None) 
 
 
 def grid(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns, for ``--check`` and ``--dry-run``."""
+    """Return rows with aligned columns, for ``--check`` and ``--dry-run``."""
     widths = [max(len(row[column]) for row in (titles, *rows)) for column in range(len(titles))]
     lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (titles, *rows)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def counted(number: int, noun: str) -> str:
-    """``"1 node"``, ``"2 nodes"``."""
+    """Return a number with its noun: ``"1 node"``, ``"2 nodes"``."""
     plural = f"{noun}es" if noun.endswith("s") else f"{noun}s"
     return f"{number} {noun if number == 1 else plural}"

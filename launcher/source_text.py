@@ -1,4 +1,4 @@
-"""Spans of user text (hosts files, flags, variables) that know file and line, for errors that quote the place."""
+"""Spans of user text (hosts files, flags, variables) with file and line, for errors that quote the place."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-_MAX_SHOWN_CHARS = 100
-"""Characters of a line that an error shows around the place it points at."""
+_MAX_SHOWN_CHARS = 100  # characters of a line that an error shows around the marked place
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 _QUOTED = re.compile(r"""(["'])(.*?)\1""")
 
 
 @dataclass(frozen=True)
-class Span:
+class SourceSpan:
     """Some characters of one line.
 
     Attributes:
         text: the characters.
-        source: the file, flag or variable that the line came from.
-        number: the line's number, from 1.
-        start: where ``text`` begins in ``line``, from 0.
+        source: file, flag or variable of the line.
+        number: number of the line, from 1.
+        start: index of ``text`` in ``line``, from 0.
         line: the whole line.
     """
 
@@ -36,18 +35,18 @@ class Span:
 
     @property
     def where(self) -> str:
-        """``file:line``"""
+        """Place as ``file:line``."""
         return f"{self.source}:{self.number}"
 
-    def cut(self, start: int, stop: int | None = None) -> Span:
-        """The part ``text[start:stop]``."""
-        return Span(self.text[start:stop], self.source, self.number, self.start + start, self.line)
+    def cut(self, start: int, stop: int | None = None) -> SourceSpan:
+        """Return the part ``text[start:stop]``."""
+        return SourceSpan(self.text[start:stop], self.source, self.number, self.start + start, self.line)
 
-    def words(self) -> Iterator[Span]:
-        """The words up to a ``#`` that begins one.  Quotes keep blanks together and stay in the word.
+    def words(self) -> Iterator[SourceSpan]:
+        """Yield the words before a word that begins with ``#``.  Quotes keep blanks together and stay in the word.
 
         Raises:
-            ConfigError: a quote is never closed.
+            ConfigError: a quote is not closed.
         """
         place = 0
         while place < len(self.text):
@@ -66,11 +65,11 @@ class Span:
         return _QUOTED.sub(r"\2", self.text)
 
     def error(self, problem: str, fix: str) -> ConfigError:
-        """An error that shows the line, marks this part of it, and says what to do."""
+        """Return an error that shows the line, marks this part of it, and names the fix."""
         first = max(0, self.start - _MAX_SHOWN_CHARS // 2)
         view = self.line[first : first + _MAX_SHOWN_CHARS]
         before, width = self.start - first, max(1, len(self.text))
-        # Tabs stay tabs, so that the mark stands under what it marks.
+        # Tabs stay tabs, so that the mark stands under the marked text.
         indent = "".join("\t" if letter == "\t" else " " for letter in view[:before])
         mark = "^" * max(1, min(width, len(view) - before))
         gutter = " " * len(str(self.number))
@@ -82,13 +81,13 @@ class Span:
         )
 
 
-def lines(text: str, source: str) -> Iterator[Span]:
-    """Every line of a text, from line 1."""
+def lines(text: str, source: str) -> Iterator[SourceSpan]:
+    """Yield every line of a text."""
     for number, line in enumerate(text.splitlines(), start=1):
-        yield Span(line, source, number, 0, line)
+        yield SourceSpan(line, source, number, 0, line)
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """``"; did you mean 'slots'?"`` where something known is close, else nothing."""
+    """Return ``"; did you mean 'slots'?"`` if a known word is similar, else an empty text."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""

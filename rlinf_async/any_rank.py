@@ -17,7 +17,7 @@ from rlinf_async._core.process import is_in_editor
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.each import per_rank
 from rlinf_async._group.pool_calls import GONE, PoolCalls
-from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, Wish
+from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, PoolRequest
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.handle import Handle
@@ -86,8 +86,8 @@ class AnyRank:
             shares = per_rank(args, kwargs, 1)
             share = (args, kwargs) if shares is None else shares[0]
             encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
-        wish = Wish(self._ranks, self._in_flight, self._stall_timeout, self._key)
-        call = (_AnyStreamCall if method.streams else _AnyCall)(calls, wish, method)
+        request = PoolRequest(self._ranks, self._in_flight, self._stall_timeout, self._key)
+        call = (_AnyStreamCall if method.streams else _AnyCall)(calls, request, method)
         if method.is_idempotent and not isinstance(encoded, bytes):  # it may be sent again later
             encoded = encoded.to_bytes()
         calls.submit(call, encoded)
@@ -131,10 +131,10 @@ class _Pooled:
     _cancel_sent: bool
     _departed: bool
 
-    def _join(self, calls: PoolCalls, wish: Wish, method: _Method) -> None:
+    def _join(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         self._calls = calls
-        self._wish = wish
-        wish.owner = self
+        self._request = request
+        request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
         self._has_spare = method.is_idempotent
@@ -159,8 +159,8 @@ class _Pooled:
         self._calls.members._send(callee, handler, self._method, [pack_body(self._body)], same=True)
         if not self._has_spare:
             self._body = b""
-        if self._wish.stall_timeout is not None and attempt.since is not None:
-            self._calls.watch(self._wish.stall_timeout)
+        if self._request.stall_timeout is not None and attempt.since is not None:
+            self._calls.watch(self._request.stall_timeout)
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
@@ -172,7 +172,7 @@ class _Pooled:
             self._note_loss(frames.unpack(body) if status == Status.DIED else {})
             self._leave()
         else:
-            self._wish.owner = None  # a circle would keep the result until the next collection of garbage
+            self._request.owner = None  # a circle would keep the result until the next collection of garbage
         self._calls.ended(attempt, target, status, body)
         if is_moved:
             self._begin_anew()
@@ -199,7 +199,7 @@ class _Pooled:
 
     def _stall(self, attempt: Attempt) -> None:
         """Its rank has been silent for too long."""
-        client, limit = self._calls.members.client, self._wish.stall_timeout
+        client, limit = self._calls.members.client, self._request.stall_timeout
         assert limit is not None
         if not self._departed:  # another thread is sending it
             attempt.since = clock.monotonic()
@@ -240,7 +240,7 @@ class _Pooled:
         if self._waits() and (deadline := self._callee.deadline) is not None:
             lines = [
                 f"{what} was not done within {deadline.seconds:g} s ({deadline.origin}): it had not been sent, and "
-                f"{self._calls.describe_room(self._wish)}",
+                f"{self._calls.describe_room(self._request)}",
                 *filter(None, [doing]),
                 "fix: more ranks, a larger in_flight, or more time: launch(call_timeout=...)",
             ]
@@ -248,21 +248,21 @@ class _Pooled:
         return overdue(self._callee, self._method, slots, doing)
 
     def _whom(self) -> str:
-        ranks = self._wish.ranks if self._waits() else self._callee.ranks
+        ranks = self._request.ranks if self._waits() else self._callee.ranks
         return f"{name_ranks(ranks)} of '{self._callee.name}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
         if self._waits():
-            return self._calls.members.callee(self._wish.ranks).far_side(range(len(self._wish.ranks)))
-        return self._callee.far_side([0])  # type: ignore[no-any-return]
+            return self._calls.members.callee(self._request.ranks).peer_activity(range(len(self._request.ranks)))
+        return self._callee.peer_activity([0])  # type: ignore[no-any-return]
 
 
 class _AnyCall(_Pooled, Handle[Any]):
     # A call that any rank takes: ``await`` gives its one result.
 
-    def __init__(self, calls: PoolCalls, wish: Wish, method: _Method) -> None:
-        Handle.__init__(self, calls.callee(wish.ranks[0]), method.name)
-        self._join(calls, wish, method)
+    def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
+        Handle.__init__(self, calls.callee(request.ranks[0]), method.name)
+        self._join(calls, request, method)
 
     def _is_over(self) -> bool:
         return self._done or self._cancelled or self._expired
@@ -282,11 +282,11 @@ class _AnyCall(_Pooled, Handle[Any]):
 
     def _describe(self) -> str:
         if self._waits() and not self._done:
-            return f"{self._title()}, which {self._calls.describe_room(self._wish)}"
+            return f"{self._title()}, which {self._calls.describe_room(self._request)}"
         return super()._describe()
 
     def _needs(self) -> slow_waits.Needs:
-        return self._calls.needs(self._wish) if self._waits() else super()._needs()
+        return self._calls.needs(self._request) if self._waits() else super()._needs()
 
     def _result(self) -> Any:
         return super()._result()[0]
@@ -296,9 +296,9 @@ class _AnyStreamCall(_Pooled, StreamCall):
     # A stream that any rank takes.  Where its method is ``@idempotent``, and its rank is lost, the next request for an
     # item sends it again, with the items that have come: in the consumer's thread, for decoding runs user code.
 
-    def __init__(self, calls: PoolCalls, wish: Wish, method: _Method) -> None:
-        StreamCall.__init__(self, calls.callee(wish.ranks[0]), method.name)
-        self._join(calls, wish, method)
+    def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
+        StreamCall.__init__(self, calls.callee(request.ranks[0]), method.name)
+        self._join(calls, request, method)
         self._came: list[Body] | None = [] if method.is_idempotent else None
         """Items, where they may have to be told to another rank."""
         self._is_lost = False
@@ -319,7 +319,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
         if status == Status.ITEM:
             self._stalled_s = 0.0
             if self._attempt is not None:
-                self._calls.heard(self._attempt)
+                self._calls.item_arrived(self._attempt)
             if self._came is not None:
                 self._came.append(body)
         elif self._take_last(status, body):
@@ -350,10 +350,10 @@ class _AnyStreamCall(_Pooled, StreamCall):
         if (attempt := self._attempt) is not None:
             if not isinstance(found, Work):
                 attempt.since = None
-            elif attempt.since is None and attempt.wish is not None:
+            elif attempt.since is None and attempt.request is not None:
                 attempt.since = clock.monotonic()
-                if self._wish.stall_timeout is not None:
-                    self._calls.watch(self._wish.stall_timeout)
+                if self._request.stall_timeout is not None:
+                    self._calls.watch(self._request.stall_timeout)
         return found
 
     async def _await_item(self) -> Any:
@@ -372,11 +372,11 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
     def _describe_next(self) -> str:
         if self._waits():
-            return f"the first item of {self._title()}, which {self._calls.describe_room(self._wish)}"
+            return f"the first item of {self._title()}, which {self._calls.describe_room(self._request)}"
         return super()._describe_next()
 
     def _needs(self) -> slow_waits.Needs:
-        return self._calls.needs(self._wish) if self._waits() else super()._needs()
+        return self._calls.needs(self._request) if self._waits() else super()._needs()
 
 
 class _Leftover:

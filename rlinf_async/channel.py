@@ -16,7 +16,7 @@ from rlinf_async._channels.arguments import RequestArguments
 from rlinf_async._channels.leasing import Lease
 from rlinf_async._channels.local_queue import LocalQueue
 from rlinf_async._channels.queue_errors import QueueEnd
-from rlinf_async._channels.reading import Items
+from rlinf_async._channels.reading import ChannelItems
 from rlinf_async._channels.replicas import Replicas
 from rlinf_async._channels.request import Confirmation, Get, Put, QueueRequest
 from rlinf_async._channels.state.channel_keys import key_of
@@ -38,33 +38,33 @@ _GET: Final = EventKind.GET
 
 @dataclass(order=True)
 class WeightedItem:
-    """An item as ``peek_all`` shows it; ordered by weight."""
+    """Item in the result of ``peek_all``; ordered by weight."""
 
     weight: int
     item: Any = field(compare=False)
 
 
 class Channel:
-    """A first-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
+    """First-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
 
-    A channel lives in the daemon of one node, not in any worker: an accepted item outlives its producer.  A consumer
+    A channel lives in the daemon of one node, not in any worker: an accepted item outlives its producer. A consumer
     that is cancelled or killed before its ``get`` returns leaves the item to the next one, at its old place; from then
-    on the item is the consumer's, and is never delivered again.  ``lease`` keeps items for the channel until a block
-    ends well.  Items that one producer puts under one key are delivered in that order.  Contents do not survive the
-    node that holds them.
+    on the item is the consumer's, and is never delivered again. ``lease`` keeps items in the channel until a block ends
+    without an error. Items that one producer puts under one key are delivered in that order. Contents do not survive
+    the node that holds them.
 
-    Names are for ``create`` and ``connect``; from then on an object means one channel for good.  Once that is closed, a
+    Names are for ``create`` and ``connect``; from then on an object means one channel for good. Once that is closed, a
     channel that is made again under its name is another one.
 
-    A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item.  Without a
-    bound it is done when the item is on its way, if the producer runs on the channel's node: the daemon reads what a
-    killed process has sent.  An item that comes after a close is lost, and the next operation of its producer there
-    says so.
+    A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item. Without a
+    bound it is done when the item is under way, if the producer runs on the channel's node: the daemon reads everything
+    that a killed process has sent. An item that comes after a close is lost, and the next operation of its producer on
+    the channel reports that.
 
-    In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block and return the
-    result, unless ``async_op=True``.  To type checkers that is ``Any``, and with ``async_op=True`` a ``Work``.
+    In a coroutine the methods start at once and return a ``Work`` to await; elsewhere they block and return the result,
+    unless ``async_op=True``. To type checkers that is ``Any``, and with ``async_op=True`` a ``Work``.
 
-    An item must not be changed until its put is done.  Tensors on a GPU travel by way of the CPU and arrive on the
+    An item must not be changed until its put is done. Tensors on a GPU travel by way of the CPU and arrive on the
     consumer's current device; the channel holds a copy, so the producer may free its own as soon as the put is done.
 
     Example:
@@ -76,8 +76,8 @@ class Channel:
         for obs in channel: ...                  # the same in a def method or a script
 
     Replay buffer:
-        Producers put transitions; the learner moves what has come into a buffer of its own, which forgets the oldest,
-        and never waits for more than the first ones.  At the end of the channel ``EndOfChannel`` ends it::
+        Producers put transitions; the learner moves them into a buffer of its own, which forgets the oldest, and waits
+        only for the first ones. At the end of the channel ``EndOfChannel`` ends it::
 
             replay = collections.deque(await channel.get_many(1_000), maxlen=100_000)
             while True:
@@ -85,18 +85,18 @@ class Channel:
                 train(random.sample(replay, 256))
     """
 
-    __contains__ = None  # it would take items out in search of one
+    __contains__ = None  # a membership test would consume items
     _noun = "channel"
 
     def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
-        """Not for users: ``create`` or ``connect``."""
+        """Make a channel object. Users call ``create`` or ``connect``."""
         self._name = name
         self._maxsize = maxsize
         self._client = client
         self._local = local
         self._roster: registration.Roster | None = None
         self._promise: registration.Promise | None = None
-        """What it is known by to those whom it was passed on to before it had a number."""
+        """Stands for the channel in other processes that it was passed to before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
@@ -119,10 +119,11 @@ class Channel:
         return f"<{self._noun.title()} {self._name} [{where}{bound}{state}]>"
 
     def __str__(self) -> str:
-        """What is queued under the default key; in a coroutine, where nothing may block, the channel's ``repr``."""
+        """Return the items queued under the default key; in a coroutine, where nothing may block, the channel's
+        ``repr``."""
         return repr(self) if must_await() else str(self.peek_all())
 
-    # -- making -------------------------------------------------------------------------------------------------
+    # -- creation -----------------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -137,29 +138,29 @@ class Channel:
         max_bytes: int = 0,
         cluster: registry.HasClient | None = None,
     ) -> Channel:
-        """A new channel; if there is one of that name, a warning, and that one.
+        """Create a channel; if there is one of that name, log a warning and connect to it.
 
-        In a coroutine it returns at once, and ``await channel`` waits until it exists; what is put meanwhile follows
-        in order.  A channel that a driver has made lives until it or the cluster is closed, a worker's until it or the
-        worker's group is closed.
+        In a coroutine it returns at once, and ``await channel`` waits until the channel exists; puts made meanwhile
+        follow in order. A channel that a driver has made lives until it or the cluster is closed, a worker's until it
+        or the worker's group is closed.
 
         Args:
-            name: what others connect by; free again once the channel is closed.
+            name: name for ``connect``; free again once the channel is closed.
             maxsize: items that each key may hold; 0 is without bound.
-            distributed: one queue on every node; a key lives where it was first touched.
-            node_rank: the node that holds the queue, where it is not distributed.
+            distributed: one queue on every node; a key lives on the node that used it first.
+            node_rank: the node that holds the queue, unless it is distributed.
             local: a queue in this process only; each process that it is passed to has its own, and a forked child,
                 which would have a copy, none.
-            disable_distributed_log: RLinf's; a channel has no process that could log.
+            disable_distributed_log: accepted for RLinf's programs and ignored: a channel has no process that could log.
             max_bytes: size in bytes of all items together, beyond which puts wait; by default half of the memory of
                 the node, or of its container.
-            cluster: whose channel it is, where several clusters are open in this process.
+            cluster: cluster of the channel, if several are open in this process.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
             ConfigError: there is no such node.
-            TypeError, ValueError: a size is no whole number, or is negative; ``distributed`` or ``local`` is no bool;
-                the name is no text, or has more than 4096 bytes.
+            TypeError, ValueError: a size is not a whole number, or is negative; ``distributed`` or ``local`` is not a
+                bool; the name is not a text, or has more than 4096 bytes.
         """
         check_channel_name(name)
         maxsize = max(0, whole_number(maxsize, "maxsize", f"channel '{name}'", -MAX_INTEGER))
@@ -190,20 +191,20 @@ class Channel:
         cluster: registry.HasClient | None = None,
         timeout: float | None = None,
     ) -> Channel:
-        """The channel of that name; waits for it if it does not exist yet.
+        """Connect to the channel of that name; wait for it if it does not exist yet.
 
         In a coroutine it returns at once, and ``await channel`` waits.
 
         Args:
-            current_worker: RLinf's; a process knows which worker it is.
+            current_worker: accepted for RLinf's programs and ignored: a process knows which worker it is.
             cluster: as in ``create``.
-            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds a channel that exists.
+            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only a channel that exists.
 
         Raises:
-            DeadlineExceeded: there was no such channel in time; lists those that there are.
+            DeadlineExceeded: there was no such channel in time; the text lists the channels that exist.
             ClosedError: the channel of that name is closed.
             RuntimeError: as in ``create``.
-            TypeError, ValueError: the timeout is negative; the name is none that ``create`` takes.
+            TypeError, ValueError: the timeout is negative; ``create`` would not take the name.
         """
         if isinstance(current_worker, int | float):
             raise TypeError(f"connect() to channel '{name}': current_worker is {current_worker!r}: write timeout=")
@@ -216,7 +217,6 @@ class Channel:
         return channel
 
     def _open(self, client: NodeClient, opening: Coroutine[Any, Any, registration.Roster | None]) -> None:
-        """Begins to find out which channel it is; None says that it is closed already."""
         replicas = Replicas(client)
 
         async def open_replicas() -> None:
@@ -240,7 +240,6 @@ class Channel:
             work.wait()
 
     def _take(self, client: NodeClient, roster: registration.Roster | None, why: str = "") -> None:
-        """It is known which channel it is, or that it is none, and why it could not be made."""
         with _passing_on:
             self._roster, self._is_known, self._why = roster, True, why
             if self._promise is not None and self._promise["maker"] == client.endpoint:
@@ -249,10 +248,10 @@ class Channel:
             self._maxsize = roster["maxsize"]
 
     def __await__(self) -> Generator[Any, Any, Channel]:
-        """Waits until the channel exists.
+        """Wait until the channel exists.
 
         Raises:
-            Exception: why it does not.
+            Exception: the reason why it does not.
         """
         if self._opening is not None:
             yield from self._opening.async_wait().__await__()
@@ -270,11 +269,11 @@ class Channel:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    # -- facts --------------------------------------------------------------------------------------------------
+    # -- properties ---------------------------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
-        """The name that others connect by."""
+        """Name of the channel, for ``connect``."""
         return self._name
 
     @property
@@ -284,7 +283,7 @@ class Channel:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is a queue in this process only."""
+        """True for a queue in this process only."""
         return self._local is not None
 
     # -- in -----------------------------------------------------------------------------------------------------
@@ -298,31 +297,31 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Puts an item behind what is queued under its key, and waits while there is no room for it.
+        """Append an item to the queue of its key, and wait while there is no room for it.
 
         Args:
-            weight: counted by ``get_batch``: a whole number, not negative.
+            weight: weight for ``get_batch``: a whole number, not negative.
             key: anything hashable; each has a queue of its own.
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; then the item is withdrawn.  With 0 it goes in only if there is room at once.
+            timeout: seconds; then the item is withdrawn. With 0 it is put only if there is room at once.
 
         Returns:
-            None once the item is accepted, or on its way to a channel without a bound on this node; in a coroutine or
+            None once the item is accepted, or under way to a channel without a bound on this node; in a coroutine or
             with ``async_op`` a ``Work`` of it.
 
         Raises:
             DeadlineExceeded: it was full for ``timeout`` seconds; the text says so if the item may be in the channel.
             ClosedError: the channel is closed, or was before an earlier item came.
-            NodeLost: its node is gone; whether the item was accepted is not known.
+            NodeLost: its node is gone; it is unknown whether the item was accepted.
             SerializationError: the item cannot travel.
             ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
-            TypeError: at once, the weight is no whole number, the timeout no number or the key not hashable.
+            TypeError: at once, the weight is not a whole number, the timeout not a number or the key not hashable.
         """
         accepted: NoneOrWork = _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
         return accepted
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
-        """As ``put``, but where there is no room at once it raises ``asyncio.QueueFull``; in a coroutine, awaited."""
+        """Put an item, or raise ``asyncio.QueueFull`` if there is no room at once; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
     # -- out ----------------------------------------------------------------------------------------------------
@@ -332,11 +331,11 @@ class Channel:
     @overload
     def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any: ...
     def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """Takes the next item of a key, and waits while there is none.
+        """Take the next item of a key, and wait while there is none.
 
         Args:
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; an item that comes later stays in the channel.  With 0 an item that is there is taken.
+            timeout: seconds; an item that comes later stays in the channel. With 0 only an item that is there is taken.
 
         Returns:
             The item, in a coroutine or with ``async_op`` a ``Work`` of it.
@@ -345,12 +344,12 @@ class Channel:
             DeadlineExceeded: there was none for ``timeout`` seconds.
             EndOfChannel: the channel is closed, and nothing is left under this key.
             NodeLost: its node is gone, and the contents with it.
-            TypeError, ValueError: at once, the timeout is no number or negative, or the key not hashable.
+            TypeError, ValueError: at once, the timeout is not a number or negative, or the key not hashable.
         """
         return _finish(self._start(self._arguments.get(key, timeout)), async_op)
 
     def get_nowait(self, key: Any = _DEFAULT_KEY) -> Any:
-        """As ``get``, but where there is nothing it raises ``asyncio.QueueEmpty``; in a coroutine, awaited."""
+        """Take the next item, or raise ``asyncio.QueueEmpty`` if there is none; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.get_nowait(key)), False)
 
     @overload
@@ -379,24 +378,24 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Takes items in order until they weigh ``target_weight`` together, or the next one would be too much.
+        """Take items in order until they weigh ``target_weight`` together, or the next one would exceed it.
 
-        It takes one at least, and waits for more as long as it has less; at the end of the channel it takes what
-        there is.
+        It takes at least one, and waits for more as long as they weigh less; at the end of the channel it takes all
+        that is left.
 
         Args:
             target_weight: a whole number, not negative.
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; what had been gathered by then stays in the channel.  With 0 a batch is taken that can be
-                had at once.
+            timeout: seconds; items gathered by then stay in the channel. With 0 only a batch that is there at once is
+                taken.
 
         Returns:
             A list, in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
-            ValueError: the next item alone weighs more than ``target_weight``, or what it has gathered fills
-                ``max_bytes``.  The items stay in the channel.
-            TypeError, ValueError: at once, the weight is no whole number, or is negative.
+            ValueError: the next item alone weighs more than ``target_weight``, or the gathered items fill
+                ``max_bytes``. The items stay in the channel.
+            TypeError, ValueError: at once, the weight is not a whole number, or is negative.
             Exception: as ``get``.
         """
         return _finish(self._start(self._arguments.get_batch(target_weight, key, timeout)), async_op)
@@ -430,25 +429,25 @@ class Channel:
         wait: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Takes the next ``n`` items of a key in order, and waits while there are fewer.
+        """Take the next ``n`` items of a key in order, and wait while there are fewer.
 
-        At the end of the channel it takes what is left, and only after that ``EndOfChannel`` is raised.
+        At the end of the channel it takes all that is left; only the next call raises ``EndOfChannel``.
 
         Args:
             n: at least 1; items count one each, whatever they weigh.
             async_op: return a ``Work`` where the call would block.
-            wait: with False it takes what is there at once, at most ``n`` items and perhaps none.
-            timeout: seconds; what had been gathered by then stays in the channel.  With 0 ``n`` items are taken that
-                are there at once.  Only where it waits.
+            wait: False takes the items that are there at once, at most ``n`` and perhaps none.
+            timeout: seconds; items gathered by then stay in the channel. With 0, ``n`` items are taken if they are
+                there at once. Not with ``wait=False``.
 
         Returns:
             A list, in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
             EndOfChannel: the channel is closed, and nothing is left under this key; also with ``wait=False``.
-            ValueError: what it has gathered fills ``max_bytes``.  The items stay in the channel.
-            TypeError, ValueError: at once, ``n`` is no whole number, or less than 1; ``wait`` is no bool, or False with
-                a ``timeout``.
+            ValueError: the gathered items fill ``max_bytes``. The items stay in the channel.
+            TypeError, ValueError: at once, ``n`` is not a whole number, or less than 1; ``wait`` is not a bool, or
+                False with a ``timeout``.
             Exception: as ``get``.
         """
         return _finish(self._start(self._arguments.get_many(n, key, wait, timeout)), async_op)
@@ -458,97 +457,99 @@ class Channel:
     @overload
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any: ...
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any:
-        """Takes everything that is queued under a key, in order, perhaps nothing; as many as ``qsize`` would say.
+        """Take all items queued under a key, in order, perhaps none; as many as ``qsize`` would return.
 
         Returns, Raises:
             As ``get_many`` with ``wait=False``.
         """
         return _finish(self._start(self._arguments.drain(key)), async_op)
 
-    def items(self, key: Any = _DEFAULT_KEY, *, window: int | None = None) -> Items:
-        """The items of a key until the channel is closed and empty: ``async for``, or ``for`` in ``def`` methods.
+    def items(self, key: Any = _DEFAULT_KEY, *, window: int | None = None) -> ChannelItems:
+        """Iterate over the items of a key until the channel is closed and empty: ``async for``, or ``for`` in ``def``
+        methods.
 
-        The loop asks for several items at once, and has each when it begins with it.  Items that it has not begun with
+        The loop requests several items at once, and has each when it begins with it. Items that it has not begun with
         go back to their places when the loop ends, or its process.
 
         Args:
-            window: items that are asked for at once, at least 1; by default 16 where this loop is the only consumer of
-                the channel, and 1 where there are several.
+            window: items requested at once, at least 1; by default 16 if this loop is the only consumer of the channel,
+                and 1 if there are several.
 
         Raises:
-            TypeError, ValueError: at once, the window is no whole number, or less than 1.
+            TypeError, ValueError: at once, the window is not a whole number, or less than 1.
         """
         reading = self._arguments.read(key, window)
-        return Items(lambda reader: self._start(self._arguments.next_of(reading, reader)), self._name)
+        return ChannelItems(lambda reader: self._start(self._arguments.next_of(reading, reader)), self._name)
 
-    def __aiter__(self) -> Items:
-        """The items of the default key, until the channel is closed and empty."""
+    def __aiter__(self) -> ChannelItems:
+        """Iterate over the items of the default key until the channel is closed and empty."""
         return self.items()
 
     def __iter__(self) -> Iterator[Any]:
-        """The same where no loop runs.
+        """Iterate over the items of the default key, where no loop runs.
 
         Raises:
-            TypeError: one does.
+            TypeError: a loop runs in this thread.
         """
         return iter(self.items())
 
     def lease(self, n: int = 1, key: Any = _DEFAULT_KEY, *, timeout: float | None = None) -> Lease:
-        """The next ``n`` items of a key, which stay the channel's until the block that has them ends well.
+        """Lease the next ``n`` items of a key, which stay in the channel until the block ends without an error.
 
-        If the block ends by an error, or its process dies, they go back to their places.  A block that ends well waits
-        until the channel has confirmed that they are its own.  So they are never given to another consumer as well,
-        whatever happens to the network or to the process meanwhile::
+        If the block ends by an error, or its process dies, they go back to their places. A block that ends well waits
+        until the channel has confirmed the items. No other consumer ever gets confirmed items, whatever happens to the
+        network or the process::
 
             async with channel.lease(4) as items:     # `with` in a def method or a script
                 for item in items:
                     await use(item)
-                    await items.done()                # this one is; the others still go back at an error
+                    await items.done()                # confirms this one; after an error only the others go back
 
         It waits for the items as ``get_many`` does.
 
         Args:
             n: at least 1; at the end of the channel fewer.
-            timeout: seconds from the moment that the channel hands them out; after these they go back, and the end of
-                the block raises ``LeaseLost``.
+            timeout: seconds from the moment that the channel hands the items out. Afterwards they go back, and the end
+                of the block raises ``LeaseLost``.
 
         Raises:
             LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
             NodeLost: at the same places: the channel's node is gone.
-            TypeError, ValueError: at once, ``n`` or the timeout is none; a local channel has no timeouts.
+            TypeError, ValueError: at once, ``n`` or the timeout is invalid; a local channel has no timeouts.
             Exception: at the beginning of the block, as ``get_many``.
         """
         get = self._arguments.lease(n, key, timeout)
         return Lease(lambda: self._start(get), lambda lease, count: self._start(Confirmation(lease, count)))
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
-        """Items queued under a key; in a coroutine a ``Work`` of it, as of all these."""
-        size: IntOrWork = self._ask("qsize()", key, "size", lambda found: found[0])
+        """Return the number of items queued under a key; in a coroutine a ``Work`` of it, as do ``empty`` and
+        ``full``."""
+        size: IntOrWork = self._query("qsize()", key, "size", lambda found: found[0])
         return size
 
     def empty(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
-        """Whether nothing is queued under a key."""
-        return self._ask("empty()", key, "size", lambda found: not found[0])
+        """True if nothing is queued under a key."""
+        return self._query("empty()", key, "size", lambda found: not found[0])
 
     def full(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
-        """Whether a put would wait."""
-        return self._ask("full()", key, "size", lambda found: found[1])
+        """True if a put would wait."""
+        return self._query("full()", key, "size", lambda found: found[1])
 
     def peek_all(self, key: Any = _DEFAULT_KEY) -> Any:
-        """What is queued under a key, in order, as ``WeightedItem``s; it stays there."""
-        return self._ask("peek_all()", key, "peek", _show)
+        """Return the items queued under a key, in order, as ``WeightedItem``s, without removing them."""
+        return self._query("peek_all()", key, "peek", _show)
 
     def stats(self) -> Any:
-        """Count what has become of the items: put = got + dropped + present.
+        """Return the counts of the channel's items: put = got + dropped + present.
 
-        An item counts as put when the channel has accepted it, and as got when its consumer has it; what a loop has
-        not begun with, or a lease holds, is present.
+        An item counts as put when the channel has accepted it, and as got when its consumer has it. Leased items, and
+        items that a loop has not begun with, are present.
 
         Returns:
-            An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: by key, of those
-            that have some present, (put, got, present) since it was last empty.  In a coroutine a ``Work`` of it.
+            An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: for each key
+            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` of it.
 
         Raises:
             ClosedError: the channel is closed, and everything in it, or in its queue on some node, has been taken.
@@ -568,31 +569,31 @@ class Channel:
         self._replicas.flush()
         return _named(await registration.count(client, self._roster))
 
-    def _ask(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
-        return _finish(self._start(self._arguments.question(verb, key, word, show)), False)
+    def _query(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
+        return _finish(self._start(self._arguments.query(verb, key, word, show)), False)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """No more puts: those that wait for room end with ``ClosedError``.  Gets go on until what is in the channel has
-        been taken, and then end with ``EndOfChannel``.  Its name is free.
+        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets go on until the channel is
+        empty, and then raise ``EndOfChannel``. The name is free.
 
-        Anybody may close a channel.  Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
-        Items whose puts were done before are in the channel when it is done.  Items that come later are lost, and their
-        producers hear so.
+        Any process may close a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
+        When it is done, the channel has all items whose puts were done before. Items that come later are lost, and
+        their producers get an error.
 
         Args:
-            discard: throw away what is in the channel, too: gets end at once, those that wait are woken.  A channel
-                that was closed without may be closed so afterwards.  Items that a get has brought already are its
+            discard: also throw away the items in the channel: gets end at once, waiting ones included. A channel that
+                was closed without it may be closed again with it. Items that a get has already received stay its
                 consumer's.
 
         Raises:
-            TypeError: ``discard`` is no bool.
+            TypeError: ``discard`` is not a bool.
         """
         return blocking(self._close(discard))
 
     async def aclose(self, *, discard: bool = False) -> None:
-        """As ``close``, in a coroutine."""
+        """Close the channel, as ``close``."""
         await self._close(discard).async_wait()
 
     def _close(self, discard: bool = False) -> Work[None]:
@@ -604,7 +605,7 @@ class Channel:
                 self._local.close(discard)
                 self._closing = _done()
             elif (client := self._bound()).closed is not None:
-                self._closing = _done()  # and it has ended with its cluster
+                self._closing = _done()  # the channel has ended with its cluster
             else:
                 assert self._replicas is not None
                 self._replicas.flush()
@@ -618,7 +619,7 @@ class Channel:
             try:
                 await self._opening.async_wait()
             except Exception:
-                return  # there never was one
+                return  # the channel was never created
         if self._roster is None:
             return
         assert self._replicas is not None
@@ -628,7 +629,7 @@ class Channel:
         self._replicas.flush()
         await registration.close(client, self._roster, discard=discard)
 
-    # -- travelling ---------------------------------------------------------------------------------------------
+    # -- pickling -----------------------------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
         if self._local is not None:
@@ -643,7 +644,8 @@ class Channel:
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
-        """This process's connection to the channel's run, which one that has travelled looks for when it is used."""
+        """Return this process's connection to the channel's run; a channel that has travelled finds it at its first
+        use."""
         client = self._client
         if client is not None and client.pid != process.pid:
             raise process.forked(f"{self._noun} '{self._name}'", client.pid)
@@ -660,10 +662,10 @@ class Channel:
                 self._open(client, registration.redeem(client, self._promise, self._name, self._noun))
         return client
 
-    # -- inside -------------------------------------------------------------------------------------------------
+    # -- internals ----------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():  # not isinstance(): of an abstract base class that takes a microsecond
+        if recording.admits():  # not isinstance(): for an abstract base class it takes a microsecond
             if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
@@ -676,7 +678,7 @@ class Channel:
             replicas = self._replicas
             assert replicas is not None
             if emulated_links.here is not None and isinstance(request, Put):
-                # As if the channel were a worker of its name, rank 0.
+                # Emulated as if the channel were rank 0 of a group with its name.
                 depart = functools.partial(replicas.start, request)
                 emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], request.nbytes, depart)
             else:
@@ -699,13 +701,13 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 
 def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
-    """The request itself where it is to be awaited, else its result."""
+    """Return the request itself if it is to be awaited, else its result."""
     if async_op or not may_wait():
         return request
     try:
         return request.wait()
     except BaseException:
-        if not request.done():  # interrupted
+        if not request.done():  # the wait was interrupted
             request._abandon()
         raise
 
@@ -713,7 +715,6 @@ def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
 def _again(
     name: str, maxsize: int, roster: registration.Roster | None, promise: registration.Promise | None = None
 ) -> Channel:
-    """A channel that was passed to this process."""
     channel = Channel(name, maxsize, None)
     channel._roster, channel._promise = roster, promise
     return channel
@@ -723,7 +724,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """In a forked child no channel has a way to its queues: who uses one asks ``_bound``, which says why."""
+    """Detach all channels in a forked child; their next use calls ``_bound``, which raises with the reason."""
     for channel in list(_channels):
         channel._replicas = None
     global _passing_on
@@ -735,11 +736,10 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 _passing_on = threading.RLock()
-"""Held where a channel is passed on, and where it becomes known which one it is: so each promise is kept."""
+"""Held while a channel is passed on, and while its roster arrives, so that every promise is resolved."""
 
 
 _local_queues: dict[str, LocalQueue] = {}
-"""Those that have travelled, by token; whatever one process is passed of a local channel is one queue there."""
 
 
 def _local_again(token: str, name: str, maxsize: int, max_bytes: int) -> Channel:

@@ -194,7 +194,7 @@ class Cluster:
                 loop_watch.live_on(loop)
             recorder.attach(self._client, "driver")
             self._responder_facts = responder.attach(self._client)
-            slow_waits.after_words(self)
+            slow_waits.add_listener(self)
             self._client.events.on("not_preloaded", log_refusal)
             if log_to_driver:
                 self._terminal = Terminal()
@@ -477,14 +477,14 @@ class Cluster:
 
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
 
-    def _on_word(self) -> None:
+    def _on_long_wait(self) -> None:
         """After a word about a long wait: whether that wait will end is in the log too.  From any thread."""
-        from rlinf_async._inspection.asking import VERDICT, tell
+        from rlinf_async._inspection.asking import VERDICT, log_verdict
 
         told = self._verdict
         if (told is None or told.done()) and self._client.closed is None and self._client.ready.done():
             with contextlib.suppress(ClosedError, ForkedProcessError, LoopNotRunning):
-                self._verdict = self._client.run(tell(self._client), what=VERDICT)
+                self._verdict = self._client.run(log_verdict(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type[W], name: str, timeout: float | None = None) -> WorkerGroup[W]:
         """The group of that name, whoever launched it; see ``WorkerGroup.from_group_name``."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rlinf_async._channels import registration
-from rlinf_async._channels.request import Get, Question
+from rlinf_async._channels.request import Get, QueueQuery
 from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async._client import registry
 from rlinf_async._client.client import NodeClient
@@ -20,7 +20,7 @@ from rlinf_async._core.names import check_channel_name
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._experience.experience_arguments import ExperienceArguments, options_of, packed_key
 from rlinf_async._experience.state.experience_options import ExperienceOptions
-from rlinf_async._experience.state.ledger import Ledger
+from rlinf_async._experience.state.ledger import SampleLedger
 from rlinf_async._experience.taking import OnStale, Take
 from rlinf_async._worker import context
 from rlinf_async.channel import Channel
@@ -31,13 +31,14 @@ logger = own_logger(__name__)
 
 
 class Experience:
-    """A channel of samples in groups, which drops what is too stale for the trainer.
+    """Channel of samples in groups, which drops samples that are too stale for the trainer.
 
-    Producers put samples with the version of the weights that made them, and the trainer takes whole groups.  It lives
-    in the daemon of one node: an accepted sample outlives its producer, and the groups of a take that ends by an error,
-    a death or the end of its lease come back, unless they are too stale then.  Nothing is taken for good twice.
+    Producers put samples with the version of the weights that made them, and the trainer takes whole groups. An
+    experience lives in the daemon of one node: an accepted sample outlives its producer. The groups of a take that ends
+    by an error, a death or the end of its lease come back, unless they are too stale by then. A group is confirmed at
+    most once.
 
-    In a coroutine the methods return a ``Work``, started already, to be awaited; elsewhere they block.
+    In a coroutine the methods start at once and return a ``Work`` to await; elsewhere they block.
 
     Example:
         experience = Experience.create("experience", group=8, max_staleness=2, of="trainer")
@@ -50,7 +51,7 @@ class Experience:
     """
 
     def __init__(self, channel: Channel) -> None:
-        """Not for users: ``create`` or ``connect``."""
+        """Make an experience object. Users call ``create`` or ``connect``."""
         self._channel = channel
         channel._noun = "experience"
         self._arguments = ExperienceArguments(channel.name)
@@ -58,7 +59,7 @@ class Experience:
     def __repr__(self) -> str:
         return repr(self._channel)
 
-    # -- making -------------------------------------------------------------------------------------------------
+    # -- creation -----------------------------------------------------------------------------------------------
 
     @classmethod
     def create(
@@ -78,26 +79,26 @@ class Experience:
         node_rank: int = 0,
         cluster: registry.HasClient | None = None,
     ) -> Experience:
-        """A new experience; if there is one of that name, a warning, and that one.
+        """Create an experience; if there is one of that name, log a warning and connect to it.
 
-        Its name is one of a channel too, and it lives as long as a channel would.
+        It shares the name space and the lifetime of channels.
 
         Args:
-            name: by which others ``connect``.
+            name: name for ``connect``.
             group: samples of a complete group.
             max_staleness: versions that the oldest sample of a group may be behind the trainer's when it is taken.
-            lease: seconds that a take may last; after these its groups go back, and its end raises ``LeaseLost``.
-            maxsize: samples that may be here and not leased; 0 is without bound.  The first sample of a group waits for
-                room for all of it.
-            durable: the path of a file on the node that keeps the experience, which outlives the run: samples that are
-                not taken, and the ledger.  The next ``create`` with it goes on, and what was leased is back.  A put
-                and the end of a take are then done when they are written.  It outlives killed processes, not a loss
-                of power.
-            of: a group: what it publishes (``publish``) sets the trainer's version, in the place of ``set_version``.
+            lease: seconds that a take may last; afterwards its groups go back, and its end raises ``LeaseLost``.
+            maxsize: samples that may be present and not leased; 0 is without bound. The first sample of a group waits
+                for room for the whole group.
+            durable: path of a file on the experience's node, which outlives the run and holds the samples that are not
+                taken, and the ledger. The next ``create`` with it continues, and leased samples are back. A put and the
+                end of a take are then done when they are written. The file outlives killed processes, not a loss of
+                power.
+            of: group whose publications (``publish``) set the trainer's version, in place of ``set_version``.
             order: groups of the oldest version first, or of the newest.
-            group_timeout: seconds from the first sample of a group after which it is given up.
-            short_groups: whether samples of a group that was given up are dropped, or taken as they are.
-            max_bytes: size in bytes of all samples together, leased ones among them, beyond which puts wait; by default
+            group_timeout: seconds from the first sample of a group after which an incomplete group is closed.
+            short_groups: drop the samples of a closed incomplete group, or take them as they are.
+            max_bytes: size in bytes of all samples together, leased ones included, beyond which puts wait; by default
                 half of the memory of the node, or of its container.
             node_rank: the node that keeps it.
             cluster: as in ``Channel.create``.
@@ -105,7 +106,7 @@ class Experience:
         Raises:
             ConfigError: another run has the durable file open, or it cannot be used; there is no such node; a channel
                 has that name.
-            TypeError, ValueError: an option has no such value.
+            TypeError, ValueError: an option has an invalid value.
             RuntimeError: as ``Channel.create``.
         """
         check_channel_name(name, "experience")
@@ -123,7 +124,7 @@ class Experience:
     def connect(
         cls, name: str, *, cluster: registry.HasClient | None = None, timeout: float | None = None
     ) -> Experience:
-        """The experience of that name; waits for it if it does not exist yet.
+        """Connect to the experience of that name; wait for it if it does not exist yet.
 
         Args, Raises:
             As ``Channel.connect``; ConfigError: it is a channel.
@@ -137,10 +138,10 @@ class Experience:
         return experience
 
     def __await__(self) -> Generator[Any, Any, Experience]:
-        """Waits until the experience exists.
+        """Wait until the experience exists.
 
         Raises:
-            Exception: why it does not.
+            Exception: the reason why it does not.
         """
         yield from self._channel.__await__()
         return self
@@ -150,7 +151,7 @@ class Experience:
 
     @property
     def name(self) -> str:
-        """The name that others connect by."""
+        """Name of the experience, for ``connect``."""
         return self._channel.name
 
     # -- samples ------------------------------------------------------------------------------------------------
@@ -158,20 +159,20 @@ class Experience:
     def put(
         self, sample: Any, *, version: int, group: Any = None, key: Any = None, timeout: float | None = None
     ) -> NoneOrWork:
-        """Puts a sample into its group; done when the experience has accepted it, and a durable one has written it.
+        """Put a sample into its group; done when the experience has accepted it, and a durable one has written it.
 
         Args:
-            version: of the weights that made the sample.
-            group: by which samples find each other: a number, a text, bytes, None, or a tuple of these.  It may be used
-                again when a group of it is complete or was given up.
-            key: only takes with this key have the group, as a rank's own; None: any take.
+            version: version of the weights that made the sample.
+            group: name shared by the samples of a group: a number, a text, bytes, None, or a tuple of these. It may be
+                used again once a group of that name is complete or closed.
+            key: only takes with this key have the group; None: any take.
             timeout: seconds that it may wait for room; then the sample is withdrawn.
 
         Raises:
             ClosedError: the experience is closed.
             OSError: the disk of a durable experience is full; the sample was not put.
             DeadlineExceeded, NodeLost: as ``Channel.put``.
-            TypeError, ValueError: at once, the version is no whole number, or negative; the group has no such name.
+            TypeError, ValueError: at once, the version is not a whole number, or negative; the group's name is invalid.
             SerializationError: at once, the sample cannot travel.
         """
         put = self._arguments.put(sample, version, group, packed_key(key), timeout)
@@ -179,10 +180,10 @@ class Experience:
         return done
 
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
-        """The next groups, which stay the experience's until the block that has them ends well.
+        """Take the next groups, which stay in the experience until the block ends without an error.
 
-        It waits until so many groups are there, and takes fewer only at the end of a closed experience.  Groups that
-        are more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
+        It waits until there are so many groups, and takes fewer only at the end of a closed experience. Groups that are
+        more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
 
             async with experience.take(groups=64) as batch:     # `with` in a def method or a script
                 train(batch.items, batch.staleness)
@@ -191,7 +192,8 @@ class Experience:
             groups: at least 1.
             key: take groups that were put with this key as well as those without one.
             on_stale: take stale groups too: ``on_stale(samples, staleness)`` is called with each, and returns the
-                samples that stand for them in the batch, as with importance weights; an empty list leaves them out.
+                samples that replace them in the batch, for example with importance weights; an empty list leaves them
+                out.
 
         Raises:
             LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
@@ -209,33 +211,33 @@ class Experience:
         return self._channel._bound().request(operation, node=roster["nodes"][0], what=what)
 
     def wanted(self) -> Any:
-        """Waits while whatever is made now could only be stale when its turn comes.
+        """Wait while a sample made now could only be stale when it is taken.
 
-        That is so when more groups are ahead of it than the trainer takes in ``max_staleness + 1`` versions.  It does
-        not wait while a take does, nor before the trainer has set a version.  It reserves nothing: of several producers
-        that go on at the same time some may make a sample too many.
+        A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
+        versions. The wait ends at once while a take waits, and before the trainer has set a version. It reserves
+        nothing: if several producers go on at the same time, some may make a sample too many.
 
         Returns:
             The trainer's version, None before the first; in a coroutine a ``Work`` of it.
 
         Raises:
-            PeerLost: the trainer has ended and does not come back, with its last words.
+            PeerLost: the trainer has ended and does not return; the text has its last words.
             ClosedError: the experience is closed.
         """
-        return blocking(self._channel._start(self._arguments.wish()))
+        return blocking(self._channel._start(self._arguments.wanted()))
 
     # -- versions -----------------------------------------------------------------------------------------------
 
     def set_version(self, version: int, *, restart: bool = False) -> NoneOrWork:
-        """Says which version of the weights the trainer has now; its ranks may all say it.
+        """Set the trainer's version of the weights; all its ranks may call this.
 
         Args:
-            restart: the trainer has gone back to a checkpoint, so the version may be lower than before.  A trainer that
-                was started again need not say that.
+            restart: the trainer has gone back to a checkpoint, so the version may be lower than before. A trainer
+                process that was restarted need not pass it.
 
         Raises:
-            ValueError: the version goes back; or another trainer, which lives, sets the versions, as ``of=`` has it.
-            TypeError: it is no whole number.
+            ValueError: the version goes back; or another live trainer, or the group of ``of=``, sets the versions.
+            TypeError: it is not a whole number.
         """
         version = whole_number(version, "version", f"set_version() of experience '{self.name}'")
         me, client = context.identity, self._channel._bound()
@@ -249,14 +251,14 @@ class Experience:
         told: NoneOrWork = blocking(client.run(tell(), what=f"set_version() of experience '{self.name}'"))
         return told
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Any:
-        """Count what has become of the samples: put = taken + present + leased + dropped by reason.
+        """Return the counts of the samples: put = taken + present + leased + dropped by reason.
 
         Returns:
             An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict by reason), ``incomplete``
-            (groups) and ``version`` (the trainer's).  In a coroutine a ``Work`` of it.
+            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` of it.
 
         Raises:
             ClosedError: the experience is closed, and everything in it has been taken.
@@ -265,13 +267,13 @@ class Experience:
         client = self._channel._bound()
         return blocking(client.run(self._count(client), what=f"stats() of experience '{self.name}'", abandonable=True))
 
-    async def _count(self, client: NodeClient) -> Ledger:
+    async def _count(self, client: NodeClient) -> SampleLedger:
         roster = await self._opened()
         counts = await client.request(operations.CountSamples(roster["number"]), node=roster["nodes"][0]).async_wait()
-        return Ledger(**counts)
+        return SampleLedger(**counts)
 
     def state_dict(self) -> Any:
-        """The content, for a checkpoint of your own: samples that are not taken, the counts, the trainer's version.
+        """Return the content for a checkpoint: samples that are not taken, counts, the trainer's version.
 
         Returns:
             A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` of it.
@@ -279,12 +281,12 @@ class Experience:
         Raises:
             ClosedError, NodeLost: as ``stats``.
         """
-        question = Question("state_dict() of", self.name, None, b"", "peek", _show)
-        question.noun = "experience"
-        return blocking(self._channel._start(question))
+        query = QueueQuery("state_dict() of", self.name, None, b"", "peek", _show)
+        query.noun = "experience"
+        return blocking(self._channel._start(query))
 
     def load_state_dict(self, state: dict[str, Any]) -> NoneOrWork:
-        """Takes over the content of another experience; only into one into which nothing was put yet.
+        """Load the content of another experience into one that nothing was put into yet.
 
         Raises:
             ValueError: something was put already; or the content needs more room than ``maxsize``.
@@ -298,7 +300,7 @@ class Experience:
         roster = await self._opened()
         maxsize, size = roster["experience"]["maxsize"], roster["experience"]["group"]
         groups = Counter((key, group) for key, group, _, _ in state["samples"]).values()
-        room = sum(math.ceil(count / size) * size for count in groups)  # an incomplete group has room for the whole
+        room = sum(math.ceil(count / size) * size for count in groups)  # each group reserves room for all of it
         if 0 < maxsize < room:
             raise ValueError(
                 f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples and what their groups "
@@ -312,7 +314,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # one that was passed on before it existed may be closed
+        self._channel._replicas.check()  # a channel passed on before it existed may be closed
         return self._known()
 
     def _known(self) -> registration.Roster:
@@ -323,25 +325,25 @@ class Experience:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """No more puts; groups that lack samples are given up.  Takes go on until what is left has been taken.
+        """Close the experience: puts fail, incomplete groups are closed. Takes go on until all groups have been taken.
 
-        A durable experience keeps its file, and what is in there, unless that was taken or discarded.
+        A durable experience keeps its file, with the groups that were neither taken nor discarded.
 
         Args:
-            discard: throw away what is here, too; takes that have begun may end well.
+            discard: also throw away the samples; takes that have begun may still be confirmed.
 
         Raises:
-            OSError: the disk of a durable experience is full; its file may keep what was given up or discarded.
+            OSError: the disk of a durable experience is full; its file may keep samples that were dropped or discarded.
         """
         return self._channel.close(discard=discard)
 
     async def aclose(self, *, discard: bool = False) -> None:
-        """As ``close``, in a coroutine."""
+        """Close the experience, as ``close``."""
         await self._channel.aclose(discard=discard)
 
 
 async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
-    # First: one that turns out to have no name would have opened the file, and be closed with the groups in it.
+    # Look the name up first: creating under a taken name would open the file, and close it with the groups in it.
     # tests/experience/test_durable.py::test_a_second_create_of_a_name_leaves_its_file_alone
     if options.durable and (known := await _known(client, name)) is not None:
         return known
@@ -349,9 +351,9 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
         return await registration.create(
             client,
             name,
-            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put is done when it is accepted
-            # Without a bound, for the experience has it: puts that wait there for room must not keep back, here, those
-            # that complete the groups that fill it.
+            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, puts wait for acceptance
+            # No byte bound here, as the experience has it: puts that wait for room must not hold back, in this process,
+            # the puts that complete the groups and so make room.
             # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it
             max_bytes=MAX_INTEGER,
             distributed=False,
@@ -359,7 +361,7 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
             experience=options.to_data(),
         )
     except ConfigError:
-        # Another process may have made it meanwhile, which has the file open.
+        # Another process may have created it meanwhile and have the file open.
         if options.durable and (known := await _known(client, name)) is not None:
             return known
         raise

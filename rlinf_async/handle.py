@@ -118,8 +118,8 @@ class Handle(Work[list[R]]):
         missing = [self._callee.ranks[slot] for slot in self._tally.unanswered()]
         return f"{name_ranks(missing)} of '{self._callee.name}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return self._callee.far_side(self._tally.unanswered())
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return self._callee.peer_activity(self._tally.unanswered())
 
     def _needs(self) -> slow_waits.Needs:
         return self._answers_of(self._tally.unanswered()), True
@@ -325,7 +325,7 @@ class Handle(Work[list[R]]):
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
             return  # a failure ends it in a moment, with the other ranks' word
         self._expired = True
-        slow_waits.with_words(self, self._end_expired)
+        slow_waits.with_peer_activity(self, self._end_expired)
 
     def _overdue(self, slots: Sequence[int], doing: str) -> DeadlineExceeded:
         return overdue(self._callee, self._method, slots, doing)

@@ -123,8 +123,8 @@ class StreamCall:
     def _whom(self) -> str:
         return f"{name_ranks(self._callee.ranks[slot] for slot in self._unanswered())} of '{self._callee.name}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return self._callee.far_side(self._unanswered())
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return self._callee.peer_activity(self._unanswered())
 
     def _needs(self) -> slow_waits.Needs:
         targets = [self._callee.targets[slot] for slot in self._unanswered() if self._call]
@@ -329,7 +329,7 @@ class _NextItem(Work[None]):
         self._stream = stream
 
     def _expire(self) -> None:
-        slow_waits.with_words(self, lambda words: self._stream._expire(self, words))
+        slow_waits.with_peer_activity(self, lambda words: self._stream._expire(self, words))
 
     def _describe(self) -> str:
         return self._stream._describe_next()
@@ -340,8 +340,8 @@ class _NextItem(Work[None]):
     def _whom(self) -> str:
         return self._stream._whom()
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return self._stream._far_side()
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return self._stream._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         return self._stream._needs()

@@ -90,7 +90,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         """Who has to do something for it to end, for the table of waits; empty where that is not known."""
         return ""
 
-    def _far_side(self) -> slow_waits.FarSide | None:
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
         """Asks daemons what those do who have to do something, in words; only for a word about a long wait."""
         return None
 
@@ -342,8 +342,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             if not self._forget_waiter(gate.open):
                 self._left()
             if isinstance(error, KeyboardInterrupt):
-                told = slow_waits.told_since(began, clock.monotonic())
-                error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.word()}")
+                told = slow_waits.duration_since(began, clock.monotonic())
+                error.add_note(f"while waiting for {self._describe()}, {told}{unobserved_errors.warning_suffix()}")
             raise
 
     def _time_to(self, began: float, timeout: float | None) -> float | None:
@@ -550,8 +550,8 @@ class Whole(Work[T]):
     def _needs(self) -> slow_waits.Needs:
         return needs_of(self._open_parts())
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return next((asked for work in self._open_parts() if (asked := work._far_side()) is not None), None)
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return next((asked for work in self._open_parts() if (asked := work._peer_activity()) is not None), None)
 
     def _remaining(self) -> float | None:
         left = [part._remaining() for part in self._open_parts() if part._timeout is not None]
@@ -662,8 +662,8 @@ class Part(Work[T]):
     def _whom(self) -> str:
         return self._whole._whom()
 
-    def _far_side(self) -> slow_waits.FarSide | None:
-        return self._whole._far_side()
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
+        return self._whole._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         return self._whole._needs()

@@ -27,7 +27,7 @@ from rlinf_async._worker.messaging import Messaging
 from rlinf_async._worker.profiling import Profiling
 from rlinf_async._worker.routing import Routing
 from rlinf_async._worker.spec import GroupSpec
-from rlinf_async._worker.timers import Span, Timers, caller_name, timed
+from rlinf_async._worker.timers import TimedSpan, Timers, caller_name, timed
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.hardware import is_rehearsal
@@ -360,7 +360,7 @@ class Worker(Messaging, Routing, ChannelAccess, Logging, Profiling):
 
     # -- time ---------------------------------------------------------------------------------------------------
 
-    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Span:
+    def worker_timer(self, tag: str | None = None, trace: bool = True) -> TimedSpan:
         """Adds the wall time of a ``with`` block to ``tag`` (default: the calling function's name), in seconds."""
         return self._timers.span(tag or caller_name(), self._group_name if trace else None)
 

@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from rlinf_async import Cluster
 from tests._support import leaks
 from tests._support.fake_hosts import FakeHosts
 
@@ -25,14 +26,20 @@ from tests._support.fake_hosts import FakeHosts
 # of them at the end; those that mostly wait stand among those that compute.  `--durations=0` shows what has grown long.
 LONG_FILES = (
     "tests/test_orphans.py",
+    "tests/simulation/test_seeds.py",
+    "tests/test_guides.py",
+    "tests/benches/test_benches.py",
+    "tests/test_healing_nodes.py",
     "tests/weights/test_scheme_deaths.py",
     "tests/torchrl/test_collectors.py",
-    "tests/benches/test_benches.py",
+    "tests/test_package.py",
+    "tests/examples/test_embodiment_training.py",
+    "tests/test_rough_networks.py",
+    "tests/launcher/test_unobserved_errors.py",
     "tests/test_embedding.py",
     "tests/_transports/test_gloo_pair.py",
-    "tests/examples/test_embodiment_training.py",
     "tests/weights/test_contract_workers.py",
-    "tests/test_exchange_hosts.py",
+    "tests/histories/test_channel_histories.py",
     "tests/weights/fuzz/test_fuzz.py",
     "tests/weights/test_schemes_over_ssh.py",
     "tests/weights/links/test_worker_link.py",
@@ -40,7 +47,6 @@ LONG_FILES = (
     "tests/test_stopped_loops.py",
     "tests/test_exchange.py",
     "tests/weights/test_chain_workers.py",
-    "tests/test_over_ssh.py",
     "tests/_messaging/test_relayed_broadcast.py",
     "tests/examples/test_reasoning_training.py",
 )
@@ -51,7 +57,7 @@ _VISIBLE_GPUS = pytest.StashKey[str | None]()
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "shared_cluster: (of a module) tests share a cluster; leaks count at the end")
-    config.addinivalue_line("markers", "long: takes minutes; not part of make test")
+    config.addinivalue_line("markers", "long: (added where a marker has a make command of its own) not run by CI")
     # How long an example takes says something of the machine only.
     hypothesis.settings.register_profile("suite", deadline=None)
     hypothesis.settings.load_profile("suite")
@@ -84,7 +90,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
             names.insert(names.index("_nothing_is_left") + 1, "_no_task_is_left")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by -m
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    commanded = {line.partition(":")[0] for line in config.getini("markers") if "(make " in line}
+    for item in items:
+        if any(mark.name in commanded for mark in item.iter_markers()):
+            item.add_marker("long")
     order = {path: number for number, path in enumerate(LONG_FILES)}
     items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(LONG_FILES)))
 
@@ -174,6 +185,14 @@ def complaints() -> Iterator[list[str]]:
         logger.removeHandler(ear)
     if heard:
         pytest.fail("logged during the test:\n" + "\n".join(heard), pytrace=False)
+
+
+@pytest.fixture(scope="module")
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A cluster for a module, with as many nodes as its ``LOCAL_NODES`` says, or one."""
+    nodes = getattr(request.module, "LOCAL_NODES", 1)
+    with Cluster(num_nodes=nodes, local_nodes=nodes if nodes > 1 else None, log_to_driver=False) as cluster:
+        yield cluster
 
 
 @pytest.fixture

@@ -35,12 +35,6 @@ class Rollout(Worker):
             yield number
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def group(cluster: Cluster) -> Iterator[Any]:
     group = Rollout.create_group().launch(cluster, NodePlacementStrategy([0] * 2), name="r").wait_ready()

@@ -48,6 +48,7 @@ async def test_a_rank_that_is_coming_back_is_away_in_the_group_in_status_and_in_
         assert group.away == []
 
 
+@pytest.mark.slow
 async def test_a_death_is_told_without_restarts_too_and_bad_callbacks_are_named(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -8,7 +8,6 @@ import os
 import re
 import threading
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from rlinf_async._worker.background import BackgroundTasks
 pytestmark = pytest.mark.shared_cluster
 
 ONE = NodePlacementStrategy([0])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 class Host(Worker):
@@ -111,23 +104,6 @@ def test_a_task_that_fails_ends_its_rank_and_says_which_and_where(cluster: Clust
         assert group.pid().wait(20) != [before]
 
 
-def test_between_calls_it_is_a_death_like_any_other(cluster: Cluster) -> None:
-    told: list[WorkerDied] = []
-    heard = threading.Event()
-    with launch(cluster, "__init__") as group:
-        group.on_death(told.append)
-        group.on_restart(lambda restart: heard.set())
-        assert heard.wait(20)
-        heard.clear()
-        (pid,) = group.in_def("of a def").wait()
-        assert heard.wait(20)
-        assert group.pid().wait(20) != [pid]
-    assert [re.findall(r"in Host.(\w+)\(\), failed \((.*)\)", died.verdict)[0] for died in told] == [
-        ("__init__", "ValueError: in the constructor"),
-        ("in_def", "ValueError: of a def"),
-    ]
-
-
 class Odd(BaseException):
     pass
 
@@ -144,26 +120,6 @@ def test_an_exit_that_hangs_holds_up_no_failure(cluster: Cluster) -> None:
         pytest.raises(WorkerDied, match=r"its background task Host.fail\(\)"),
     ):
         group.in_coroutine("no luck").wait(20)
-
-
-@pytest.mark.parametrize("how", ["cancel", "close"])
-def test_a_task_that_ends_or_is_cancelled_is_quiet(
-    cluster: Cluster, tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str
-) -> None:
-    path = tmp_path / "end"
-    with launch(cluster, name=how) as group:
-        group.tick(str(path)).wait()
-        while not group.ticked().wait()[0][0]:
-            pass
-        if how == "cancel":
-            group.stop().wait()
-            while not group.ticked().wait()[0][1]:
-                pass
-            assert path.read_text() == "cancelled"
-        log = Path(group.log_paths[0])
-    assert path.read_text() == "cancelled"
-    assert log.read_text() == ""
-    assert not caplog.records
 
 
 def test_a_task_is_kept_and_ends_also_before_its_first_step() -> None:

@@ -19,12 +19,7 @@ from tests._support.unauthenticated_clients import hello, node_directory, read_t
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
+LOCAL_NODES = 2
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ from rlinf_async import (
     DeadlineExceeded,
     NodePlacementStrategy,
     Worker,
-    WorkerDied,
     WorkerGroup,
     each,
     settings,
@@ -44,12 +43,6 @@ class Slow(Plain):
             await asyncio.sleep(then)
         finally:
             self.log.append("closed")
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -91,14 +84,6 @@ def test_a_def_goes_on_and_its_late_answer_is_dropped(two: Any) -> None:
     assert not two._members.open
 
 
-def test_a_call_that_nobody_waits_for_ends_too(two: Any) -> None:
-    handle = two.sleep(30)
-    time.sleep(TIMEOUT_S + 0.3)
-    assert handle.done()
-    with pytest.raises(DeadlineExceeded):
-        handle.wait()
-
-
 async def test_all_views_of_a_call_end_with_it(two: Any) -> None:
     handle = two.sleep(each([0, 30]))
     got = []
@@ -124,38 +109,6 @@ def test_a_stopped_rank_is_named(two: Any) -> None:
     assert two.hello().wait() == [0, 1]
 
 
-def test_a_death_before_the_deadline_is_the_error(two: Any) -> None:
-    handle = two.block(each([0.3, 0]))
-    os.kill(two.worker_info_list[0].worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied):
-        handle.wait()
-    time.sleep(TIMEOUT_S)
-    with pytest.raises(WorkerDied):
-        handle.wait()
-
-
-def test_calls_in_time_cost_one_timer_for_the_group_which_ends_by_itself(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    group: Any = Slow.create_group().launch(cluster, name="quick", call_timeout=30).wait_ready()
-    timers: list[Any] = []
-    monkeypatch.setattr(cluster._client, "later", lambda *timer: timers.append(timer))
-    try:
-        assert not _timer_is_set(group)
-        for _ in range(50):
-            group.hello().wait()
-        ((seconds, look),) = timers
-        assert seconds == 30
-        assert not group._members.open
-        look()
-        assert (len(timers), _timer_is_set(group)) == (1, False)
-        group.hello().wait()
-        assert len(timers) == 2
-    finally:
-        monkeypatch.undo()
-        group.close()
-
-
 def test_threads_that_call_at_once_set_one_timer(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     group: Any = Slow.create_group().launch(cluster, name="threads", call_timeout=30).wait_ready()
     timers: list[Any] = []
@@ -167,38 +120,6 @@ def test_threads_that_call_at_once_set_one_timer(cluster: Cluster, monkeypatch: 
     finally:
         monkeypatch.undo()
         group.close()
-
-
-def test_the_timer_comes_back_for_the_next_call(two: Any) -> None:
-    first = two.sleep(30)
-    time.sleep(TIMEOUT_S / 2)
-    second = two.sleep(30)
-    for handle in (first, second):
-        with pytest.raises(DeadlineExceeded):
-            handle.wait(2)
-    assert not _timer_is_set(two)
-
-
-def test_a_cancelled_call_is_no_deadlines_business(two: Any) -> None:
-    handle = two.sleep(30)
-    handle.cancel()
-    time.sleep(TIMEOUT_S + 0.3)
-    with pytest.raises(Exception, match=r"by handle.cancel\(\)"):
-        handle.wait()
-
-
-async def test_a_stream_ends_where_no_item_comes_for_so_long(two: Any) -> None:
-    got = []
-    with pytest.raises(DeadlineExceeded, match=r"(?s)within 0.4 s .*ranks 0-1 of 'two' had"):  # noqa: PT012
-        async for _, item in two.every(0.15, 5, 30):  # longer than the timeout, but never without an item for so long
-            got.append(item)
-    assert sorted(got) == sorted([0, 1, 2, 3, 4] * 2)
-    assert await two.noted() == [["closed"], ["closed"]]
-
-
-def test_a_stream_is_limited_without_a_loop_too(two: Any) -> None:
-    with pytest.raises(DeadlineExceeded):
-        list(two.every(0, 1, 30))
 
 
 def test_an_item_that_comes_while_daemons_are_asked_ends_no_stream(two: Any) -> None:

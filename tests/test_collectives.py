@@ -97,6 +97,7 @@ def test_ranks_of_another_call_wait_for_a_failed_rank_that_has_been_called_again
     assert waiting.wait(10) == [3.0, 3.0]
 
 
+@pytest.mark.slow
 def test_a_call_after_the_failure_in_which_ranks_are_out_of_step_does_not_hang(ring: Any) -> None:
     with pytest.raises(ValueError, match="not this time"):
         ring.meet(absent=2, after=0.5).wait(10)  # the others have begun
@@ -106,10 +107,12 @@ def test_a_call_after_the_failure_in_which_ranks_are_out_of_step_does_not_hang(r
     assert ROOT.format("meet") in notes_of(caught.value)
 
 
+@pytest.mark.slow
 def test_a_collective_that_takes_long_is_left_alone_where_no_rank_has_failed(ring: Any) -> None:
     assert ring.meet(absent=2, late=4 * TIMEOUT).wait(10) == [3.0] * 3
 
 
+@pytest.mark.slow
 def test_a_collective_that_takes_long_is_left_alone_where_the_failed_rank_is_in_it_too(ring: Any) -> None:
     failing = ring[2].fail(TIMEOUT / 2)
     healthy = ring.meet(absent=2, late=3 * TIMEOUT)
@@ -125,12 +128,14 @@ def test_a_rank_that_computes_is_not_killed_for_anothers_failure(ring: Any) -> N
     assert ring.meet().wait(10) == [3.0] * 3
 
 
+@pytest.mark.slow
 def test_a_rank_that_computes_once_it_is_freed_is_not_killed(ring: Any) -> None:
     pids = ring.pid().wait(10)
     outcomes = ring.meet_and_compute(2 * GRACE, absent=2).outcomes().wait(10)
     assert [outcome.value for outcome in outcomes[:2]] == pids[:2]
 
 
+@pytest.mark.slow
 def test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed(ring: Any) -> None:
     pid = ring.execute_on(0).pid().wait(10)
     outcomes = ring.be_freed_by_a_peer_and_compute(2 * GRACE).outcomes().wait(10)

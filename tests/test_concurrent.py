@@ -13,7 +13,6 @@ from rlinf_async import (
     Channel,
     ClosedError,
     Cluster,
-    DeadlineExceeded,
     NodePlacementStrategy,
     RemoteError,
     Worker,
@@ -25,12 +24,6 @@ from tests._support.concurrent_workers import Caller, Overtaken, Quieter
 pytestmark = pytest.mark.shared_cluster
 
 ONE = NodePlacementStrategy([0])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -71,12 +64,6 @@ def test_a_subclass_that_writes_it_anew_without_the_mark_has_an_ordinary_method(
     assert group.alive("still").wait(timeout=60) == ["still"]
 
 
-def test_a_stop_flag_ends_a_loop_in_a_def(launch: Callable[..., Any]) -> None:
-    group = launch(Overtaken)
-    trained = group.train()
-    assert group.stop().wait(timeout=60)[0] <= trained.wait(timeout=60)[0]
-
-
 def test_a_call_that_comes_during_the_constructor_overtakes_too(cluster: Cluster, launch: Callable[..., Any]) -> None:
     arrivals, signals = Channel.create("arrivals", cluster=cluster), Channel.create("signals", cluster=cluster)
     group = launch(Overtaken, arrivals, signals)
@@ -88,39 +75,6 @@ def test_a_call_that_comes_during_the_constructor_overtakes_too(cluster: Cluster
     blocked.wait(timeout=60)
     arrivals.close()
     signals.close()
-
-
-def test_it_is_cancelled_while_a_def_blocks(launch: Callable[..., Any]) -> None:
-    group = launch(Overtaken)
-    blocked, hanging = group.block(), group.hang()
-    group.health().wait(timeout=60)  # the other one has begun
-    hanging.cancel()
-    assert group.see_cleaned().wait(timeout=60) == [True]
-    with pytest.raises(ClosedError, match="cancelled"):
-        hanging.wait(timeout=60)
-    group.release().wait(timeout=60)
-    blocked.wait(timeout=60)
-
-
-def test_a_deadline_of_its_group_ends_it_while_a_def_blocks(launch: Callable[..., Any]) -> None:
-    group = launch(Overtaken, call_timeout=1)
-    blocked = group.block()
-    with pytest.raises(DeadlineExceeded, match=r"hang\(\)"):
-        group.hang().wait(timeout=60)
-    assert group.see_cleaned().wait(timeout=60) == [True]
-    with pytest.raises(DeadlineExceeded, match=r"block\(\)"):
-        blocked.wait(timeout=60)
-    group.release().wait(timeout=60)
-
-
-def test_closing_its_group_cancels_it_and_waits_for_its_cleaning_up(launch: Callable[..., Any], tmp_path: Path) -> None:
-    group = launch(Overtaken)
-    hanging = group.hang(str(tmp_path / "proof"))
-    group.health().wait(timeout=60)
-    group.close()
-    assert (tmp_path / "proof").read_text() == "cleaned"
-    with pytest.raises(ClosedError):
-        hanging.wait(timeout=60)
 
 
 def test_closing_its_group_cancels_it_beside_a_def_that_has_to_be_killed(
@@ -148,15 +102,6 @@ def test_its_error_travels_with_notes_and_its_exit_is_an_error(launch: Callable[
         group.exit().wait(timeout=60)
     group.leave_exit_behind().wait(timeout=60)
     assert group.health().wait(timeout=60) == ["rlinf-concurrent"]
-    group.release().wait(timeout=60)
-    blocked.wait(timeout=60)
-
-
-def test_calls_of_several_callers_run_concurrently(launch: Callable[..., Any]) -> None:
-    group, caller = launch(Overtaken, name="met"), launch(Caller)
-    blocked = group.block()
-    mine, theirs = group.meet(), caller.call_meet("met")
-    assert sorted([*mine.wait(timeout=60), *theirs.wait(timeout=60)[0]]) == [0, 1]
     group.release().wait(timeout=60)
     blocked.wait(timeout=60)
 

@@ -115,12 +115,6 @@ class Operator:
         os.close(self._near)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def group(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[WorkerGroup[Debugged]]:
     group = Debugged.create_group().launch(
@@ -231,6 +225,7 @@ def test_a_post_mortem_that_nobody_comes_to_ends(group: Any) -> None:
         group[0].raises(21).wait(timeout=20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["deadlocked", "deadlocked_coroutine"])
 def test_every_rank_of_a_deadlock_stops(group: Any, run: str, method: str) -> None:
     getattr(group, method)()
@@ -277,6 +272,7 @@ def test_several_ranks_have_one_prompt_and_stand_in_status_and_verdict(shared: A
         assert call.wait() == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "result"), [("sleep", "slept"), ("compute", "computed")])
 def test_a_running_rank_stops_between_two_bytecodes_or_in_a_wait(
     shared: Any, run: str, method: str, result: str
@@ -290,6 +286,7 @@ def test_a_running_rank_stops_between_two_bytecodes_or_in_a_wait(
         assert call.wait() == [result]
 
 
+@pytest.mark.slow
 def test_a_rank_inside_a_c_call_is_entered_when_that_returns(shared: Any, run: str) -> None:
     call = shared[0].in_c(20_000_000)
     time.sleep(0.2)
@@ -311,6 +308,7 @@ def test_an_idle_rank_stops_at_its_next_call(shared: Any, run: str) -> None:
         assert call.wait() == [0, 1]
 
 
+@pytest.mark.slow
 def test_ranks_go_on_when_their_operator_is_killed(shared: Any, run: str) -> None:
     call = shared.at_breakpoint(1)
     with debugging(run, "rollout") as operator:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import shared_memory
 from pathlib import Path
@@ -22,12 +21,6 @@ from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerGroup
 pytestmark = pytest.mark.shared_cluster
 
 ONE = NodePlacementStrategy([0])
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 def note(path: str, line: str) -> None:

@@ -44,7 +44,7 @@ class Environment:
         name: of the test.
         shell: finds ``$PY`` and ``$SCRIPT``, which ``"$@"`` consists of, an empty folder ``$WORK``, ``$INHERITED``.
         refused: pattern of the sentence that the program ends with; empty where it works.
-        is_usual: part of ``make test``; the others are ``make environments``.
+        is_usual: part of ``make test-all``, and the first two of ``make test``; the others are ``make environments``.
     """
 
     name: str
@@ -236,8 +236,11 @@ def may_isolate() -> bool:
 @pytest.mark.parametrize(
     "environment",
     [
-        pytest.param(each, id=each.name, marks=[] if each.is_usual else pytest.mark.environments)
-        for each in ENVIRONMENTS
+        *(pytest.param(each, id=each.name) for each in ENVIRONMENTS[:2]),
+        *(
+            pytest.param(each, id=each.name, marks=pytest.mark.slow if each.is_usual else pytest.mark.environments)
+            for each in ENVIRONMENTS[2:]
+        ),
     ],
 )
 def test_a_program_works_or_says_in_a_sentence_why_not(environment: Environment, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
 
+QUICK_WAYS = ("shared", "gloo")
 WAYS: dict[str, tuple[int, dict[str, str]]] = {
     "shared": (1, {}),
     "pieces": (1, {"RLINF_SHM_BUDGET": "0"}),
@@ -60,7 +61,10 @@ def two_nodes() -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module", params=list(WAYS))
+BY_WAY = [pytest.param(way, marks=() if way in QUICK_WAYS else pytest.mark.slow) for way in WAYS]
+
+
+@pytest.fixture(scope="module", params=BY_WAY)
 def talks(request: pytest.FixtureRequest, two_nodes: Cluster) -> Iterator[Talks]:
     talks = Talks(two_nodes, request.param)
     yield talks
@@ -212,7 +216,7 @@ def test_the_communication_example_of_the_seed_runs_with_4_ranks_per_group(two_n
 
 
 @pytest.mark.parametrize("orders", [40, pytest.param(200, marks=pytest.mark.histories)])
-@pytest.mark.parametrize("way", list(WAYS))
+@pytest.mark.parametrize("way", BY_WAY)
 def test_crossed_first_sends_in_random_orders_over_8_ranks_all_complete(
     two_nodes: Cluster, way: str, orders: int
 ) -> None:

@@ -26,18 +26,11 @@ BETWEEN = {CUDA_IPC: CUDA_IPC, NCCL: NCCL, STAGED: STAGED, "one GPU": CUDA_IPC, 
 """The way that is known beforehand; with two GPUs it depends on whether they reach each other."""
 WHERE = [
     CUDA_IPC,
-    NCCL,
-    STAGED,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (NCCL, STAGED)),
     *(pytest.param(name, marks=pytest.mark.gpu) for name in NEEDED),
 ]
 """What stands in for GPUs by the way that is between them; or GPUs."""
 NOTHING = "nothing"
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
 
 
 class Groups:

@@ -11,7 +11,7 @@ import pytest
 
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 SCRIPT = """
 import os, signal, sys, time

@@ -33,12 +33,6 @@ pytestmark = pytest.mark.shared_cluster
 FOUR = NodePlacementStrategy([0] * 4)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def four(cluster: Cluster) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, placement=FOUR, name="four").wait_ready()
@@ -107,15 +101,6 @@ def test_a_failure_that_nobody_waits_for_cancels_the_other_ranks_too(four: Any) 
         call.wait(5)
 
 
-async def test_a_failure_cancels_the_other_ranks(four: Any) -> None:
-    call = four.fail_after(each([60, 60, 60, 0.5]))
-    await four.hello()  # all of them have begun
-    with pytest.raises(ValueError, match="as told"):
-        async with asyncio.timeout(2):
-            await call
-    assert await four.was_cancelled() == [True, True, True, False]
-
-
 async def test_a_cancelled_call_is_cancelled_on_every_rank_within_half_a_second(four: Any) -> None:
     call = four.sleep(60)
     await four.hello()  # all of them have begun
@@ -155,25 +140,6 @@ async def test_a_call_that_waits_in_the_queue_never_starts_once_cancelled(four: 
     assert await four.noted() == [[]] * 4
 
 
-async def test_every_call_of_a_storm_that_is_cancelled_is_answered(cluster: Cluster, four: Any) -> None:
-    for _ in range(3):
-        handles = [four.sleep(30) for _ in range(500)]
-        for handle in handles:
-            handle.cancel()
-    assert await four.hello() == [0, 1, 2, 3]
-    async with asyncio.timeout(20):
-        while (await cluster.status())["busy"]:
-            pass
-
-
-async def test_cleaning_up_after_a_cancel_is_not_interrupted(four: Any) -> None:
-    handle = four.clean_up_slowly(each([0.0, 0.2, 0.2, 0.2]))
-    assert await four.noted() == [["waiting"]] * 4
-    handle.cancel()
-    await four.sleep(0.4)
-    assert all("cleaned" in log and "interrupted" not in log for log in await four.noted())
-
-
 @pytest.mark.parametrize("view", ["part", "outcomes", "as_completed", "durations", "task"])
 async def test_whoever_is_the_last_to_wait_for_any_part_of_a_call_cancels_it(four: Any, view: str) -> None:
     handle = four.sleep(60)
@@ -201,14 +167,6 @@ async def test_whoever_is_the_last_to_wait_for_any_part_of_a_call_cancels_it(fou
             pass
 
 
-async def test_a_part_is_not_cancelled_while_another_is_waited_for(four: Any) -> None:
-    handle = four.sleep(0.3)
-    patient = asyncio.ensure_future(_wait(handle[0]))
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(_wait(handle[1]), 0.05)
-    assert await patient == 0.3
-
-
 async def test_a_part_of_a_cancelled_call_is_over_too(four: Any) -> None:
     handle = four.sleep(60)
     part = handle[1]
@@ -217,26 +175,6 @@ async def test_a_part_of_a_cancelled_call_is_over_too(four: Any) -> None:
         await part
     with pytest.raises(ClosedError):
         await handle[2]
-
-
-async def test_shielded_and_async_waits_do_not_cancel_the_call(four: Any) -> None:
-    handle = four.sleep(0.3)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.05):
-            await asyncio.shield(handle)
-    with pytest.raises(TimeoutError, match=r"four.sleep\(\)"):
-        await handle.async_wait(timeout=0.05)
-    assert await handle == [0.3] * 4
-    assert await four.was_cancelled() == [False] * 4
-
-
-async def test_a_call_is_cancelled_by_its_last_waiter_only(four: Any) -> None:
-    handle = four.sleep(0.3)
-    impatient = asyncio.ensure_future(_wait(handle))
-    patient = asyncio.ensure_future(_wait(handle))
-    await asyncio.sleep(0.05)
-    impatient.cancel()
-    assert await patient == [0.3] * 4
 
 
 async def _wait(handle: Any) -> Any:
@@ -332,16 +270,6 @@ def test_children_that_ended_before_their_worker_leave_no_zombies(cluster: Clust
     assert not psutil.pid_exists(pid)
 
 
-def test_a_closing_group_gives_coroutines_time_to_clean_up(cluster: Cluster, tmp_path: Any) -> None:
-    group = Plain.create_group().launch(cluster, name="cleaner").wait_ready()
-    handle = group.write_when_cancelled(str(tmp_path / "words"))
-    assert group.noted().wait() == [["waiting"]]
-    group.close()
-    with pytest.raises(ClosedError, match="because its group was closed"):
-        handle.wait()
-    assert (tmp_path / "words").read_text() == "cleaned up"
-
-
 def test_closing_twice_does_nothing(cluster: Cluster) -> None:
     group = Plain.create_group().launch(cluster, name="twice")
     group.close()
@@ -357,14 +285,6 @@ def test_a_group_closed_while_it_is_launched_leaves_nothing(cluster: Cluster) ->
         with pytest.raises(ClosedError):
             call.wait()
     assert cluster.status()["endpoints"] == before
-
-
-def test_a_launch_that_fails_frees_its_name(cluster: Cluster) -> None:
-    with pytest.raises(Exception, match="template"):
-        Plain.create_group().launch(cluster, name="second-try", env={"PYTHONHOME": "/nonexistent"}).wait_ready()
-    group = Plain.create_group().launch(cluster, name="second-try")
-    assert group.hello().wait() == [0]
-    group.close()
 
 
 async def test_a_group_whose_constructor_fails_is_gone_after_async_with(cluster: Cluster) -> None:

@@ -169,12 +169,6 @@ def load(channel: Channel) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def plain(cluster: Cluster) -> Iterator[Any]:
     with contextlib.closing(Plain.create_group().launch(cluster, name="plain").wait_ready()) as group:
         yield group

@@ -26,20 +26,10 @@ FOUR = NodePlacementStrategy([0] * 4)
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def four(cluster: Cluster) -> Iterator[WorkerGroup]:
     group = Plain.create_group(3).launch(cluster, placement=FOUR, name="four")
     yield group
     group.close()
-
-
-def test_results_come_in_rank_order(four: Any) -> None:
-    assert four.hello().wait() == [0, 1, 2, 3]
 
 
 async def test_a_group_call_is_awaited_in_any_loop(four: Any) -> None:
@@ -174,12 +164,6 @@ def test_one_rank_of_a_handle_can_be_waited_for(four: Any) -> None:
     assert handle[2].wait() == 9
     assert handle[-1].wait() == 12
     assert handle.wait() == [3, 6, 9, 12]
-
-
-async def test_ranks_can_be_taken_as_they_complete(four: Any) -> None:
-    handle = four.sleep(each([0.15, 0.1, 0.05, 0.0]))
-    order = [rank async for rank, _ in handle.as_completed()]
-    assert order == [3, 2, 1, 0]
 
 
 async def test_a_handle_is_a_coroutine_for_task_groups(four: Any) -> None:
@@ -333,13 +317,6 @@ def test_a_group_is_found_by_its_name(cluster: Cluster, four: Any) -> None:
         WorkerGroup.from_group_name(Plain, "five", cluster=cluster, timeout=0.1)
 
 
-async def test_a_lookup_waits_for_a_name_that_does_not_exist_yet(cluster: Cluster) -> None:
-    lookup = cluster.find_group(Plain, "late")
-    async with Plain.create_group(5).launch(cluster, name="late"):
-        found = await lookup
-        assert await found.scaled(2) == [10]
-
-
 def test_workers_draw_different_numbers_unless_seeded(cluster: Cluster) -> None:
     pair = NodePlacementStrategy([0, 0])
     free = Seeded.create_group().launch(cluster, placement=pair, name="free")
@@ -397,14 +374,6 @@ def test_a_worker_finds_a_group_without_naming_a_cluster(four: Any, cluster: Clu
     group = Plain.create_group().launch(cluster, name="finder")
     assert group.find_by_name("four").wait() == [[0, 1, 2, 3]]
     group.close()
-
-
-async def test_a_short_lookup_does_not_end_another_one(cluster: Cluster) -> None:
-    patient = cluster.find_group(Plain, "later")
-    with pytest.raises(TimeoutError):
-        await cluster.find_group(Plain, "later", timeout=0.1)
-    async with Plain.create_group(4).launch(cluster, name="later"):
-        assert await (await patient).scaled(1) == [4]
 
 
 def test_class_methods_are_called_and_plain_generators_are_refused(four: Any) -> None:

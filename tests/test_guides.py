@@ -21,6 +21,8 @@ PAGES = [
 ]
 WITHOUT_PROGRAMS = ["programming-flow.md", "troubleshooting.md"]
 """``test_quotations.py`` holds them to the code."""
+QUICK = ("hello.py", "counter.py", "recipe_calling_a_group.py", "recipe_leases.py")
+"""Programs that ``make test`` runs, too."""
 OWN_RUN = (
     "recipe_several_clusters_in_one_process.py",
     "recipe_rehearsals_with_fake_gpus.py",
@@ -97,6 +99,12 @@ def read_blocks(page: str) -> list[Block]:
 
 
 BLOCKS = [block for page in PAGES for block in read_blocks(page)]
+
+
+def by_tier(blocks: list[Block]) -> list[Any]:
+    return [pytest.param(each, id=each.name, marks=() if each.name in QUICK else pytest.mark.slow) for each in blocks]
+
+
 ALONE = [block for block in BLOCKS if block.is_program and block.needs_a_run_of_its_own]
 TOGETHER = [block for block in BLOCKS if block.is_program and not block.needs_a_run_of_its_own]
 
@@ -107,7 +115,7 @@ def write(blocks: Iterable[Block], folder: Path) -> None:
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600, check=False)
 
 
 def check(block: Block, returncode: int, stdout: str, stderr: str) -> None:
@@ -134,7 +142,7 @@ def test_the_pages_have_their_programs() -> None:
     assert len(TOGETHER) >= 6
 
 
-@pytest.mark.parametrize("block", ALONE, ids=[block.name for block in ALONE])
+@pytest.mark.parametrize("block", by_tier(ALONE))
 def test_a_program_prints_what_its_page_says(block: Block, tmp_path: Path) -> None:
     write((each for each in BLOCKS if each is block or not each.is_recipe), tmp_path)
     done = run(block.command, tmp_path)
@@ -142,19 +150,21 @@ def test_a_program_prints_what_its_page_says(block: Block, tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def done_together(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def done_together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    selected = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
+    blocks = [each["block"] for each in selected if each.get("block") in TOGETHER]
     folder = tmp_path_factory.mktemp("recipes")
     write(BLOCKS, folder)
     (folder / "driver.py").write_text(DRIVER)
-    commands = json.dumps([block.command for block in TOGETHER])
+    commands = json.dumps([block.command for block in blocks])
     launcher = str(Path(sys.executable).with_name("rlinf-launch"))
     done = run([sys.executable, launcher, "-q", "driver.py", commands], folder)
     assert "all: " in done.stdout, done.stdout + done.stderr
     results = json.loads(done.stdout.partition("all: ")[2].partition("\n")[0])
-    return dict(zip([block.name for block in TOGETHER], results, strict=True))
+    return dict(zip([block.name for block in blocks], results, strict=True))
 
 
-@pytest.mark.parametrize("block", TOGETHER, ids=[block.name for block in TOGETHER])
+@pytest.mark.parametrize("block", by_tier(TOGETHER))
 def test_a_recipe_prints_what_its_page_says(block: Block, done_together: dict[str, Any]) -> None:
     check(block, *done_together[block.name])
 

@@ -29,7 +29,7 @@ class Holder(Worker):
 
 
 @pytest.mark.parametrize("seconds", [2, pytest.param(15, marks=pytest.mark.faults)])
-@pytest.mark.parametrize("holder", ["worker", "driver"])
+@pytest.mark.parametrize("holder", ["worker", pytest.param("driver", marks=pytest.mark.slow)])
 async def test_a_gil_that_is_held_for_seconds_costs_time_only(holder: str, seconds: int) -> None:
     async with Cluster(local_nodes=2, log_to_driver=False) as cluster:
         group = Holder.create_group().launch(cluster, NodePlacementStrategy([0, 1]), name="holders")

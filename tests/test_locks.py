@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import signal
@@ -16,6 +15,7 @@ from rlinf_async import Cluster, DeadlineExceeded, NodePlacementStrategy, Worker
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 
 class Owner(Talker):
@@ -24,12 +24,6 @@ class Owner(Talker):
     def __init__(self) -> None:
         super().__init__()
         self.global_accelerator_ids = [0, 1]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -90,27 +84,6 @@ def test_a_deadline_names_who_has_the_devices_and_leaves_no_place_in_the_line(cl
     assert held(cluster) == {}
 
 
-def test_a_worker_that_does_not_hold_the_lock_cannot_release_it(owners: Any) -> None:
-    owners.execute_on(0).do(acquire).wait()
-    with pytest.raises(RuntimeError, match="Lock is not acquired"):
-        owners.execute_on(1).do(release).wait()
-    owners.execute_on(0).do(release).wait()
-
-
-async def use_in_turns(worker: Owner, rounds: int) -> list[bool]:
-    seen = []
-    for _ in range(rounds):
-        async with worker.device_lock:
-            seen.append(worker.device_lock.is_held)
-            await asyncio.sleep(0)
-    return [*seen, worker.device_lock.is_held]
-
-
-def test_coroutines_hold_it_with_async_with(cluster: Cluster, owners: Any) -> None:
-    assert owners.ado(use_in_turns, 20).wait() == [[True] * 20 + [False]] * 3
-    assert held(cluster) == {}
-
-
 async def enter_in_the_wrong_way(worker: Owner) -> None:
     with worker.device_lock:
         pass
@@ -119,30 +92,6 @@ async def enter_in_the_wrong_way(worker: Owner) -> None:
 def test_a_coroutine_is_told_to_use_async_with(owners: Any) -> None:
     with pytest.raises(RuntimeError, match="use `async with`"):
         owners.execute_on(0).ado(enter_in_the_wrong_way).wait()
-
-
-async def cancel_while_waiting(worker: Owner) -> bool:
-    async def hold() -> None:
-        async with worker.device_lock:
-            raise AssertionError("it was not to be had")
-
-    waiting = asyncio.create_task(hold())
-    await asyncio.sleep(0)
-    not_begun = asyncio.create_task(worker.device_lock.acquire())
-    for task in (waiting, not_begun):
-        task.cancel()
-    await asyncio.wait([waiting, not_begun])
-    return waiting.cancelled() and not_begun.cancelled()
-
-
-def test_a_wait_that_is_cancelled_leaves_nothing_behind(cluster: Cluster, owners: Any) -> None:
-    owners.execute_on(0).do(acquire).wait()
-    assert owners.execute_on(1).ado(cancel_while_waiting).wait() == [True]
-    third = owners.execute_on(2).do(acquire)
-    owners.execute_on(0).do(release).wait()
-    third.wait()
-    assert held(cluster) == {"owners:2": [0, 1]}
-    owners.execute_on(2).do(release).wait()
 
 
 class Late(Exception):
@@ -197,16 +146,6 @@ def test_devices_ports_and_names_come_back_when_their_holder_is_killed(cluster: 
     again.close()
 
 
-def test_devices_and_ports_come_back_when_their_holders_group_is_closed(cluster: Cluster) -> None:
-    group = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([1]), name="brief").wait_ready()
-    group.do(acquire).wait()
-    port = group.acquire_free_port().wait()[0]
-    assert cluster.status(1)["ports"] == [port]
-    group.close()
-    assert held(cluster) == {}
-    assert cluster.status(1)["ports"] == []
-
-
 def many_ports(worker: Owner, count: int) -> list[int]:
     return [worker.acquire_free_port() for _ in range(count)]
 
@@ -227,28 +166,9 @@ def test_no_port_is_promised_twice_on_a_node_and_all_can_be_listened_on(owners: 
         owners.execute_on(0).acquire_free_port(80).wait()
 
 
-async def acquire_in_a_coroutine(worker: Owner) -> int:
-    port: int = await worker.acquire_free_port()
-    return port
-
-
-def test_in_a_coroutine_a_port_is_awaited(owners: Any) -> None:
-    assert all(port > 1023 for port in owners.ado(acquire_in_a_coroutine).wait())
-
-
 def test_a_worker_without_devices_has_nothing_to_wait_for(cluster: Cluster) -> None:
     group = Talker.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1]), name="plain").wait_ready()
     group.do(acquire).wait()
     assert held(cluster) == {}
     group.do(release).wait()
     group.close()
-
-
-def test_devices_come_back_when_their_holders_node_is_lost() -> None:
-    with Cluster(local_nodes=2, log_to_driver=False) as cluster:
-        group = Owner.create_group().launch(cluster, placement=NodePlacementStrategy([0, 1]), name="parted")
-        group.execute_on(1).do(acquire).wait()
-        waiting = group.execute_on(0).do(acquire)
-        os.kill(cluster.status(1)["pid"], signal.SIGKILL)
-        waiting.wait(20)
-        assert held(cluster) == {"parted:0": [0, 1]}

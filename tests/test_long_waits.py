@@ -88,12 +88,6 @@ def words_come_soon() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def daemon(cluster: Cluster) -> psutil.Process:
     return psutil.Process(cluster.status()["pid"])
 

@@ -37,12 +37,6 @@ pytestmark = pytest.mark.shared_cluster
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def four(cluster: Cluster) -> Iterator[WorkerGroup]:
     with Plain.create_group().launch(cluster, NodePlacementStrategy([0] * 4), name="four") as group:
         yield group

@@ -14,7 +14,7 @@ import pytest
 from tests._support.fake_hosts import CHECKOUT, FakeHosts, missing
 from tests._support.leaks import wait_ended
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 MakeHosts = Callable[..., FakeHosts]
 
@@ -27,60 +27,12 @@ def test_hosts_reach_each_other_by_ssh_with_strict_host_keys(fake_hosts: MakeHos
         assert near.run([*ssh, far.address, "hostname"]).stdout.strip() == far.hostname
 
 
-def test_a_wrong_or_unknown_host_key_is_refused(fake_hosts: MakeHosts, tmp_path: Path) -> None:
-    hosts = fake_hosts(2)
-    keys = dict(line.split(" ", 1) for line in hosts.known_hosts.read_text().splitlines())
-    swapped = tmp_path / "swapped"
-    swapped.write_text(f"node0 {keys[f'node1,{hosts[1].address}']}\n")
-    for known_hosts, complaint in [(swapped, "IDENTIFICATION HAS CHANGED"), ("/dev/null", "verification failed")]:
-        ssh = ["ssh", *hosts.ssh_args, "-o", f"UserKnownHostsFile={known_hosts}", "node0", "hostname"]
-        refused = hosts.driver.run(ssh, check=False)
-        assert refused.returncode == 255
-        assert complaint in refused.stderr
-        assert refused.stdout == ""
-
-
 def test_each_host_is_a_machine_of_its_own(fake_hosts: MakeHosts) -> None:
     hosts = fake_hosts(2, names=["north", "south"])
     for question in ["hostname", "cat /etc/machine-id", "cat /proc/sys/kernel/random/boot_id", "ip -o -4 address"]:
         answers = [host.run(["sh", "-c", question]).stdout for host in [hosts.driver, *hosts]]
         assert len(set(answers)) == 3, (question, answers)
     assert [host.run(["hostname"]).stdout for host in hosts] == ["north\n", "south\n"]
-
-
-def test_shared_memory_and_temporary_files_of_a_host_are_its_own(fake_hosts: MakeHosts) -> None:
-    hosts = fake_hosts(2)
-    for folder in ["/dev/shm", "/tmp", "/run"]:
-        file = f"{folder}/rlinf-test-{os.getpid()}"
-        hosts[0].run(["touch", file])
-        assert hosts[1].run(["test", "-e", file], check=False).returncode == 1
-        assert not Path(file).exists()
-
-
-def test_a_hidden_folder_is_empty_on_that_host_only(fake_hosts: MakeHosts) -> None:
-    hosts = fake_hosts(2, hidden={1: [CHECKOUT]})
-    here, there = (set(host.run(["ls", "-A", str(CHECKOUT)]).stdout.split()) for host in hosts)
-    assert "pyproject.toml" in here
-    assert "pyproject.toml" in hosts.driver.run(["ls", str(CHECKOUT)]).stdout
-    prefix = Path(sys.prefix)
-    kept = {prefix.relative_to(CHECKOUT).parts[0]} if prefix.is_relative_to(CHECKOUT) else set()
-    assert there == kept
-
-
-def test_python_and_its_packages_stay_where_the_checkout_is_hidden(fake_hosts: MakeHosts) -> None:
-    hosts = fake_hosts(1, hidden={0: [CHECKOUT]})
-    script = "import msgpack, importlib.util; print(importlib.util.find_spec('rlinf_async.errors'))"
-    refused = hosts[0].run([sys.executable, "-c", script], check=False)
-    assert "No module named 'rlinf_async'" in refused.stderr
-
-
-def test_a_pulled_cable_stops_traffic_and_a_plugged_one_lets_it_through(fake_hosts: MakeHosts) -> None:
-    hosts = fake_hosts(2)
-    ssh = ["ssh", *hosts.ssh_args, "node1", "hostname"]
-    hosts[1].link_down()
-    assert hosts.driver.run([*ssh[:-2], "-o", "ConnectTimeout=1", *ssh[-2:]], check=False).returncode == 255
-    hosts[1].link_up()
-    assert hosts.driver.run(ssh).stdout == "node1\n"
 
 
 def test_power_off_ends_every_process_of_that_host_only(fake_hosts: MakeHosts) -> None:
@@ -101,28 +53,6 @@ def test_power_off_ends_every_process_of_that_host_only(fake_hosts: MakeHosts) -
         process.wait(5)
     for process in waiting:
         process.communicate()
-
-
-def test_the_processes_of_a_run_are_found_on_their_hosts(fake_hosts: MakeHosts) -> None:
-    hosts = fake_hosts(2)
-    script = "echo up; exec sleep 60"
-    far = ["ssh", *hosts.ssh_args, "node1", f"RLINF_RUN_ID=0badcafe sh -c '{script}'"]
-    near = ["sh", "-c", script]
-    started = [
-        hosts.driver.popen(far, stdout=subprocess.PIPE),
-        hosts.driver.popen(near, stdout=subprocess.PIPE, env={"RLINF_RUN_ID": "0badcafe"}),
-    ]
-    for process in started:
-        assert process.stdout.readline() == b"up\n"
-    found = hosts.processes("0badcafe")
-    assert found["driver"] == [started[1].pid]
-    assert len(found["node1"]) == 1
-    assert set(found) == {"driver", "node1"}
-    assert hosts.processes("deadbeef") == {}
-    for pid in [started[1].pid, *found["node1"]]:
-        os.kill(pid, signal.SIGKILL)
-    for process in started:
-        process.communicate(timeout=5)
 
 
 def traces() -> dict[str, object]:

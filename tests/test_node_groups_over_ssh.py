@@ -13,7 +13,7 @@ import pytest
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 from tests._support.virtual_environments import make_interpreter
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 MakeHosts = Callable[..., FakeHosts]
 

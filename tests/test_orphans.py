@@ -43,7 +43,8 @@ def deaths(setting: str) -> list[object]:
     cases: list[object] = []
     for number, case in enumerate(ONE_ROUND[setting]):
         victim, phase = case.split("-")
-        cases.append(pytest.param(victim, phase, number % 2, id=case))
+        is_quick = case == "script-launching"
+        cases.append(pytest.param(victim, phase, number % 2, marks=() if is_quick else pytest.mark.slow, id=case))
     for victim in VICTIMS[setting]:
         # There is no script before there are nodes, if it is the launcher's.
         phases = PHASES[1:] if victim == "script" and setting != "plain" else PHASES
@@ -116,12 +117,14 @@ def test_nothing_is_left_of_a_plain_script(victim: str, phase: str, node: int, t
         kill_and_look(run, "plain", victim, phase, node, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "phase", "node"), deaths("local"))
 def test_nothing_is_left_of_nodes_on_this_machine(victim: str, phase: str, node: int, tmp_path: Path) -> None:
     with Broken(tmp_path, *LOCAL, phase) as run:
         kill_and_look(run, "local", victim, phase, node, None)
 
 
+@pytest.mark.slow
 @pytest.mark.namespaces
 @pytest.mark.parametrize(("victim", "phase", "node"), deaths("ssh"))
 def test_nothing_is_left_of_nodes_over_ssh(
@@ -134,6 +137,7 @@ def test_nothing_is_left_of_nodes_over_ssh(
 # ---- a worker dies, and nobody was asking
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along(tmp_path: Path) -> None:
     with Broken(tmp_path, *LOCAL, "idle") as run:
         run.reach("idle")
@@ -149,6 +153,7 @@ def test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along(tmp_path
         assert "rlinf_async.errors.WorkerDied" in run.out
 
 
+@pytest.mark.slow
 def test_shared_memory_ends_where_all_but_its_trackers_are_killed(tmp_path: Path) -> None:
     with Broken(tmp_path, SCRIPT, "idle") as run:
         run.reach("idle")
@@ -191,6 +196,7 @@ def see_the_sweep(run: Broken, *words: str, hosts: FakeHosts | None = None) -> N
     assert run.directories() == []
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_what_a_plain_script_has_left(tmp_path: Path) -> None:
     with Broken(tmp_path, SCRIPT, "idle") as run:
         run.reach("idle")
@@ -200,6 +206,7 @@ def test_a_sweep_ends_what_a_plain_script_has_left(tmp_path: Path) -> None:
         see_the_sweep(run)
 
 
+@pytest.mark.slow
 @pytest.mark.namespaces
 def test_a_sweep_ends_what_is_left_on_other_hosts(hosts: FakeHosts, tmp_path: Path) -> None:
     with Broken(tmp_path, *over_ssh(hosts), SCRIPT, "idle", hosts=hosts) as run:
@@ -220,6 +227,7 @@ def look_after_the_end(run: Broken, since: float, within: float) -> None:
     assert run.directories() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "phase"),
     [(signal.SIGINT, "calls"), (signal.SIGTERM, "launching"), (signal.SIGHUP, "idle"), (signal.SIGINT, "starting")],
@@ -249,6 +257,7 @@ def test_ctrl_c_on_a_terminal_ends_the_run_in_order(tmp_path: Path) -> None:
         os.close(line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_second_signal_ends_at_once_a_script_that_ignores_the_first(number: signal.Signals, tmp_path: Path) -> None:
     with Broken(tmp_path, *ALONE, "deaf") as run:
@@ -264,6 +273,7 @@ def test_a_second_signal_ends_at_once_a_script_that_ignores_the_first(number: si
 
 
 # With workers that leave something behind at an end in order and at one that is not.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last_words", "code", "said", "with_workers"),
     [

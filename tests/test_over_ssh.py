@@ -47,6 +47,7 @@ def hosts_file(folder: Path, *lines: str) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_main_job_runs_across_two_hosts_one_of_them_without_the_checkout(
     fake_hosts: MakeHosts, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_ranks_of_one_group_live_on_hosts_of_their_own(fake_hosts: MakeHosts, tm
     assert "SUM [3.0, 3.0, 3.0]" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_host_whose_cable_is_pulled_is_lost_and_told(fake_hosts: MakeHosts, tmp_path: Path) -> None:
     hosts = fake_hosts(2)
     script = tmp_path / "wait.py"

@@ -105,6 +105,7 @@ def environment(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_interpreter(folder).parent
 
 
+@pytest.mark.slow
 def test_the_sdist_holds_the_whole_checkout_and_nothing_that_lies_about_there(built: Built) -> None:
     with tarfile.open(built.sdist) as archive:
         assert all(member.isfile() or member.isdir() for member in archive)
@@ -125,12 +126,14 @@ def test_the_wheel_holds_both_packages_and_nothing_else(built: Built) -> None:
     assert "License-Expression: Apache-2.0\n" in about
 
 
+@pytest.mark.slow
 def test_the_installed_package_is_imported_from_its_environment(environment: Path) -> None:
     where = "import rlinf_async, rlinf_launcher; print(rlinf_async.__file__); print(rlinf_launcher.__file__)"
     for path in run(environment / "python", "-c", where, cwd=environment).stdout.splitlines():
         assert Path(path).is_relative_to(environment.parent / "lib")
 
 
+@pytest.mark.slow
 def test_the_installed_package_runs_hello_from_a_folder_with_nothing_else(environment: Path, tmp_path: Path) -> None:
     shutil.copy(ROOT / "examples" / "hello.py", tmp_path)
     for command in ([environment / "python"], [environment / "rlinf-launch", "-q"]):
@@ -152,6 +155,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_the_installed_package_tells_its_own_frames_from_the_users_in_a_verdict(
     environment: Path, tmp_path: Path
 ) -> None:
@@ -209,11 +213,13 @@ def python(request: pytest.FixtureRequest) -> str:
     pytest.skip(f"{name} is not on the PATH: install it by the system's packages, or by pyenv install {version}")
 
 
+@pytest.mark.slow
 def test_every_other_python_compiles_every_file_without_a_warning(python: str, tmp_path: Path) -> None:
     words = ["-W", "error", "-X", f"pycache_prefix={tmp_path}", "-m", "compileall", "-q", "-f"]
     assert run(python, *words, "rlinf_async", "launcher", "examples", cwd=ROOT).stdout == ""
 
 
+@pytest.mark.slow
 def test_every_other_python_that_has_torch_runs_hello(python: str, tmp_path: Path) -> None:
     found = run(python, "-c", "import importlib.util as u; print(u.find_spec('torch') and u.find_spec('grpc'))")
     if found.stdout == "None\n":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -41,12 +40,6 @@ while [ "$1" != "--" ]; do shift; done
 shift
 TOOL_WAS_HERE=1 exec "$PYTHON_EXECUTABLE" "$@"
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -94,15 +87,6 @@ def test_a_window_of_torchs_profiler_is_a_trace_of_what_ran_in_it(cluster: Clust
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_a_group_that_is_not_named_has_no_windows(cluster: Cluster, tmp_path: Path) -> None:
-    config = TorchProfileConfig(worker_groups=["actor"], output_dir=str(tmp_path))
-    group = Talker.create_group().launch(cluster, placement=ONE, name="env", profiling=config)
-    group.start_profile(0).wait()
-    assert group.stop_profile().wait() == [None]
-    group.close()
-    assert not list(tmp_path.iterdir())
-
-
 def test_reports_are_with_the_logs_where_nothing_else_is_said_and_windows_do_not_overlap(cluster: Cluster) -> None:
     config = TorchProfileConfig(worker_groups="all")
     group = Talker.create_group().launch(cluster, placement=ONE, name="actor", profiling=config)
@@ -119,6 +103,7 @@ def about(worker: Worker) -> tuple[Any, ...]:
     return os.environ.get("TOOL_WAS_HERE"), os.environ["RANK"], worker.get_name(), float(tensor.sum()), os.getppid()
 
 
+@pytest.mark.slow
 def test_nsys_runs_each_worker_of_the_group(cluster: Cluster, tools: dict[str, str], tmp_path: Path) -> None:
     reports = tmp_path / "reports"
     config = NsightConfig(worker_groups="all", steps=[1], output_dir=str(reports), options={"trace": "cuda,nvtx"})
@@ -151,6 +136,7 @@ def exit_with_seven(worker: Worker) -> None:
     os._exit(7)
 
 
+@pytest.mark.slow
 def test_the_death_of_a_profiled_worker_is_told_as_it_was(
     cluster: Cluster, tools: dict[str, str], tmp_path: Path
 ) -> None:
@@ -161,6 +147,7 @@ def test_the_death_of_a_profiled_worker_is_told_as_it_was(
     group.close()
 
 
+@pytest.mark.slow
 def test_rocprof_runs_the_worker(cluster: Cluster, tools: dict[str, str], tmp_path: Path) -> None:
     config = RocprofSysConfig(worker_groups="all", output_dir=str(tmp_path / "r"), env={"ROCPROFSYS_MODE": "sampling"})
     group = Talker.create_group().launch(cluster, placement=ONE, name="rocm", profiling=config, env=tools)

@@ -187,6 +187,7 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_documentations_flow_runs_as_written_on_a_node_that_declares_eight_devices() -> None:
     check_flow(run(SEED_FLOW, RLINF_FAKE_GPUS="8"))
 

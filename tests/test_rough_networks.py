@@ -15,7 +15,7 @@ from tests._support.fake_hosts import FakeHosts
 from tests._support.rough_link import RoughLink
 from tests.test_healing_nodes import check_ledger, go, launched
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 MakeHosts = Callable[..., FakeHosts]
 

@@ -13,6 +13,7 @@ from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker
 from tests._support.exchanges import Talker
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 ROWS = 12
 
@@ -23,12 +24,6 @@ class Router(Talker):
     def __init__(self, serves: str | None = None) -> None:
         super().__init__()
         self.batch_router: dict[str, list[str]] = {} if serves is None else {serves: []}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture(scope="module")
@@ -93,30 +88,6 @@ def test_a_batch_arrives_spread_evenly_in_the_order_of_its_rows(
     received = rollout.ado(recv_rows_in_a_coroutine, way, options)
     env.ado(send_rows_in_a_coroutine, way, {**options, "batch_size": given}).wait(20)
     assert received.wait(20) == EXPECTED
-
-
-async def send_many(worker: Router, channel: Channel, count: int) -> None:
-    works = [worker.send_to("latecomer", channel, torch.full((1,), number)) for number in range(count)]
-    for work in works:
-        await work
-
-
-def recv_many(worker: Router, channel: Channel, count: int) -> list[int]:
-    return [int(worker.recv_from("env", channel, batch_size=2)[0]) for _ in range(count)]
-
-
-def test_what_is_sent_to_a_group_that_does_not_exist_yet_follows_in_order(
-    cluster: Cluster, env: Any, channel: Channel
-) -> None:
-    sending = env.ado(send_many, channel, 10)
-    for size in (1, 2):  # and that again, when another one of the name is of another size
-        late = Router.create_group().launch(cluster, placement=NodePlacementStrategy([0] * size), name="latecomer")
-        if size == 2:  # that name was closed: who looks for it before it is there again is told so
-            late.wait_ready()
-            sending = env.ado(send_many, channel, 10)
-        assert late.do(recv_many, channel, 10).wait(20) == [list(range(10))] * size
-        sending.wait(20)
-        late.close()
 
 
 async def ask_and_wait(worker: Router, channel: Channel, rounds: int) -> list[list[int]]:
@@ -188,20 +159,6 @@ def test_a_queue_size_says_how_many_shards_are_taken_at_once(env: Any, rollout: 
     assert env.do(recv_answers, channel).wait(20) == [[0] * 6] * 2
 
 
-def send_in_mode(worker: Router, channel: Channel) -> None:
-    worker.send_to("rollout", channel, rows_of(worker, 2), mode="train", tag="obs")
-
-
-def recv_in_mode(worker: Router, channel: Channel) -> list[int]:
-    rows: list[int] = worker.recv_from("env", channel, tag="train_obs")
-    return rows
-
-
-def test_a_mode_and_a_tag_are_met_by_both_in_one_tag(env: Any, rollout: Any, channel: Channel) -> None:
-    env.do(send_in_mode, channel).wait(20)
-    assert list(map(len, rollout.do(recv_in_mode, channel).wait(20))) == [4, 4, 4]
-
-
 def send_wrongly(worker: Router, channel: Channel | None, options: dict[str, Any]) -> None:
     worker.send_to("rollout", channel, torch.zeros(3), **options)
 
@@ -222,34 +179,3 @@ def test_what_cannot_be_meant_is_an_error_before_anything_is_sent(env: Any, chan
 
 def one_part(data: Any, sizes: Any) -> list[Any]:
     return [data]
-
-
-def recv_wrong_rows(worker: Router, channel: Channel) -> None:
-    worker.recv_from("env", channel, batch_size=2 * ROWS)
-
-
-def test_rows_that_are_not_as_many_as_expected_are_an_error(env: Any, rollout: Any, channel: Channel) -> None:
-    env.do(send_rows, channel, {}).wait(20)
-    # Of whichever rank fails first: what each gets from one rank is all of that one's, or half of it.
-    sent = r"what rank \d of 'env' has sent has (4 rows, and 8|2 rows, and 4) are expected"
-    with pytest.raises(ValueError, match=sent):
-        rollout.do(recv_wrong_rows, channel).wait(20)
-
-
-async def cancel_a_reception(worker: Router, channel: Channel) -> Any:
-    task = asyncio.create_task(_receive(worker, channel))
-    await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.wait([task])
-    return task.cancelled()
-
-
-async def _receive(worker: Router, channel: Channel) -> Any:
-    return await worker.recv_from("env", channel, batch_size=ROWS)
-
-
-def test_a_reception_that_is_cancelled_takes_nothing(env: Any, rollout: Any, channel: Channel) -> None:
-    for _ in range(2):  # before it is known how large the other group is, perhaps, and after
-        assert rollout.ado(cancel_a_reception, channel).wait(20) == [True] * 3
-    env.do(send_rows, channel, {}).wait(20)
-    assert rollout.do(recv_rows, channel, {}).wait(20) == EXPECTED

@@ -33,7 +33,9 @@ def run_python(*arguments: str, folder: Path, stdin: str = "") -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("way", ["guarded", "unguarded", "stdin"])
+@pytest.mark.parametrize(
+    "way", ["guarded", *(pytest.param(way, marks=pytest.mark.slow) for way in ("unguarded", "stdin"))]
+)
 def test_whatever_a_script_defines_works_in_its_workers_without_an_import(way: str, tmp_path: Path) -> None:
     assert KINDS.endswith(GUARD)
     text = KINDS.replace("import annotations\n", "import annotations\nopen('executed', 'a').write('.')\n")
@@ -91,6 +93,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_what_cannot_travel_is_imported_from_a_module_that_python_m_runs(tmp_path: Path) -> None:
     inner = tmp_path / "pkg" / "sub"
     inner.mkdir(parents=True)
@@ -127,6 +130,7 @@ with Cluster(num_nodes=1, log_to_driver=False) as cluster:
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_the_guard_is_never_imported_and_errors_ask_for_it(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(UNGUARDED)
     refused, unknown, *_ = run_python("script.py", folder=tmp_path).splitlines()

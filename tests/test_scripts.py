@@ -124,7 +124,12 @@ def test_output_of_workers_carries_who_said_it(done: subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize(
-    ("last_line", "code"), [("", 0), ("import sys; sys.exit(7)", 7), ("raise ValueError('mine')", 1)]
+    ("last_line", "code"),
+    [
+        ("", 0),
+        pytest.param("import sys; sys.exit(7)", 7, marks=pytest.mark.slow),
+        pytest.param("raise ValueError('mine')", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_script_that_closes_nothing_keeps_its_exit_code_and_leaves_nothing(
     tmp_path: Path, last_line: str, code: int
@@ -276,6 +281,7 @@ def test_a_script_that_silences_all_loggers_hears_of_errors_waits_and_deaths(tmp
     assert re.search(r"rank 1 of group 'rollout'.* exited with code 3", said)
 
 
+@pytest.mark.slow
 def test_workers_have_the_environment_of_their_launch_and_the_interpreters_flags(tmp_path: Path) -> None:
     """Also on another node, after a restart, and where a worker launches them."""
     done = run_script(

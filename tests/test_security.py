@@ -291,6 +291,7 @@ with Cluster(num_nodes=2) as cluster:
 """
 
 
+@pytest.mark.slow
 def test_strangers_get_nowhere_and_no_secret_lies_about_under_the_launcher(tmp_path: Path) -> None:
     script, secrets = tmp_path / "train.py", tmp_path / "secrets"
     script.write_text(SCRIPT)

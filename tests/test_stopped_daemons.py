@@ -12,6 +12,8 @@ import pytest
 from rlinf_async import Cluster, NodeLost, NodePlacementStrategy
 from tests._support.workers import Plain
 
+pytestmark = pytest.mark.slow
+
 LEASE_S = 3.0
 
 

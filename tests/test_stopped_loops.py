@@ -152,7 +152,7 @@ def test_a_wait_that_goes_on_while_the_loop_is_left_is_told(stopped: Stopped) ->
     assert found == [LoopNotRunning]
 
 
-@pytest.mark.parametrize("how", ["close", "aclose", "work"])
+@pytest.mark.parametrize("how", ["close", *(pytest.param(how, marks=pytest.mark.slow) for how in ("aclose", "work"))])
 def test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still(own: Stopped, how: str) -> None:
     async def close_in_another_loop() -> None:
         await (own.cluster.aclose() if how == "aclose" else own.cluster.close())
@@ -206,6 +206,7 @@ async def test_in_the_loop_of_the_session(group):
 """
 
 
+@pytest.mark.slow
 def test_a_session_fixture_with_tests_in_loops_of_their_own_fails_with_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(PYTEST)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_own.py"]

@@ -13,19 +13,12 @@ from typing import Any
 
 import pytest
 
-from rlinf_async import Cluster, NodePlacementStrategy, each, settings
+from rlinf_async import Cluster, NodePlacementStrategy
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-WINDOW = 6
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -49,26 +42,6 @@ async def test_items_of_all_ranks_come_in_each_ranks_order(group: Any) -> None:
 
 def test_a_stream_is_iterated_without_a_loop_too(group: Any) -> None:
     assert sorted(group.count(2)) == [(rank, item) for rank in range(3) for item in range(2)]
-
-
-async def test_a_rank_runs_at_most_a_window_ahead(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings.STREAM_ITEMS.variable, str(WINDOW))
-    items = aiter(group[0].count(10_000))
-    for _ in range(WINDOW // 2 - 1):
-        await anext(items)
-    await asyncio.sleep(0.1)
-    made = len((await group[0].noted())[0])
-    assert made <= WINDOW // 2 - 1 + WINDOW + 1
-    del items
-
-
-async def test_leaving_the_loop_closes_the_remote_generators(group: Any) -> None:
-    stream = group.count(1_000_000)
-    async for _rank, item in stream:
-        if item == 3:
-            break
-    await stream.aclose()
-    assert all(_is_closed(log) for log in await group.noted())
 
 
 async def test_a_stream_made_in_the_loop_header_closes_when_the_loop_is_left(group: Any) -> None:
@@ -156,30 +129,6 @@ streams.append(streams)
     assert (done.returncode, lines) == (0, [])
 
 
-async def test_cleaning_up_after_a_break_is_not_interrupted(group: Any) -> None:
-    async with group.stream_and_clean_up(0.2) as stream:
-        async for _ in stream:
-            break
-    assert all(log in ([], ["cleaned"]) for log in await group.noted())
-
-
-async def test_an_error_of_a_rank_comes_after_its_items(group: Any) -> None:
-    got = []
-
-    async def consume() -> None:
-        async for _rank, item in group[1].count_and_fail(5):
-            got.append(item)
-
-    with pytest.raises(ValueError, match="after 5"):
-        await consume()
-    assert got == [0, 1, 2, 3, 4]
-
-
-async def test_ranks_may_stream_different_amounts(group: Any) -> None:
-    items = [rank async for rank, _ in group.count(each([0, 1, 5]))]
-    assert sorted(items) == [1, 2, 2, 2, 2, 2]
-
-
 async def test_awaiting_a_stream_says_to_iterate(group: Any) -> None:
     stream = group.count(1)
     with pytest.raises(TypeError, match="async for rank, item"):
@@ -192,18 +141,3 @@ async def test_a_stream_is_iterated_once(group: Any) -> None:
     assert len([item async for item in stream]) == 3
     with pytest.raises(RuntimeError, match="iterated over before"):
         aiter(stream)
-
-
-async def test_a_cancelled_consumer_closes_the_stream(group: Any) -> None:
-    async def consume() -> None:
-        async for _ in group.count(1_000_000):
-            pass
-
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await consume()
-    for _ in range(50):
-        logs = await group.noted()
-        if all(_is_closed(log) for log in logs):
-            break
-    assert all(_is_closed(log) for log in logs)

@@ -22,6 +22,7 @@ from tests._support.exchanges import Talker
 from tests._support.workers import OVERWRITE_ENVIRONMENT, Plain
 
 pytestmark = pytest.mark.shared_cluster
+LOCAL_NODES = 2
 
 
 class Sub(Worker):
@@ -73,12 +74,6 @@ def dismiss(boss: Worker, parent: int, ranks: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=2, local_nodes=2, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def boss(cluster: Cluster) -> Iterator[Any]:
     group = Talker.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="boss")
     yield group
@@ -99,7 +94,7 @@ def who_are_you(worker: Sub) -> Any:
     return worker.get_name(), worker._rank, worker._world_size, worker.get_parent_rank(), info.pid, info.node_name, same
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "fork"])
 def test_a_subprocess_is_a_worker_below_its_parent(boss: Any, brood: Any, method: str) -> None:
     pids = brood.execute_on(1).breed([0, 1], 2, method).wait()[0]
     for rank in (0, 1):
@@ -333,6 +328,7 @@ def be_half(worker: Worker) -> None:
     Worker(rank=0)
 
 
+@pytest.mark.slow
 def test_the_methods_of_a_subprocess_cannot_be_called(cluster: Cluster, boss: Any, brood: Any) -> None:
     brood.execute_on(0).breed([0, 1], 2).wait()
     group = WorkerGroup.from_group_name(Plain, "brood:0", cluster=cluster)

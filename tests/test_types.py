@@ -115,18 +115,13 @@ WRONG = """
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
 def group(cluster: Cluster) -> Iterator[WorkerGroup[Scaling]]:
     group = Scaling.create_group().launch(cluster, TWO, name="scaling")
     yield group
     group.close()
 
 
+@pytest.mark.slow
 def test_mypy_knows_right_calls_from_wrong_ones(tmp_path: Path) -> None:
     (tmp_path / "mypy.ini").write_text(dedent(CONFIGURATION))
     (tmp_path / "right.py").write_text(dedent(WORKER) + dedent(RIGHT))

@@ -55,12 +55,6 @@ def log() -> Iterator[Log]:
     unobserved_errors.logger.removeHandler(log)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(settings.UNOBSERVED_ERROR_S.variable, str(SOON))

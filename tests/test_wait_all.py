@@ -4,27 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from rlinf_async import Channel, ClosedError, Cluster, NodePlacementStrategy, WorkerDied, wait_all
+from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, wait_all
 from rlinf_async._group.wait_all import fold
 from rlinf_async._waits import unobserved_errors
 from rlinf_async.work import Work
 from tests._support.workers import Plain
 
 pytestmark = pytest.mark.shared_cluster
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
 
 
 @pytest.fixture
@@ -57,19 +49,6 @@ async def test_it_is_awaited_in_a_coroutine(three: Any) -> None:
     assert await three[0].was_cancelled() == [True]
 
 
-async def test_what_it_waits_for_is_not_given_up_when_somebody_else_does(cluster: Cluster, three: Any) -> None:
-    channel = await Channel.create("waited for", cluster=cluster)
-    item, call = channel.get(), three[0].sleep(0.3)
-    waiting = asyncio.ensure_future(wait_all(item, call[0]))
-    await three[0].noted()
-    for work in (item, call[0]):
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(work, 0.05)
-    await channel.put("here")
-    assert await waiting == ["here", 0.3]
-    await channel.aclose()
-
-
 def test_the_first_failure_cancels_the_others_and_is_raised(three: Any) -> None:
     waiting = [three[0].sleep(60), three[1].sleep(60)]
     three[0:2].noted().wait()  # both have begun
@@ -91,32 +70,6 @@ def test_what_else_has_failed_stands_in_the_notes(three: Any) -> None:
     assert unobserved_errors.lines() == []
 
 
-def test_how_a_rank_fails_while_it_is_cancelled_stands_in_the_notes_too(three: Any) -> None:
-    waiting = three[0].sleep_and_complain()
-    three[0].noted().wait()
-    with pytest.raises(ValueError, match="as told") as caught:
-        wait_all(waiting, three[1].fail([1]))
-    assert "three.sleep_and_complain() on 1 rank: RuntimeError: not so fast" in caught.value.__notes__[-1]
-
-
-def test_a_death_ends_it_as_every_failure(three: Any) -> None:
-    waiting = [three[rank].sleep(60) for rank in range(3)]
-    three.noted().wait()
-    os.kill(three.worker_info_list[1].worker.pid, signal.SIGKILL)
-    with pytest.raises(WorkerDied, match="SIGKILL"):
-        wait_all(*waiting)
-    assert three.execute_on(0, 2).was_cancelled().wait() == [True, True]
-
-
-async def test_whoever_cancels_the_wait_cancels_the_calls(three: Any) -> None:
-    handles = [three[0].sleep(60), three[1].sleep(60)]
-    await three.noted()
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await wait_all(*handles)
-    assert await three[0:2].was_cancelled() == [True, True]
-
-
 async def test_a_call_that_something_else_waits_for_goes_on_when_the_wait_is_cancelled(three: Any) -> None:
     handle = three[0].sleep(0.3)
     other = asyncio.ensure_future(asyncio.gather(handle))
@@ -125,15 +78,6 @@ async def test_a_call_that_something_else_waits_for_goes_on_when_the_wait_is_can
             await wait_all(handle, three[1].sleep(60))
     assert await other == [[0.3]]
     assert await three[0:2].was_cancelled() == [False, True]
-
-
-def test_any_work_is_taken_and_one_that_never_ends_does_not_hold_up_a_failure(three: Any) -> None:
-    endless: Work[int] = Work()
-    with pytest.raises(ValueError, match="as told"):
-        wait_all(endless, three[0].fail([0]))
-    done: Work[int] = Work()
-    threading.Timer(0.05, done._settle, [7]).start()
-    assert wait_all(done, three[0].hello()) == [7, [0]]
 
 
 def test_a_wait_that_was_forgotten_hides_no_error(three: Any) -> None:

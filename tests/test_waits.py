@@ -57,7 +57,7 @@ class Named(Work[None]):
     def _whom(self) -> str:
         return "ranks 0-3 of 'rollout'"
 
-    def _far_side(self) -> Work[str]:
+    def _peer_activity(self) -> Work[str]:
         far: Work[str] = Work()
         far._settle("ranks 0-3 are in step (60 s)")
         return far
@@ -127,7 +127,7 @@ async def test_the_line_is_found_through_whatever_awaits(words: Words) -> None:
 
 def test_many_waits_at_one_line_are_one_word(words: Words) -> None:
     waiter = Waiter("task trainer", "train.py:12 in main()", False)
-    slow_waits.say([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
+    slow_waits.warn([(Named("obs.get()"), 40.0 + late, waiter) for late in range(5)], 100.0)
     (text,) = words.texts
     assert "still waiting after 60 s" in text
     assert ", at train.py:12 in main(), and so do 4 others there: ranks 0-3 are in step (60 s)" in text
@@ -138,20 +138,6 @@ def test_a_thread_that_waits_says_so_too(words: Words) -> None:
     Named("rollout.step()").wait()
     (text,) = words.texts
     assert f" for rollout.step(), at {line} in " in text
-
-
-def test_the_second_and_third_word_follow(words: Words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(settings.WAIT_WARNING_2_S.variable, "0.6")
-    monkeypatch.setenv(settings.WAIT_WARNING_3_S.variable, "1.2")
-
-    async def wait() -> None:
-        await Named("an await", words=3)
-
-    thread = threading.Thread(target=lambda: Named("a thread", words=3).wait())
-    thread.start()
-    asyncio.run(wait())
-    thread.join()
-    assert sorted(text.split(" for ")[1].split(",")[0] for text in words.texts) == 3 * ["a thread"] + 3 * ["an await"]
 
 
 def test_the_table_is_data(words: Words) -> None:
@@ -170,12 +156,12 @@ def test_the_table_is_data(words: Words) -> None:
 
 
 def test_a_thread_enters_the_table_after_a_moment_and_leaves_it_when_its_wait_ends(words: Words) -> None:
-    seen: list[slow_waits.Wait] = []
+    seen: list[slow_waits.WaitRecord] = []
 
     class Watched(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             seen.extend(slow_waits.snapshot())
-            return super()._far_side()
+            return super()._peer_activity()
 
     Watched("rollout.step()").wait()
     (row,) = seen
@@ -196,7 +182,7 @@ async def test_a_word_about_a_wait_that_ended_before_the_other_side_answered_is_
     asked: list[Work[str]] = []
 
     class Slow(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             asked.append(Work())
             self._settle()
             return asked[0]
@@ -223,7 +209,7 @@ async def test_what_a_task_awaits_may_be_anything(words: Words) -> None:
 
 def test_a_word_that_cannot_be_said_ends_no_wait(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Named):
-        def _far_side(self) -> Work[str]:
+        def _peer_activity(self) -> Work[str]:
             threading.Timer(0, self._settle).start()
             raise RuntimeError("no")
 

@@ -2,8 +2,8 @@
 
     python bare_queue.py COUNT PAIRS IN_FLIGHT     # prints items per second
 
-Every producer puts COUNT items of 64 bytes and hears of each that it has been accepted, a byte; every consumer asks
-for as many, a byte each.  No more than IN_FLIGHT of them are under way at a time.
+Every producer puts COUNT items of 64 bytes, and gets a byte back for each accepted item; every consumer requests as
+many items, by a byte each. At most IN_FLIGHT of them are under way at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def consume(sock: socket.socket, count: int, in_flight: int) -> None:
 
 
 def serve(producers: list[socket.socket], consumers: list[socket.socket]) -> None:
-    """Until all of them have closed."""
+    """Run until all peers have closed their sockets."""
     items: deque[bytes] = deque()
     waiting: deque[socket.socket] = deque()
     rests = dict.fromkeys(producers, b"")
@@ -78,7 +78,7 @@ def serve(producers: list[socket.socket], consumers: list[socket.socket]) -> Non
 
 def main() -> None:
     count, pairs, in_flight = map(int, sys.argv[1:])
-    instants = mmap.mmap(-1, 16 * pairs)  # of every pair: when the producer began, when the consumer had all
+    instants = mmap.mmap(-1, 16 * pairs)  # for each pair: start of the producer, end of the consumer
     ready, go = os.pipe()
     ends: list[list[socket.socket]] = [[], []]
     children = []

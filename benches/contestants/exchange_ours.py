@@ -19,14 +19,14 @@ import rlinf_async  # an older version, which --against measures, has no Experie
 from rlinf_async import Channel, Cluster, FlexiblePlacementStrategy, NodePlacementStrategy, Work, Worker
 
 GROUP = 8
-"""Samples of a group."""
+"""Samples in a group."""
 
 GROUPS = 8
 """Groups that the consumer of an experience takes at once."""
 
 
 class Bench(Talking, Worker):
-    """The methods of ``Talking``, which block and are RLinf's too, and the same as coroutines."""
+    """Blocking methods of ``Talking``, which RLinf has too, and coroutines that do the same."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class Bench(Talking, Worker):
         return time.perf_counter()
 
     async def wait_for(self, channel: Channel, peers: int, count: int, rounds: int, filling: bool) -> Samples:
-        """How late this worker's loop is while it has so many ``recv``s and ``get``s on as many keys under way.
+        """Return the lateness of this worker's loop while many ``recv``s and ``get``s on as many keys are pending.
 
         Args:
-            filling: while they come in, and not while nothing does.
+            filling: True to measure while items arrive, False while none do.
         """
         delays: Samples = []
         for _ in range(rounds):
@@ -98,7 +98,7 @@ class Bench(Talking, Worker):
         return delays
 
     async def fill(self, channel: Channel, peers: int, count: int, rounds: int) -> None:
-        """What that worker waits for; the last key comes first."""
+        """Send the items that the other worker waits for, in reverse order of the keys."""
         for _ in range(rounds):
             await channel.get(key=("fill", self._rank))
             for key in reversed(range(self._rank - 1, count, peers)):
@@ -121,12 +121,12 @@ async def in_turn(count: int, in_flight: int, start: Callable[[int], Work[Any]])
 
 
 class Ours(exchanges.Exchange):
-    """Worker 0 on the first node, the others on the last one.
+    """rlinf_async with worker 0 on the first node, and the others on the last one.
 
     Args:
-        num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
-        local_nodes: nodes that this machine plays.
-        gpu: two workers share the first GPU.
+        num_nodes: nodes of the existing run, under ``rlinf-launch``.
+        local_nodes: number of nodes on this machine.
+        gpu: True if two workers share the first GPU.
     """
 
     def __init__(self, num_nodes: int, local_nodes: int | None, gpu: bool) -> None:
@@ -168,7 +168,7 @@ class Ours(exchanges.Exchange):
         consumers = self._group.execute_on(*range(pairs, 2 * pairs))
         channel = self._channel
         if way in ("experience", "durable"):
-            count = -(-count // (GROUP * GROUPS)) * GROUP * GROUPS  # of a short warm-up all groups are complete, too
+            count = -(-count // (GROUP * GROUPS)) * GROUP * GROUPS  # fills all groups, even in a short warm-up
             with tempfile.TemporaryDirectory() as folder:
                 file = f"{folder}/samples.db" if way == "durable" else None
                 experience = await rlinf_async.Experience.create("samples", GROUP, durable=file, cluster=self._cluster)
@@ -189,7 +189,7 @@ class Ours(exchanges.Exchange):
         return await producing, await consuming
 
     async def late(self, peers: int, pending: int, rounds: int, filling: bool) -> Samples:
-        """How late the loop of worker 0 is while so many receives and gets, from so many peers, are under way."""
+        """Return the lateness of worker 0's loop while this many receives and gets from this many peers are pending."""
         fill = self._group.execute_on(*range(1, peers + 1)).fill(self._channel, peers, pending, rounds)
         found = await self._group.execute_on(0).wait_for(self._channel, peers, pending, rounds, filling)
         await fill
@@ -198,14 +198,14 @@ class Ours(exchanges.Exchange):
 
 
 class OurExchanges(exchanges.Exchanges):
-    """The works of all frameworks, and one of our own."""
+    """Measurements of all frameworks, and one of our own."""
 
     def __init__(self, exchange: Ours) -> None:
         super().__init__(exchange)
         self._ours = exchange
 
     async def late(self, peers: int, pending: int, rounds: int, filling: bool) -> Samples:
-        """Seconds that one in a hundred of a loop's timers is late, or more."""
+        """Return the 99th percentile of the lateness of a loop's timers, in seconds."""
         return [works.p99(await self._ours.late(peers, pending, rounds, filling))]
 
 

@@ -15,7 +15,7 @@ from works import Samples
 
 
 class Plain:
-    """Calls of an actor without coroutine methods take Ray's shorter way."""
+    """Actor without coroutine methods, whose calls take a shorter path in Ray."""
 
     def swap(self, other: Any, size: int, count: int, read: bool) -> Samples:
         import torch
@@ -88,7 +88,7 @@ async def in_turn(count: int, in_flight: int, start: Any) -> None:
 
 class Ray(exchanges.Exchange):
     async def start(self, workers: int) -> None:
-        # more CPUs than there are: Ray asks for one for the actor of its queue
+        # More CPUs than the machine has, because Ray reserves one for the actor of its queue.
         ray.init(
             num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR", object_store_memory=3 << 30
         )
@@ -101,7 +101,7 @@ class Ray(exchanges.Exchange):
         ray.shutdown()
 
     def _launch(self, actors: list[Any], kind: type) -> list[Any]:
-        """Those that this kind of work needs, when it is first done."""
+        """Return the actors of this kind, created on first use."""
         if not actors:
             actors += [ray.remote(num_cpus=0)(kind).remote() for _ in range(self._workers)]
         return actors

@@ -19,7 +19,7 @@ class Bench(Talking, Worker):
 
 
 class RLinf(exchanges.Exchange):
-    """With ``--gpu`` two workers share the first GPU."""
+    """RLinf's workers; with ``--gpu``, two of them share the first GPU."""
 
     def __init__(self) -> None:
         self._channel: Channel | None = None

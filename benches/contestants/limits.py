@@ -19,7 +19,7 @@ import works
 
 MESSAGE = b"x" * 64
 SPREAD = 256 << 20
-"""Bytes that small copies are spread over."""
+"""Bytes over which small copies are spread."""
 
 IMPORT = "import time; began = time.perf_counter(); import torch; print(time.perf_counter() - began)"
 
@@ -48,7 +48,7 @@ for child in children:
 
 
 class Limits:
-    """Works of the same shape as the frameworks'."""
+    """Measurements of the same form as the frameworks'."""
 
     def __init__(self, place: wires.Place) -> None:
         self._place = place
@@ -59,15 +59,15 @@ class Limits:
         self._grpc: Any = None
 
     async def import_torch(self) -> works.Samples:
-        """One ``import torch`` in a bare interpreter."""
+        """Measure one ``import torch`` in a bare interpreter."""
         return [float(_python(IMPORT))]
 
     async def forks(self, count: int) -> works.Samples:
-        """Forks of a process that has imported torch, until each has said a byte."""
+        """Measure forks of a process that has imported torch, until each has sent a byte."""
         return [float(_python(FORKS, str(count)))]
 
     async def echo(self, count: int, processes: int, size: int = len(MESSAGE)) -> works.Samples:
-        """A message to each of several processes over UNIX sockets, and their answers."""
+        """Measure a message to each of several processes over UNIX sockets, and their answers."""
         sockets = self._echo_sockets(processes)
         message = bytes(size)
         samples = []
@@ -81,7 +81,7 @@ class Limits:
         return samples
 
     async def echo_pipelined(self, count: int, processes: int) -> works.Samples:
-        """Messages per second, echoed; up to sixty-four to each process are in flight, each a write of its own."""
+        """Return echoed messages per second, with up to sixty-four in flight to each process and one write for each."""
         sockets = self._echo_sockets(processes)
         began = time.perf_counter()
         for sent in range(0, count, 64):
@@ -104,7 +104,7 @@ class Limits:
         return self._echoes[:processes]
 
     async def memcpy(self, mebibytes: int, count: int) -> works.Samples:
-        """One copy of warm memory by one thread."""
+        """Measure one copy of warm memory by one thread."""
         import numpy as np
 
         if self._arrays is None:
@@ -119,7 +119,7 @@ class Limits:
         return samples
 
     async def copy(self, size: int, count: int, read: bool = False) -> works.Samples:
-        """Bytes per second of copies by one thread, between places that are not in its cache; then they are read."""
+        """Return the bytes per second of one thread's copies between uncached places, which are then read."""
         import numpy as np
 
         total = max(size, SPREAD)
@@ -138,13 +138,13 @@ class Limits:
         return samples
 
     async def copies(self, size: int, processes: int, count: int) -> dict[str, works.Samples]:
-        """Seconds of one copy: of one process ``alone``, and of all of them ``together``; and by memmove."""
+        """Return the seconds of one copy: by one process ``alone``, by all ``together``, and by memmove."""
         script = str(Path(__file__).with_name("memory.py"))
         found: dict[str, works.Samples] = json.loads(_run(sys.executable, script, *map(str, (size, processes, count))))
         return found
 
     async def device_copy(self, size: int, count: int) -> works.Samples:
-        """Bytes per second of copies within a GPU's memory."""
+        """Return the bytes per second of copies within a GPU's memory."""
         import torch
 
         source = torch.ones(size // 4, device="cuda")
@@ -159,7 +159,7 @@ class Limits:
         return samples
 
     async def gpu_copy(self, way: str, size: int, times: int, count: int) -> works.Samples:
-        """Seconds of copies from a GPU to pinned memory (``"d2h"``), back (``"h2d"``), or within it (``"d2d"``)."""
+        """Return the seconds of GPU copies to pinned memory (``"d2h"``), back (``"h2d"``), or within it (``"d2d"``)."""
         import torch
 
         source = torch.ones(size // 4, device="cuda" if way != "h2d" else "cpu", pin_memory=way == "h2d")
@@ -171,44 +171,44 @@ class Limits:
             for _ in range(times):
                 target.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
-            if index:  # the first one meets memory that is new
+            if index:  # the first copy touches new memory
                 samples.append(time.perf_counter() - began)
         return samples
 
     async def gpus(self) -> works.Samples:
-        """How many there are."""
+        """Return the number of GPUs."""
         import torch
 
         return [float(torch.cuda.device_count())]
 
     async def queue(self, count: int, pairs: int, in_flight: int) -> works.Samples:
-        """Items per second through a bare queue over UNIX sockets."""
+        """Return the items per second through a bare queue over UNIX sockets."""
         script = str(Path(__file__).with_name("bare_queue.py"))
         return [float(_run(sys.executable, script, str(count), str(pairs), str(in_flight)))]
 
     async def late(self, count: int) -> works.Samples:
-        """Seconds that one in a hundred of an idle loop's timers is late, or more; the loop is asyncio's own."""
+        """Return the 99th percentile of the lateness of an idle asyncio loop's timers, in seconds."""
         delays = await asyncio.to_thread(asyncio.run, works.ticks(count))
         return [works.p99(delays)]
 
     async def wire(self, kind: str, size: int, count: int) -> works.Samples:
-        """Seconds of a round trip of so many bytes each way: ``kind`` is "tcp" or "gloo"."""
+        """Return the seconds of a round trip with this many bytes each way; ``kind`` is "tcp" or "gloo"."""
         if kind not in self._wires:
             self._wires[kind] = await asyncio.to_thread(wires.open_pair, kind, self._place)
         return await asyncio.to_thread(wires.swap, self._wires[kind], size, count)
 
     async def wire_bandwidth(self, kind: str, size: int, count: int) -> works.Samples:
-        """Bytes per second in one direction, both going in turn."""
+        """Return the bytes per second in one direction, with both directions in turn."""
         return [2 * size / taken for taken in await self.wire(kind, size, count)]
 
     async def gloo_broadcast(self, size: int, count: int) -> works.Samples:
-        """Seconds of a broadcast of so many bytes to one other process, until that has them."""
+        """Return the seconds of a broadcast to one other process, until that has the data."""
         if "gloo" not in self._wires:
             self._wires["gloo"] = await asyncio.to_thread(wires.open_pair, "gloo", self._place)
         return await asyncio.to_thread(wires.spread, self._wires["gloo"], size, count)
 
     async def grpc_echo(self, count: int) -> works.Samples:
-        """A message over a bidirectional grpc.aio stream without TLS, and its answer."""
+        """Measure a message over a bidirectional grpc.aio stream without TLS, and its answer."""
         stream = await self._grpc_stream()
         samples = []
         for _ in range(count):
@@ -219,11 +219,11 @@ class Limits:
         return samples
 
     async def grpc_echo_rate(self, count: int) -> works.Samples:
-        """Messages per second over that stream, one by one."""
+        """Return the messages per second over that stream, one by one."""
         return [count / sum(await self.grpc_echo(count))]
 
     async def grpc_echo_pipelined(self, count: int) -> works.Samples:
-        """Messages per second over that stream, written without waiting for the answers."""
+        """Return the messages per second over that stream, written without waiting for answers."""
         stream = await self._grpc_stream()
 
         async def write() -> None:

@@ -1,8 +1,8 @@
 """Memory bandwidth with several processes copying at once: ``memory.py BYTES PROCESSES COUNT``.
 
-Prints what one of them takes alone, and all of them at once until the last is done: what a machine's memory can do.
-Each copies by one thread, from memory that they share to memory of its own, all of which has been written once.  They
-do it by ``copy_`` of torch's, and then by the C library, which writes past the caches where it has so much to copy.
+Prints the time of one process alone, and of all at once until the last is done: the limit of a machine's memory. Each
+process copies by one thread, from shared memory to its own; all of it has been written once before. They copy by
+torch's ``copy_``, and then by the C library, which bypasses the caches for copies of this size.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def copy(processes: list[socket.socket], way: bytes) -> float:
 
 
 def main(size: int, count: int, repeats: int) -> None:
-    torch.set_num_threads(1)  # a process that has used several does not fork well
+    torch.set_num_threads(1)  # a process that has used several threads does not fork well
     source = torch.ones(size // 4)
     processes = [start(source) for _ in range(count)]
     copy(processes, b"c")

@@ -53,7 +53,7 @@ class Bench(Worker):
 
 
 class Ours(works.Framework):
-    """Args: nodes: how many this machine plays; the workers live on the last of them."""
+    """rlinf_async with ``nodes`` nodes on this machine; the workers live on the last of them."""
 
     def __init__(self, nodes: int) -> None:
         self._nodes = nodes
@@ -94,14 +94,14 @@ class Ours(works.Framework):
 
 
 class OurWorks(works.Works):
-    """Works that only this framework can do.  ``ours`` is the framework."""
+    """Measurements that only this framework supports; ``ours`` is the framework."""
 
     def __init__(self, ours: Ours, born: float) -> None:
         super().__init__(ours, born)
         self._ours = ours
 
     async def importing(self, workers: int, modules: list[str]) -> dict[str, works.Samples]:
-        """Workers that use transformers, launched with ``preload=modules``, and once more; MiB of their own."""
+        """Measure workers that use transformers, launched with ``preload=modules`` and without, and their own MiB."""
         found: dict[str, works.Samples] = {}
         for name in ("first", "again"):
             began = time.perf_counter()

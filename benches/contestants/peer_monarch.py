@@ -21,7 +21,7 @@ from monarch.actor import Actor, endpoint, this_host  # noqa: E402
 
 
 class Plain(Actor):
-    """Monarch's actors have either kind of endpoint, not both."""
+    """Actor with coroutine endpoints; Monarch's actors cannot have both kinds."""
 
     @endpoint
     def ping_def(self, value: Any = None) -> Any:
@@ -53,7 +53,7 @@ class Asynchronous(Actor):
 
 
 class Monarch(works.Framework):
-    """A group is the mesh of processes and its actors by kind."""
+    """Monarch; a group is a mesh of processes and its actors, by kind."""
 
     def __init__(self) -> None:
         self._spawned = itertools.count()

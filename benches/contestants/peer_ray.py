@@ -20,7 +20,7 @@ import works  # noqa: E402
 
 
 class Plain:
-    """Calls of a worker without coroutine methods take Ray's shorter way."""
+    """Actor without coroutine methods, whose calls take a shorter path in Ray."""
 
     def ping_def(self, value: Any = None) -> Any:
         return value
@@ -47,7 +47,7 @@ class Asynchronous(Plain):
 
 class Ray(works.Framework):
     async def start(self, workers: int) -> None:
-        cpus = 16 if "--ready-workers" in sys.argv else None  # Ray keeps as many idle processes as it has CPUs
+        cpus = 16 if "--ready-workers" in sys.argv else None  # Ray keeps one idle process per CPU
         ray.init(
             num_cpus=cpus,
             include_dashboard=False,

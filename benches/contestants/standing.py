@@ -1,4 +1,4 @@
-"""Driver of a run that stands still: launches ranks that sleep, prints their process ids, and blocks its loop."""
+"""Driver of a stuck run: launches ranks that sleep, prints their process ids, and blocks its loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def main(ranks: int) -> None:
         group = Rank.create_group().launch(cluster, NodePlacementStrategy([0] * ranks), name="rank")
         pids = await group.pid()
         sleeping = group.sleep()
-        await asyncio.sleep(SETTLE_S)  # the call has been sent to all
+        await asyncio.sleep(SETTLE_S)  # until the call has reached all ranks
         print(*pids, flush=True)
         time.sleep(SECONDS)  # noqa: ASYNC251  a blocked loop is what it is for
         await sleeping

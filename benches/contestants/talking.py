@@ -10,13 +10,13 @@ Samples = list[float]
 
 
 class Talking:
-    """Plain methods, to be mixed into a ``Worker``."""
+    """Plain methods, mixed into a ``Worker``."""
 
     _group_name: str
     _rank: int
 
     def swap(self, size: int, count: int, way: str, read: bool, device: str) -> Samples:
-        """Rank 0 begins, rank 1 answers; ``way`` is "send", "object" or "in_place"."""
+        """Exchange tensors; rank 0 begins, rank 1 answers. ``way`` is "send", "object" or "in_place"."""
         mine: Any = 1 if way == "object" else ones(size, device)
         theirs = ones(size, device)
         to = (self._group_name, 1 - self._rank)
@@ -49,7 +49,7 @@ class Talking:
         return samples
 
     def spread(self, size: int, count: int, receivers: int) -> Samples:
-        """Rank 0 begins anew when all the others have said that they had it."""
+        """Broadcast repeatedly; rank 0 begins again once all others have confirmed the tensor."""
         members = [(self._group_name, list(range(receivers + 1)))]
         worker: Any = self
         instants = []
@@ -69,7 +69,7 @@ class Talking:
         return instants
 
     def produce(self, channel: Any, count: int, size: int, in_flight: int, keys: int) -> float:
-        """When it began."""
+        """Put items; return the time of the first put."""
         item = ones(size) if size else 1
         began = time.perf_counter()
         if in_flight == 1:
@@ -86,7 +86,7 @@ class Talking:
         return began
 
     def consume(self, channel: Any, count: int, in_flight: int, keys: int) -> float:
-        """When it had the last item."""
+        """Get items; return the time of the last one."""
         if in_flight == 1:
             for index in range(count):
                 channel.get(**key_of(index, keys))
@@ -102,12 +102,12 @@ class Talking:
 
 
 def key_of(index: int, keys: int) -> dict[str, int]:
-    """The keyword for an item's key; none for the default one."""
+    """Return the keyword argument for an item's key; empty for the default key."""
     return {"key": index % keys} if keys > 1 else {}
 
 
 def ones(size: int, device: str = "cpu") -> Any:
-    """A float32 tensor of so many bytes, written once so that its pages exist."""
+    """Return a float32 tensor of this many bytes, written once so that its pages exist."""
     import torch
 
     return torch.ones(size // 4, device=device)

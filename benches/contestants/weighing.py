@@ -1,8 +1,8 @@
 """Measurement of weight synchronisation, and ``Weights``, the interface that each framework implements.
 
-The work is the same for all.  Version 7 is a model that is full of sevens, so that a receiver sees at once whether it
-has that version whole; the last one is different everywhere, and compared by its sums after the trainer's model has
-changed: who only shows the trainer's own memory to its receivers fails.
+The measurements are the same for all frameworks. Version 7 is a model full of sevens, so a receiver can check at once
+that it has the whole version. The last version has different values everywhere. Its sums are compared after the
+trainer's model has changed, so a framework that only exposes the trainer's own memory fails.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from works import Samples
 
 MEBI = 1 << 20
 WARM_UP = 3
-"""Versions that are not counted: by then all the memory there is has been used once."""
+"""Versions that are not counted; after them, all memory has been used once."""
 
 
 def leaves(shape: str, size: int) -> dict[str, int]:
-    """The elements of a model's float32 tensors, by name, together of so many bytes.
+    """Return the sizes of a model's float32 tensors, by name, with this many bytes in total.
 
     Args:
-        shape: ``"llm"``: 290, in layers, the smallest a 2048th of all and the largest a 16th; ``"many"``: ten thousand;
-            ``"one"``; ``"mlp"``: three layers.
+        shape: ``"llm"`` for 290 tensors in layers, of 1/2048 to 1/16 of the total; ``"many"`` for ten thousand;
+            ``"one"``; ``"mlp"`` for three layers.
     """
     elements = size // 4
     if shape == "one":
@@ -50,11 +50,11 @@ def leaves(shape: str, size: int) -> dict[str, int]:
 
 
 def model(shape: str, size: int, device: str = "cpu") -> Any:
-    """A module with these parameters, whose memory is not there yet on a CPU."""
+    """Return a module with these parameters, whose memory on a CPU is not allocated yet."""
     import torch
 
-    # Python and the C library keep what the last one was in: gigabytes in every process, and this machine may not have
-    # so many.
+    # Python and the C library keep the memory of the last module: gigabytes in every process, which this machine may
+    # not have.
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     found = torch.nn.Module()
@@ -64,7 +64,7 @@ def model(shape: str, size: int, device: str = "cpu") -> Any:
 
 
 def fill(module: Any, version: int) -> None:
-    """On a GPU it has been done, and not only begun."""
+    """Fill the model with a version; on a GPU, wait until that is done."""
     import torch
 
     for parameter in module.parameters():
@@ -74,7 +74,7 @@ def fill(module: Any, version: int) -> None:
 
 
 def fill_with_pattern(module: Any) -> list[int]:
-    """Values that differ, and the sum of each tensor."""
+    """Fill the model with values that differ, and return the sum of each tensor."""
     import torch
 
     first = 0
@@ -86,7 +86,7 @@ def fill_with_pattern(module: Any) -> list[int]:
 
 
 def sums(module: Any) -> list[int]:
-    """Of each tensor, of its bits as integers; piece by piece, because torch makes a copy twice as large of each."""
+    """Return the sum of each tensor's bits as integers, piece by piece because torch copies each to twice its size."""
     import torch
 
     pieces = (parameter.data.view(torch.int32).split(1 << 22) for parameter in module.parameters())
@@ -94,9 +94,9 @@ def sums(module: Any) -> list[int]:
 
 
 def check(module: Any, version: int) -> None:
-    """
+    """Check that a model has a version.
     Raises:
-        ValueError: some of it is of another version.
+        ValueError: some of the model has another version.
     """
     import torch
 
@@ -110,48 +110,48 @@ class Weights:
     """Interface that each framework implements: a trainer and receivers, each with a model."""
 
     async def start(self, receivers: int) -> None:
-        """Starts the framework and launches the workers."""
+        """Start the framework and launch the workers."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Ends everything."""
+        """Stop everything."""
 
     async def open(self, shape: str, size: int, receivers: int, apply: str) -> None:
-        """Models, and whatever a sync needs, at the trainer and at the first so many receivers.
+        """Create the models and everything that a sync needs, at the trainer and at the first receivers.
 
         Args:
-            apply: ``"copy"``: each receiver has memory of its own; ``"map"``: they look into memory that they share.
+            apply: ``"copy"`` if each receiver has its own memory; ``"map"`` if they map shared memory.
         """
         raise NotImplementedError
 
     async def sync(self, version: int) -> Sequence[float]:
-        """Fills the trainer's model with a version and sends it.
+        """Fill the trainer's model with a version and send it.
 
         Returns:
-            Seconds until the trainer's model may change, until the last receiver has it, and, where the framework
-            knows it, for which a receiver could not use its own.
+            Seconds until the trainer's model may change, until the last receiver has the version, and, if the framework
+            reports it, during which a receiver could not use its model.
         """
         raise NotImplementedError
 
     async def check(self, version: int) -> None:
-        """All receivers look whether they have that version whole."""
+        """Check that all receivers have the whole version."""
         raise NotImplementedError
 
     async def compare(self) -> tuple[list[int], Sequence[list[int]]]:
-        """Sends the pattern, and then changes the trainer's model.
+        """Send the pattern, and then change the trainer's model.
 
         Returns:
-            The sums of what was sent, and of what each receiver has.
+            The sums of the sent model, and of each receiver's.
         """
         raise NotImplementedError
 
     async def shut(self) -> None:
-        """Gives back what ``open`` took."""
+        """Release everything that ``open`` created."""
         raise NotImplementedError
 
 
 class Weighing:
-    """The works, by the names that the bench uses."""
+    """Measurements by the names that the bench uses."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -167,7 +167,7 @@ class Weighing:
     async def sync(
         self, shape: str, size: int, receivers: int, apply: str, count: int, warm_up: int = WARM_UP
     ) -> dict[str, Samples]:
-        """Seconds of ``count`` versions: ``staged``, ``total``, and ``pause`` where there is one."""
+        """Return the seconds of ``count`` versions: ``staged``, ``total``, and ``pause`` if there is one."""
         weights = self._weights
         taken = []
         await weights.open(shape, size, receivers, apply)
@@ -186,5 +186,5 @@ class Weighing:
 
 
 def run(weights: Weights) -> None:
-    """The main of a framework's file."""
+    """Run a framework's contestant script."""
     asyncio.run(works.serve(Weighing(weights)))

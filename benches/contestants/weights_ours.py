@@ -27,7 +27,7 @@ from rlinf_async.weights import Publisher, Subscriber
 from rlinf_async.weights.links.worker_link import WorkerLink
 
 COMPUTES_S = 0.02
-"""Seconds for which a trainer computes in Python after it has sent a version."""
+"""Seconds of Python computation in a trainer after it has sent a version."""
 
 
 class Trainer(Worker):
@@ -50,7 +50,7 @@ class Trainer(Worker):
         return staged, total, max(ack.t_pause for ack in report.per_worker.values())
 
     async def send_pattern(self) -> list[int]:
-        """The model changes as soon as it may."""
+        """Send the pattern, and change the model as soon as that is allowed."""
         sent = weighing.fill_with_pattern(self._model)
         handle = await self._publisher.publish()
         weighing.fill(self._model, -1)
@@ -58,7 +58,7 @@ class Trainer(Worker):
         return sent
 
     async def control(self, receivers: int, count: int) -> Samples:
-        """Seconds for a few bytes to each receiver and back."""
+        """Return the seconds for a few bytes to each receiver and back."""
         samples = []
         for _ in range(count):
             began = time.perf_counter()
@@ -91,7 +91,7 @@ class Trainer(Worker):
         return time.perf_counter() - began
 
     def send_and_compute(self, version: int) -> float:
-        """Send a version, and compute in Python afterwards; return when that has begun."""
+        """Send a version, and compute in Python afterwards; return when the computation has begun."""
         weighing.fill(self._model, version)
         began = time.perf_counter()
         self._words.send()
@@ -140,7 +140,7 @@ class Rollout(Worker):
         self._model.load_state_dict(state)
 
     async def has_words(self, version: int) -> float:
-        """Return when the version is there."""
+        """Wait for the version."""
         await self._words.wait_version(version)
         return time.perf_counter()
 
@@ -153,16 +153,16 @@ class Rollout(Worker):
 
 
 class Ours(weighing.Weights):
-    """The trainer on the first node, the receivers on the others in turn.
+    """rlinf_async with the trainer on the first node, and the receivers on the others in turn.
 
     Args:
-        num_nodes: the nodes of the run that there is, under ``rlinf-launch``.
-        local_nodes: nodes that this machine plays.
-        gpu: all workers share the first GPU.
+        num_nodes: nodes of the existing run, under ``rlinf-launch``.
+        local_nodes: number of nodes on this machine.
+        gpu: True if all workers share the first GPU.
 
     Attributes:
-        chain_from: bytes from which on receivers pass weights on to each other.
-        devices: of the trainer's model and the receivers'.
+        chain_from: size in bytes from which receivers forward weights to each other.
+        devices: devices of the trainer's model and of the receivers' models.
     """
 
     def __init__(self, num_nodes: int, local_nodes: int | None, gpu: bool) -> None:
@@ -215,7 +215,7 @@ class Ours(weighing.Weights):
     async def sync_by_words(
         self, shape: str, size: int, way: str, count: int, verify: str = "off", *, computes: bool = False
     ) -> Samples:
-        """Seconds until the receiver has a version, after three that are not counted."""
+        """Return the seconds until the receiver has a version, after three warm-up versions."""
         await self._rollout.open_words(shape, size, way, verify)
         await self._trainer.open_words(shape, size, way, verify)
         taken: list[float] = []
@@ -244,25 +244,25 @@ ON_GPU = {
     "copy": ("cuda", "cuda", "copy", "total"),
     "map": ("cuda", "cuda", "map", "total"),
 }
-"""By way: where the trainer's model and the receiver's are, what is done with it, and what counts."""
+"""By path: devices of the trainer's and the receiver's model, the way of applying, and the measured quantity."""
 
 
 class OurWeighing(weighing.Weighing):
-    """The work of all frameworks, and some of our own."""
+    """Measurements of all frameworks, and some of our own."""
 
     def __init__(self, weights: Ours) -> None:
         super().__init__(weights)
         self._ours = weights
 
     async def control(self, receivers: int, count: int) -> Samples:
-        """Seconds for a few bytes from the trainer to each receiver and back."""
+        """Return the seconds for a few bytes from the trainer to each receiver and back."""
         return await self._ours.control(receivers, count)
 
     async def sync_by_words(self, **sync: Any) -> Samples:
         return await self._ours.sync_by_words(**sync)
 
     async def direct(self, **sync: Any) -> Samples:
-        """Seconds until the last receiver has a version, if nobody passes it on."""
+        """Return the seconds until the last receiver has a version, without forwarding between receivers."""
         self._ours.chain_from, before = sync["size"] + 1, self._ours.chain_from
         try:
             return (await self.sync(**sync))["total"]
@@ -270,7 +270,7 @@ class OurWeighing(weighing.Weighing):
             self._ours.chain_from = before
 
     async def sync_on_gpu(self, way: str, size: int, count: int) -> Samples:
-        """Seconds of what counts, to one receiver."""
+        """Return the seconds of the measured quantity, to one receiver."""
         trainers, receivers, apply, what = ON_GPU[way]
         self._ours.devices = trainers, receivers
         found = await self.sync("llm", size, 1, apply, count)

@@ -15,7 +15,7 @@ import weighing
 
 
 class Actor:
-    """Weights travel as numpy arrays, which Ray reads without a copy; from tensors it would make two."""
+    """Trainer or receiver; weights travel as numpy arrays, because Ray would copy tensors twice."""
 
     def open(self, shape: str, size: int, apply: str, receivers: Sequence[Any] = ()) -> None:
         self._model = weighing.model(shape, size)

@@ -15,7 +15,7 @@ from rlinf.hybrid_engines.weight_syncer import BucketWeightSyncer
 from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
 
 BUCKET = 512 << 20
-"""Bytes, as in RLinf's own configurations."""
+"""Bucket size in bytes, as in RLinf's own configurations."""
 
 
 class Sender(Worker):
@@ -69,7 +69,7 @@ class Receiver(Worker):
         return await self.broadcast(None, groups=self._groups, src=("trainer", 0), async_op=True).async_wait()
 
     async def apply(self) -> None:
-        """What a sync is for a receiver; it says that it has it."""
+        """Receive one sync, and confirm it."""
         await self._syncer.apply(self._model, self._receive)
         await self.send(1, "trainer", 0, async_op=True).async_wait()
 
@@ -99,7 +99,7 @@ class RLinf(weighing.Weights):
         self._trainer.open(shape, size, receivers).wait()
 
     def _receiving(self) -> Any:
-        """Chosen for one call, which forgets it."""
+        """Return the receivers as the target of one call."""
         return self._rollout.execute_on(*self._ranks)
 
     async def sync(self, version: int) -> Sequence[float]:

@@ -18,9 +18,9 @@ from torchrl.weight_update import MultiProcessWeightSyncScheme, SharedMemWeightS
 
 
 def receive(pipe: Any, scheme: Any, rank: int, shape: str, size: int) -> None:
-    """A receiver's process: the scheme's own thread applies what comes."""
+    """Run a receiver's process; the scheme's own thread applies incoming weights."""
     multiprocessing.set_sharing_strategy("file_system")
-    torch.set_num_threads(1)  # as TorchRL's collectors have it
+    torch.set_num_threads(1)  # as TorchRL's collectors do
     model = weighing.model(shape, size)
     scheme.init_on_receiver(model_id="policy", model=model, worker_idx=rank)
     scheme.connect(worker_idx=rank)
@@ -34,7 +34,7 @@ def receive(pipe: Any, scheme: Any, rank: int, shape: str, size: int) -> None:
 
 
 class TorchRL(weighing.Weights):
-    """This process is the trainer."""
+    """TorchRL's weight synchronisation; this process is the trainer."""
 
     async def start(self, receivers: int) -> None:
         multiprocessing.set_sharing_strategy("file_system")
@@ -84,10 +84,10 @@ class TorchRL(weighing.Weights):
         return self._send()
 
     def _send(self) -> tuple[float, float]:
-        """``send`` returns when all receivers have it.
+        """Send a version; ``send`` returns once all receivers have it.
 
-        A queue carries tensors by their descriptors: receivers of the trainer's own would see all that becomes of them
-        later, so they get a clone.
+        A queue passes tensors on by descriptor. Receivers of the trainer's own tensors would see its later changes, so
+        they get clones.
         """
         began = time.perf_counter()
         weights = TensorDict.from_module(self._model).data

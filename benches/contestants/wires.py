@@ -1,6 +1,6 @@
 """Network baseline: a TCP connection or a Gloo pair between two processes, for the limits.
 
-The near one is the limits' own process; the far one is this file, run as a script, perhaps on another (fake) host.
+The near end is the limits' own process; the far end is this file, run as a script, perhaps on another (fake) host.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 from works import Samples
 
 PIECE = 256 << 10
-"""Bytes read at once: the fastest, measured."""
+"""Bytes per read; the fastest size, as measured."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Places of the two processes.
+    """Hosts of the two processes.
 
     Args:
-        near, far: their own addresses.
-        prefix: what a command begins with that is to run on the far host.
+        near, far: addresses of the two processes.
+        prefix: first words of a command that is to run on the far host.
     """
 
     near: str = "127.0.0.1"
@@ -35,12 +35,12 @@ class Place:
 
     @classmethod
     def of(cls, arguments: Sequence[str]) -> Place:
-        """From a script's arguments: ``NEAR FAR PREFIX…``, or none."""
+        """Return the ends that a script's arguments name, ``NEAR FAR PREFIX…``; None without arguments."""
         return cls(arguments[0], arguments[1], tuple(arguments[2:])) if arguments else cls()
 
 
 class Tcp:
-    """One connection."""
+    """One TCP connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)
@@ -88,7 +88,7 @@ class Gloo:
         self._group.recv([buffer], self._peer, 0).wait()
 
     def broadcast(self, buffer: Any) -> None:
-        """From the near end to the far one."""
+        """Broadcast from the near end to the far one."""
         from torch.distributed import BroadcastOptions
 
         options = BroadcastOptions()
@@ -101,7 +101,7 @@ class Gloo:
 
 @dataclass
 class Near:
-    """The near end and the process that has the far one."""
+    """The near end of a connection, and the process of the far end."""
 
     end: Tcp | Gloo
     far: subprocess.Popen[str]
@@ -114,7 +114,7 @@ class Near:
 
 
 def open_pair(kind: str, place: Place) -> Near:
-    """Starts the far process and connects with it."""
+    """Start the far process and connect to it."""
 
     def start(port: int) -> subprocess.Popen[str]:
         command = [*place.prefix, sys.executable, __file__, kind, place.near, str(port), place.far]
@@ -133,7 +133,7 @@ def open_pair(kind: str, place: Place) -> Near:
 
 
 def swap(near: Near, size: int, count: int) -> Samples:
-    """Seconds of round trips."""
+    """Return the seconds of round trips."""
     assert near.far.stdin is not None
     near.far.stdin.write(json.dumps({"size": size, "count": count}) + "\n")
     near.far.stdin.flush()
@@ -149,7 +149,7 @@ def swap(near: Near, size: int, count: int) -> Samples:
 
 
 def spread(near: Near, size: int, count: int) -> Samples:
-    """Seconds of broadcasts over Gloo, until the far end has said that it has everything."""
+    """Return the seconds of Gloo broadcasts, until the far end has confirmed all data."""
     assert near.far.stdin is not None
     assert isinstance(near.end, Gloo)
     near.far.stdin.write(json.dumps({"size": size, "count": count, "way": "broadcast"}) + "\n")
@@ -158,7 +158,7 @@ def spread(near: Near, size: int, count: int) -> Samples:
     whole, word = end.make(size), end.make(1)
     samples = []
     for _ in range(count):
-        end.receive(word)  # it is ready
+        end.receive(word)  # the far end is ready
         began = time.perf_counter()
         end.broadcast(whole)
         end.receive(word)
@@ -183,7 +183,7 @@ def _be_far() -> None:
             if order.get("way") == "broadcast":
                 word = end.make(1)
                 end.send(word)
-                end.broadcast(theirs)  # type: ignore[union-attr]  # which only Gloo is asked for
+                end.broadcast(theirs)  # type: ignore[union-attr]  # only Gloo gets this request
                 end.send(word)
                 continue
             end.receive(theirs)

@@ -1,9 +1,9 @@
-"""Contestant's end of the line protocol; measurements of calls, launches and memory that all frameworks run.
+"""Contestant's end of the line protocol; measurements of calls, launches and memory for all frameworks.
 
-A contestant is a process: it reads one JSON object per line, ``{"work": name, …}``, does the work and answers with one
-line, ``{"samples": […]}`` or ``{"error": traceback}``.  It ends at the end of its input.  The works are the same for
-all; a framework only says how it launches workers and how it calls them.  This file needs the standard library only,
-because it runs in the peers' environments too.
+A contestant is a process that reads one JSON object per line, ``{"work": name, …}``, makes the measurement and answers
+with one line, ``{"samples": […]}`` or ``{"error": traceback}``. It exits at the end of its input. All frameworks share
+the measurements; each only defines how it launches and calls workers. This file needs only the standard library,
+because it also runs in the peers' environments.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Samples = list[float]
 
 
 class Framework:
-    """Interface that each framework implements.  ``first`` is the group that ``start`` launched.
+    """Interface that each framework implements. ``first`` is the group that ``start`` launched.
 
     The workers have the methods ``ping`` (async) and ``ping_def``, which return their argument, ``use_torch``, ``pid``,
     and ``numel`` and ``summed`` of a tensor.
@@ -33,49 +33,49 @@ class Framework:
     first: Any = None
 
     async def start(self, workers: int) -> None:
-        """Starts the framework and launches ``first``; their constructors need not be done."""
+        """Start the framework and launch ``first``, without waiting for the constructors."""
         raise NotImplementedError
 
     async def launch(self, workers: int) -> Any:
-        """Launches more workers; their constructors need not be done."""
+        """Launch more workers, without waiting for their constructors."""
         raise NotImplementedError
 
     async def end(self, group: Any) -> None:
-        """Ends what ``launch`` gave."""
+        """Stop a group that ``launch`` returned."""
         raise NotImplementedError
 
     async def stop(self) -> None:
-        """Ends everything."""
+        """Stop everything."""
 
     def one(self, method: str) -> Awaitable[Any]:
-        """Calls the first worker of ``first``, without arguments."""
+        """Call the first worker of ``first``, without arguments."""
         raise NotImplementedError
 
     def any(self, method: str) -> Awaitable[Any]:
-        """Calls whichever worker of ``first`` has the fewest open calls."""
+        """Call the worker of ``first`` with the fewest open calls."""
         raise NotImplementedError
 
     def one_in_turn(self, method: str) -> Awaitable[Any]:
-        """Calls a worker of ``first``, the next one each time."""
+        """Call the workers of ``first`` in turn, one each time."""
         raise NotImplementedError
 
     def all(self, group: Any, method: str, *args: Any) -> Awaitable[Sequence[Any]]:
-        """Calls every worker of a group."""
+        """Call every worker of a group."""
         raise NotImplementedError
 
     async def together(self, calls: Iterable[Awaitable[Any]]) -> None:
-        """Makes all the calls, and then waits for all of them."""
+        """Start all calls, and then wait for all of them."""
         await asyncio.gather(*calls)
 
     def tensor(self, mebibytes: int) -> Any:
-        """A large float32 argument, written once so that its pages exist."""
+        """Return a large float32 argument, written once so that its pages exist."""
         import torch
 
         return torch.ones(mebibytes << 18)
 
 
 class Works:
-    """The works, by the names that the benches use.  Everything is in seconds, but for rates and MiB."""
+    """Measurements by the names that the benches use; in seconds, except for rates and MiB."""
 
     def __init__(self, framework: Framework, born: float) -> None:
         self._framework = framework
@@ -83,14 +83,14 @@ class Works:
         self._tensors: dict[int, Any] = {}
 
     async def cold(self, workers: int, method: str) -> Samples:
-        """From the first line of this process's script to the first replies."""
+        """Return the seconds from the first line of this process's script to the first replies."""
         framework = self._framework
         await framework.start(workers)
         await framework.all(framework.first, method)
         return [time.perf_counter() - self._born]
 
     async def more(self, workers: int, method: str, settle: float = 0.0) -> Samples:
-        """More workers, from the launch to their first replies."""
+        """Return the seconds from the launch of more workers to their first replies."""
         await asyncio.sleep(settle)
         framework = self._framework
         began = time.perf_counter()
@@ -101,12 +101,12 @@ class Works:
         return [taken]
 
     async def memory(self) -> Samples:
-        """Proportional set size of every worker, in MiB."""
+        """Return the proportional set size of every worker, in MiB."""
         framework = self._framework
         return [pss(pid) for pid in await framework.all(framework.first, "pid")]
 
     async def growth(self, workers: int, calls: int) -> dict[str, Samples]:
-        """A group of its own: seconds to launch, seconds per group call, MiB per worker."""
+        """Launch a separate group; return seconds to launch, seconds per group call, MiB per worker."""
         framework = self._framework
         began = time.perf_counter()
         group = await framework.launch(workers)
@@ -123,20 +123,20 @@ class Works:
         return await _timed(lambda: self._framework.one(method), count)
 
     async def pipelined(self, count: int, method: str) -> Samples:
-        """Calls per second to one worker, all in flight."""
+        """Return the calls per second to one worker, all in flight."""
         one = self._framework.one
         began = time.perf_counter()
         await self._framework.together(one(method) for _ in range(count))
         return [count / (time.perf_counter() - began)]
 
     async def any_call(self, count: int) -> Samples:
-        """Time of a call that any rank takes, over that of one to a named rank, by turns."""
+        """Return the ratio of a call that any rank takes to one to a named rank, alternating."""
         named = _timed_once(lambda: self._framework.one("ping"))
         anyone = _timed_once(lambda: self._framework.any("ping"))
         return [await anyone() / await named() for _ in range(count)]
 
     async def any_in_flight(self, count: int, in_flight: int) -> Samples:
-        """The same for calls of which so many are open, beside calls to the named ranks in turn."""
+        """Return the same ratio for this many open calls, compared with calls to the named ranks in turn."""
         samples = []
         for call in (self._framework.any, self._framework.one_in_turn):
             began, calls = time.perf_counter(), deque[Awaitable[Any]]()
@@ -153,14 +153,14 @@ class Works:
         return await _timed(lambda: framework.all(framework.first, method), count)
 
     async def group_pipelined(self, count: int, ranks: int, method: str) -> Samples:
-        """Calls x ranks per second, all in flight."""
+        """Return calls times ranks per second, all in flight."""
         framework = self._framework
         began = time.perf_counter()
         await framework.together(framework.all(framework.first, method) for _ in range(count))
         return [count * ranks / (time.perf_counter() - began)]
 
     async def argument(self, mebibytes: int, count: int, method: str) -> Samples:
-        """A large tensor as an argument to every worker."""
+        """Measure a large tensor as an argument to every worker."""
         framework = self._framework
         if mebibytes not in self._tensors:
             self._tensors[mebibytes] = framework.tensor(mebibytes)
@@ -190,7 +190,7 @@ def _timed_once(call: Callable[[], Awaitable[Any]]) -> Callable[[], Coroutine[An
 
 
 async def ticks(count: int | None, done: asyncio.Event | None = None) -> Samples:
-    """Seconds by which timers of a millisecond are late on the running loop: so many of them, or until ``done``."""
+    """Return the lateness of millisecond timers on the running loop, of ``count`` timers or until ``done``."""
     loop = asyncio.get_running_loop()
     samples: Samples = []
     while len(samples) < count if count is not None else not (done and done.is_set()):
@@ -205,12 +205,12 @@ def p99(samples: Samples) -> float:
 
 
 def pss(pid: int) -> float:
-    """A process's own memory and its share of what it shares, in MiB."""
+    """Return a process's own memory plus its share of shared memory, in MiB."""
     return _memory(pid, "Pss")
 
 
 def private(pid: int) -> float:
-    """A process's own memory, in MiB."""
+    """Return a process's own memory, in MiB."""
     return _memory(pid, "Private_Dirty") + _memory(pid, "Private_Clean")
 
 
@@ -223,7 +223,7 @@ def _memory(pid: int, name: str) -> float:
 
 
 class Answers:
-    """The lines to the bench.  Whatever else is printed goes to stderr, by this process and by its children."""
+    """Writer of lines to the bench; other output of this process and its children goes to stderr."""
 
     def __init__(self) -> None:
         self._lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
@@ -235,7 +235,7 @@ class Answers:
 
 
 async def serve(works: object) -> None:
-    """Answers requests on the running loop until the input ends; every work is a coroutine function of ``works``."""
+    """Answer requests on the running loop until the input ends, each by a coroutine function of ``works``."""
     answers = Answers()
     loop = asyncio.get_running_loop()
     while line := await loop.run_in_executor(None, sys.stdin.readline):
@@ -249,5 +249,5 @@ async def serve(works: object) -> None:
 
 
 def run(framework: Framework, born: float) -> None:
-    """The main of a framework's file."""
+    """Run a framework's contestant script."""
     asyncio.run(serve(Works(framework, born)))

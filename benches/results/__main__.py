@@ -1,4 +1,4 @@
-"""Runs what is missing of the examples' results, and writes docs/results.md."""
+"""Runner of the missing runs of the examples' results; writes docs/results.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """``0-2,7`` → ``[0, 1, 2, 7]``."""
+    """Parse ``0-2,7`` as ``[0, 1, 2, 7]``."""
     seeds: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
@@ -46,8 +46,8 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _run_missing(flags: argparse.Namespace) -> int:
-    """The number of runs that failed."""
-    # Seeds outermost: a comparison that is cut off has the same seeds of everybody.
+    """Make the missing runs; return the number of failures."""
+    # Seeds are the outer loop, so that an interrupted comparison has the same seeds of every contestant.
     wanted = [
         Key(task, contestant, seed)
         for seed, task, contestant in itertools.product(flags.seeds, flags.tasks, flags.contestants)
@@ -88,7 +88,7 @@ def _run_seeds(
     run: Callable[..., Any],
     tell: Callable[[Any], str],
 ) -> int:
-    """Runs each name with each seed that has no record yet; the number of runs that failed."""
+    """Make the runs of each name and seed without a record; return the number of failures."""
     failed = 0
     for seed, name in itertools.product(flags.seeds, names):
         if (name, seed) in have and not (flags.alone and have[name, seed].jobs > 1):

@@ -15,9 +15,9 @@ class Curve:
     """Mean return of the last 20 training episodes, along one run.
 
     Attributes:
-        samples: transitions so far, rising.
-        seconds: since the training loop began, rising.
-        returns: undiscounted and unscaled.
+        samples: transitions so far, ascending.
+        seconds: seconds since the start of the training loop, ascending.
+        returns: undiscounted, unscaled returns.
     """
 
     samples: Sequence[int]
@@ -25,14 +25,14 @@ class Curve:
     returns: Sequence[float]
 
     def at_seconds(self, seconds: float) -> float | None:
-        """Return at an instant, linear between two points; None before the first, the last after the end."""
+        """Interpolate linearly at a time; return None before the first point, and the last value after the end."""
         if not self.seconds or seconds < self.seconds[0]:
             return None
         return float(np.interp(seconds, self.seconds, self.returns))
 
 
 def read_events(folder: Path) -> Any:
-    """TensorBoard's event files, with every value of every scalar."""
+    """Yield TensorBoard's event files, with every value of every scalar."""
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0})
@@ -41,11 +41,11 @@ def read_events(folder: Path) -> Any:
 
 
 def read_curve(folder: Path, tag: str, samples: int) -> Curve:
-    """Curve of scalar ``tag`` in the event files of ``folder``.
+    """Return the curve of scalar ``tag`` in the event files of ``folder``.
 
     Args:
-        samples: those of the whole run, at its last event: events may count samples or training steps.  Seconds count
-            from the file's first record, which its writer makes as training begins.
+        samples: samples of the whole run, at its last event; events may count samples or training steps. Seconds count
+            from the first record of the file, which its writer makes as training begins.
 
     Raises:
         ValueError: there is no such scalar.

@@ -27,9 +27,9 @@ def median(values: Floats) -> Floats:
 
 
 def interquartile_mean(values: Floats) -> Floats:
-    """Mean without the lowest and the highest quarter, ``[..., seeds]`` → ``[...]``.
+    """Return the interquartile mean, ``[..., seeds]`` → ``[...]``.
 
-    Of n values the ``floor(n / 4)`` at either end are left out, as rliable does (Agarwal et al., "Deep Reinforcement
+    The ``floor(n / 4)`` lowest and highest of n values are left out, as in rliable (Agarwal et al., "Deep Reinforcement
     Learning at the Edge of the Statistical Precipice", arXiv 2108.13264).
     """
     cut = values.shape[-1] // 4
@@ -38,7 +38,7 @@ def interquartile_mean(values: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A statistic and the ends of its 95 % interval; without an interval where there is one value only."""
+    """A statistic with its 95 % interval, or without one for a single value."""
 
     value: float
     low: float | None
@@ -46,9 +46,9 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], statistic: Statistic) -> Estimate:
-    """Statistic of one value per seed, with the percentile bootstrap's interval (Efron, 1979).
+    """Return a statistic of one value per seed, with its percentile-bootstrap interval (Efron, 1979).
 
-    Seeds are drawn with replacement :data:`RESAMPLES` times, by a generator that is always seeded alike.
+    Seeds are drawn with replacement :data:`RESAMPLES` times, by a generator with a fixed seed.
 
     Raises:
         ValueError: there are no values.

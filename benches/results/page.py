@@ -1,4 +1,4 @@
-"""docs/results.md, written from the records: tables, plots, failures, versions and commands."""
+"""Writer of docs/results.md from the records: tables, plots, failures, versions and commands."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ each contestant those of one sitting, the last.
 
 
 def write_page(folder: Path = FOLDER) -> Path:
-    """Writes the page beside ``folder``, with its plots in it.
+    """Write the page beside ``folder``, with its plots in it.
 
     Returns:
-        Its path.
+        The path of the page.
     """
     records = {task: load(task, folder) for task in TASKS}
     parts = [INTRODUCTION]

@@ -15,7 +15,7 @@ from .table import alone
 from .trainers import TRAINERS
 
 POINTS: Final = 60
-"""Of a line: what a page's width can show."""
+"""Points of a curve; as many as a page's width can show."""
 
 COLOURS: Final = dict(
     zip(
@@ -24,17 +24,17 @@ COLOURS: Final = dict(
         strict=True,
     )
 )
-"""By label; Okabe and Ito's, told apart by colour-blind readers."""
+"""Colour by label: the palette of Okabe and Ito, which colour-blind readers can tell apart."""
 
 Floats = NDArray[np.float64]
 Axis = Callable[[Curve], Sequence[float]]
 
 
 def save_plot(path: Path, task: str, groups: Mapping[str, Sequence[Run]]) -> None:
-    """Draws each contestant's median over its seeds and the range between its worst and best seed.
+    """Draw each contestant's median over its seeds, and the range between its worst and best seed.
 
     Args:
-        groups: runs by label; those with others beside them are left out of the panel by seconds.
+        groups: runs by label; the panel by seconds leaves out runs that shared the machine.
     """
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def save_plot(path: Path, task: str, groups: Mapping[str, Sequence[Run]]) -> Non
 
 
 def band(curves: Sequence[Curve], axis: Axis) -> tuple[Floats, Floats, Floats, Floats]:
-    """Places ``[POINTS]`` where all curves have values, and there their least, median and greatest value."""
+    """Return ``[POINTS]`` positions where all curves have values, with their minimum, median and maximum."""
     places = np.linspace(max(axis(curve)[0] for curve in curves), min(axis(curve)[-1] for curve in curves), POINTS)
     values = np.array([np.interp(places, axis(curve), curve.returns) for curve in curves])
     return places, values.min(0), np.median(values, 0), values.max(0)

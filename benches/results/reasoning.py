@@ -20,7 +20,7 @@ from .table import markdown
 EXAMPLE: Final = ROOT / "examples" / "reasoning" / "main_grpo.py"
 RECORDS: Final = "reasoning.jsonl"
 ENDS: Final = 20
-"""Training steps at either end that the diagnostics are means of."""
+"""Training steps at the start and at the end over which diagnostics are averaged."""
 
 DIAGNOSTICS: Final = {"entropy": "entropy", "response_length": "length", "groups_without_signal": "without signal"}
 
@@ -30,9 +30,9 @@ class Variant:
     """One command of the example.
 
     Attributes:
-        title: its name on the page.
+        title: name on the page.
         config: file of examples/reasoning/config/math.
-        overrides: beside the seed.
+        overrides: overrides in addition to the seed.
     """
 
     title: str
@@ -49,7 +49,7 @@ VARIANTS: Final = {
         ("runner.eval_samples=64", "runner.max_steps=0", "actor.warm_start.further_steps=3000"),
     ),
 }
-"""By the names that flags and records have."""
+"""Variants by their names in flags and records."""
 
 
 INTRODUCTION: Final = f"""\
@@ -69,11 +69,11 @@ class ReasoningRun:
     """A finished run.
 
     Attributes:
-        date: of its end, ISO 8601.
-        jobs: programs that computed on the machine at the time, this one among them.
-        cores: of the machine.
+        date: end of the run, ISO 8601.
+        jobs: number of programs that ran on the machine at the time, including this one.
+        cores: CPU cores of the machine.
         evaluation: its evaluation.json: ``accuracy``, ``pass@k``, the same with ``_before``, ``seconds``.
-        diagnostics: by scalar, its mean over the first and the last :data:`ENDS` training steps.
+        diagnostics: mean of each scalar over the first and the last :data:`ENDS` training steps.
     """
 
     variant: str
@@ -86,7 +86,7 @@ class ReasoningRun:
 
 
 def load_reasoning(folder: Path = FOLDER) -> dict[tuple[str, int], ReasoningRun]:
-    """The last run of each variant and seed."""
+    """Return the last run of each variant and seed."""
     path = folder / RECORDS
     lines = path.read_text().splitlines() if path.exists() else []
     runs = [ReasoningRun(**json.loads(line)) for line in lines]
@@ -94,10 +94,10 @@ def load_reasoning(folder: Path = FOLDER) -> dict[tuple[str, int], ReasoningRun]
 
 
 def run_reasoning(variant: str, seed: int, *, jobs: int, folder: Path = FOLDER) -> ReasoningRun:
-    """Runs a variant, and appends its record.
+    """Run a variant, and append its record.
 
     Raises:
-        RuntimeError: the run failed; its last words.
+        RuntimeError: the run failed; the message has its last output.
     """
     chosen, logs = VARIANTS[variant], LOGS / "reasoning" / f"{variant}-{seed}"
     words = ["--config", chosen.config, *chosen.overrides, f"runner.seed={seed}", f"runner.logger.log_path={logs}"]
@@ -111,7 +111,7 @@ def run_reasoning(variant: str, seed: int, *, jobs: int, folder: Path = FOLDER) 
 
 
 def read_diagnostics(logs: Path) -> dict[str, tuple[float, float]]:
-    """Means at the begin and the end of training, from the event files; empty where nothing was trained."""
+    """Return means at the start and the end of training, from the event files; empty without training."""
     events = read_events(logs / "tensorboard")
     found = {}
     for name in DIAGNOSTICS:
@@ -122,7 +122,7 @@ def read_diagnostics(logs: Path) -> dict[str, tuple[float, float]]:
 
 
 def reasoning_section(runs: Sequence[ReasoningRun]) -> str:
-    """The part of the page, with a table for each variant."""
+    """Return the part of the page, with a table for each variant."""
     if not runs:
         return ""
     parts = [INTRODUCTION]

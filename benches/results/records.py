@@ -16,7 +16,7 @@ FOLDER: Final = ROOT / "docs" / "results"
 
 
 class Key(NamedTuple):
-    """The run of a contestant on a task with a seed."""
+    """Contestant, task and seed of a run."""
 
     task: str
     contestant: str
@@ -28,13 +28,13 @@ class Run:
     """A finished run.
 
     Attributes:
-        date: of its end, ISO 8601.
-        jobs: programs that computed on the machine at the time, this one among them; times count where it is 1.
-        cores: of the machine.
-        training_seconds: of the training loop, without the start of processes and the final evaluation.
-        returns: of the final evaluation's episodes, with the most likely actions.
-        threads: torch's in the training process; None where there are several processes.
-        versions: of the packages that it ran on.
+        date: end of the run, ISO 8601.
+        jobs: number of programs that ran on the machine at the time, including this one; times count only if it is 1.
+        cores: CPU cores of the machine.
+        training_seconds: duration of the training loop, without process start and final evaluation.
+        returns: returns of the final evaluation's episodes, with the most likely actions.
+        threads: torch threads of the training process; None for several processes.
+        versions: versions of the installed packages.
     """
 
     task: str
@@ -52,13 +52,13 @@ class Run:
 
     @property
     def final_return(self) -> float:
-        """Mean of the final evaluation's episodes."""
+        """Mean return of the final evaluation."""
         return sum(self.returns) / len(self.returns)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A run that came to no result, and the last words of its log."""
+    """A run without a result, and the last lines of its log."""
 
     task: str
     contestant: str
@@ -68,7 +68,7 @@ class Failure:
 
 
 def load(task: str, folder: Path = FOLDER) -> list[Run | Failure]:
-    """Records of a task, oldest first; none where there is no file yet."""
+    """Return the records of a task, oldest first; empty if there is no file yet."""
     path = folder / f"{task}.jsonl"
     return [_parsed(json.loads(line)) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -80,7 +80,7 @@ def append(record: Run | Failure, folder: Path = FOLDER) -> None:
 
 
 def finished(records: Iterable[Run | Failure]) -> dict[Key, Run]:
-    """The run of each key that counts: the last of those with the fewest programs beside them."""
+    """Return the run of each key that counts: the last of those with the fewest concurrent programs."""
     best: dict[Key, Run] = {}
     for run in records:
         if isinstance(run, Run):
@@ -91,10 +91,10 @@ def finished(records: Iterable[Run | Failure]) -> dict[Key, Run]:
 
 
 def missing(wanted: Iterable[Key], records: Iterable[Run | Failure], *, alone: bool = False) -> list[Key]:
-    """Keys without a finished run, in their order.
+    """Return the keys without a finished run, in order.
 
     Args:
-        alone: runs beside which another one computed are missing too.
+        alone: True if runs beside other programs count as missing, too.
     """
     have = {key for key, run in finished(records).items() if run.jobs == 1 or not alone}
     return [key for key in wanted if key not in have]

@@ -11,13 +11,13 @@ import numpy as np
 from .curves import read_events
 
 SMOOTHED: Final = 20
-"""Training steps of a mean of rewards."""
+"""Training steps over which rewards are averaged."""
 
 
 def save_run_plot(logs: Path, path: Path) -> None:
-    """Draws the mean reward of the training steps, and the accuracy on the held-out problems, as an SVG.
+    """Draw the mean reward of the training steps and the accuracy on held-out problems, as an SVG.
 
-    Of a step that a resumed run has done again, the last value counts.
+    For a step that a resumed run has repeated, the last value counts.
 
     Args:
         logs: the run's ``runner.logger.log_path``.

@@ -1,4 +1,4 @@
-"""Runs of the contestants: starts the programs, a bounded number at a time, and keeps a record of each."""
+"""Runner of the contestants' programs, a bounded number at a time, with a record of each run."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ PACKAGES: Final = ("torch", "gymnasium", "mujoco")
 
 
 def run_all(keys: Sequence[Key], *, jobs: int, beside: int) -> Iterator[Run | Failure]:
-    """Records of the keys' runs, as they end.
+    """Yield the records of the keys' runs, as they end.
 
     Args:
-        jobs: runs at a time.
-        beside: other programs that compute on the machine meanwhile.  With them or several jobs times do not count,
-            and torch gets one thread: its threads wait for each other in loops that others' runs interrupt.
+        jobs: number of concurrent runs.
+        beside: number of other programs that compute on the machine. With them, or with several jobs, times do not
+            count, and torch gets one thread: its threads would busy-wait for each other while other runs interrupt
+                them.
     """
     environment = os.environ | ({"OMP_NUM_THREADS": "1"} if jobs + beside > 1 else {})
     with ThreadPoolExecutor(jobs) as threads:
@@ -52,11 +53,11 @@ def _record(key: Key, jobs: int, environment: dict[str, str]) -> Run | Failure:
 
 
 def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[str, str] | None = None) -> None:
-    """Runs one program to its end, in ``folder``: its log is there, and MuJoCo's.
+    """Run one program to its end in ``folder``, which has its log and MuJoCo's.
 
     Raises:
-        FileNotFoundError: the program is not there.
-        RuntimeError: it failed.
+        FileNotFoundError: the program does not exist.
+        RuntimeError: the program failed.
     """
     run_program(
         trainer.command(settings, folder), folder, environment, settings=json.dumps(dataclasses.asdict(settings))
@@ -66,10 +67,10 @@ def train(trainer: Trainer, settings: Settings, folder: Path, environment: dict[
 def run_program(
     command: Sequence[str], folder: Path, environment: dict[str, str] | None = None, *, settings: str | None = None
 ) -> None:
-    """Runs a command to its end in ``folder``, which is made anew, with ``settings.json`` where there are settings.
+    """Run a command to its end in a new ``folder``, with ``settings.json`` if there are settings.
 
     Raises:
-        RuntimeError: it failed; its last words.
+        RuntimeError: the command failed; the message has its last output.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -83,11 +84,11 @@ def run_program(
 
 
 def finished_run(key: Key, settings: Settings, folder: Path, jobs: int) -> Run:
-    """The record of a run that left its results in ``folder``.
+    """Return the record of a run that left its results in ``folder``.
 
     Raises:
         FileNotFoundError: there is no evaluation.json.
-        ValueError: it trained on another number of samples, or was evaluated on other seeds.
+        ValueError: the run trained on another number of samples, or was evaluated on other seeds.
     """
     evaluation = json.loads((folder / "evaluation.json").read_text())
     for name, wanted in (("samples", settings.samples), ("episode_seeds", settings.evaluation_seeds)):
@@ -109,5 +110,5 @@ def finished_run(key: Key, settings: Settings, folder: Path, jobs: int) -> Run:
 
 
 def today() -> str:
-    """The instant, ISO 8601, to the minute."""
+    """Return the current time in ISO 8601, to the minute."""
     return datetime.datetime.now().astimezone().isoformat(timespec="minutes")

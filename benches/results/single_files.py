@@ -1,4 +1,4 @@
-"""Runs of the one-file examples: the result that each prints last, over seeds, and their part of the page."""
+"""Runs of the one-file examples over seeds, with the last result that each prints, and their part of the page."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class SingleFileRun:
     """A finished run.
 
     Attributes:
-        date: of its end, ISO 8601.
-        jobs: programs that computed on the machine at the time, this one among them.
-        cores: of the machine.
-        measure, result: what it printed last, before and behind the colon.
-        seconds: of the whole command.
+        date: end of the run, ISO 8601.
+        jobs: number of programs that ran on the machine at the time, including this one.
+        cores: CPU cores of the machine.
+        measure, result: text before and after the colon in its last line.
+        seconds: duration of the whole command.
     """
 
     example: str
@@ -53,7 +53,7 @@ class SingleFileRun:
 
 
 def load_single_files(folder: Path = FOLDER) -> dict[tuple[str, int], SingleFileRun]:
-    """The last run of each example and seed."""
+    """Return the last run of each example and seed."""
     path = folder / RECORDS
     lines = path.read_text().splitlines() if path.exists() else []
     runs = [SingleFileRun(**json.loads(line)) for line in lines]
@@ -61,10 +61,10 @@ def load_single_files(folder: Path = FOLDER) -> dict[tuple[str, int], SingleFile
 
 
 def run_single_file(example: str, seed: int, *, jobs: int, folder: Path = FOLDER) -> SingleFileRun:
-    """Runs an example, and appends its record.
+    """Run an example, and append its record.
 
     Raises:
-        RuntimeError: the run failed, with its last words; or it did not print a result.
+        RuntimeError: the run failed (the message has its last output), or did not print a result.
     """
     logs = LOGS / "single_files" / f"{example}-{seed}"
     began = time.monotonic()
@@ -82,7 +82,7 @@ def run_single_file(example: str, seed: int, *, jobs: int, folder: Path = FOLDER
 
 
 def single_files_section(runs: Sequence[SingleFileRun]) -> str:
-    """The part of the page: a row for each example."""
+    """Return the part of the page, with a row for each example."""
     rows = [["example", "result", "by seed", "seconds"]]
     for example in EXAMPLES:
         ordered = sorted((run for run in runs if run.example == example), key=lambda run: run.seed)

@@ -16,7 +16,7 @@ from .trainers import TRAINERS
 
 TASK: Final = "HalfCheetah-v5"
 UPDATES: Final = 12
-"""Of a run: the last of its first episodes end in the eighth."""
+"""Samples of a run; the last of its first episodes end in its eighth part."""
 
 CASE: Final = Case(
     "results",
@@ -29,10 +29,10 @@ CASE: Final = Case(
 
 
 def measure_speed(contestants: Sequence[str], rounds: int, folder: Path = FOLDER) -> dict[str, Any]:
-    """The row of :data:`CASE`, printed and kept in ``folder``/speed.json.
+    """Print the row of :data:`CASE`, and keep it in ``folder``/speed.json.
 
     Raises:
-        ValueError: ``sync``, which the others are set beside, is not among the contestants.
+        ValueError: ``sync``, the baseline of the others, is not among the contestants.
     """
     settings = read_settings(TASK, 0)
     settings = dataclasses.replace(settings, updates=UPDATES, evaluation_seeds=settings.evaluation_seeds[:1])
@@ -45,7 +45,7 @@ def measure_speed(contestants: Sequence[str], rounds: int, folder: Path = FOLDER
 
 
 def samples_per_second(contestant: str, settings: Settings) -> float:
-    """Of one run's training loop."""
+    """Return the samples per second of one run's training loop."""
     folder = LOGS / "speed" / contestant
     train(TRAINERS[contestant], settings, folder)
     run = finished_run(Key(settings.env, contestant, settings.seed), settings, folder, jobs=1)
@@ -53,7 +53,7 @@ def samples_per_second(contestant: str, settings: Settings) -> float:
 
 
 def speeds(row: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    """A row → samples per second and the ratio of ours to it, by contestant's name."""
+    """Return the samples per second of each contestant in a row, and the ratio of ours to it."""
     found = {"sync": (row["median"], 1.0)}
     found |= {name: (beside["value"], beside["ratio"]) for name, beside in row.get("beside", {}).items()}
     return found | {name: (peer["median"], peer["ratio"]) for name, peer in row["peers"].items()}

@@ -14,7 +14,7 @@ NOTHING = "-"
 
 
 def by_contestant(runs: Iterable[Run], labels: Mapping[str, str]) -> dict[str, list[Run]]:
-    """Runs under their contestants' labels, in the labels' order, by seed; contestants without runs are left out."""
+    """Group runs by their contestants' labels, in the order of the labels, by seed; drop contestants without runs."""
     ordered = sorted(runs, key=lambda run: run.seed)
     groups = {label: [run for run in ordered if run.contestant == name] for name, label in labels.items()}
     return {label: group for label, group in groups.items() if group}
@@ -24,20 +24,20 @@ _ONE_SITTING: Final = timedelta(hours=2)
 
 
 def alone(runs: Iterable[Run]) -> list[Run]:
-    """The runs whose times count: nothing else computed on the machine, which was the same for all, it seems."""
+    """Return the runs whose times count: those that had the same kind of machine to themselves."""
     found = [run for run in runs if run.jobs == 1]
     newest = max((datetime.fromisoformat(run.date) for run in found), default=None)
     return [run for run in found if newest is not None and newest - datetime.fromisoformat(run.date) <= _ONE_SITTING]
 
 
 def equal_seconds(groups: Mapping[str, Sequence[Run]]) -> float | None:
-    """The instant at which the fastest contestant ends: the least of the medians of their training times."""
+    """Return the time at which the fastest contestant ends: the smallest median of training times."""
     ends = [statistics.median(run.training_seconds for run in alone(runs)) for runs in groups.values() if alone(runs)]
     return min(ends, default=None)
 
 
 def final_returns(groups: Mapping[str, Sequence[Run]]) -> str:
-    """The table of returns at equal samples, one row per contestant."""
+    """Return the table of returns at equal samples, one row per contestant."""
     rows = [["", "runs", "mean", "median", "interquartile mean", "by seed"]]
     for label, runs in groups.items():
         values = [run.final_return for run in runs]
@@ -47,7 +47,7 @@ def final_returns(groups: Mapping[str, Sequence[Run]]) -> str:
 
 
 def timed_returns(groups: Mapping[str, Sequence[Run]]) -> str | None:
-    """The table of training returns at equal wall time; None where no run was alone on the machine."""
+    """Return the table of training returns at equal wall time; None if no run had the machine to itself."""
     seconds = equal_seconds(groups)
     if seconds is None:
         return None
@@ -72,20 +72,20 @@ def timed_returns(groups: Mapping[str, Sequence[Run]]) -> str | None:
 
 
 def number(value: float) -> str:
-    """Three digits or more: ``-4.32``, ``43.2``, ``4,321``."""
+    """Format with three digits or more: ``-4.32``, ``43.2``, ``4,321``."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:,.{digits}f}"
 
 
 def shown(found: Estimate) -> str:
-    """``-4.32 [-4.50, -4.10]``."""
+    """Format as ``-4.32 [-4.50, -4.10]``."""
     if found.low is None or found.high is None:
         return number(found.value)
     return f"{number(found.value)} [{number(found.low)}, {number(found.high)}]"
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """A table whose first row is the head; the first column is aligned left, the others right."""
+    """Return a Markdown table whose head is the first row; all columns but the first are right-aligned."""
     head, *body = rows
     lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

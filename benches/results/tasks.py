@@ -18,20 +18,20 @@ TASKS: Final = {
     "HalfCheetah-v5": "halfcheetah_ppo",
     "Hopper-v5": "hopper_ppo",
 }
-"""Configuration by gymnasium task."""
+"""Configuration file of each gymnasium task."""
 
 EVALUATION_SEEDS: Final = tuple(2 * 2**29 + index for index in range(20))
-"""Seeds of the simulators of the final evaluation, as examples/embodiment has them: training draws below 2**29."""
+"""Seeds of the final evaluation's simulators, as in examples/embodiment; training uses seeds below 2**29."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Hyperparameters of one run, in the terms that the references read from settings.json.
+    """Hyperparameters of one run, as the references read them from settings.json.
 
     Attributes:
         updates: rollouts, each followed by ``update_epochs`` passes over it.
         minibatch_size: transitions in an optimiser step.
-        value_loss_coefficient: of half the mean squared error.
+        value_loss_coefficient: factor of half the mean squared error.
         lr_schedule: ``constant``, or ``linear`` from ``lr`` at the first update to ``lr / updates`` at the last.
     """
 
@@ -65,11 +65,11 @@ class Settings:
 
 
 def read_settings(task: str, seed: int, folder: Path = CONFIGURATIONS) -> Settings:
-    """Settings of one run of a task in :data:`TASKS`.
+    """Return the settings of one run of a task in :data:`TASKS`.
 
     Raises:
         omegaconf.errors.ConfigAttributeError: the file lacks a key.
-        ValueError: the file is of another task.
+        ValueError: the file belongs to another task.
     """
     path = folder / f"{TASKS[task]}.yaml"
     cfg = OmegaConf.load(path)

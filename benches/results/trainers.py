@@ -22,9 +22,9 @@ class Trainer:
     """A program that trains on a task and leaves evaluation.json and TensorBoard's event files in a folder.
 
     Attributes:
-        label: its name in tables and plots.
-        executable: what the command begins with.
-        words: the rest of the command, for settings and a folder.
+        label: name in tables and plots.
+        executable: first words of the command.
+        words: function that returns the rest of the command, for settings and a folder.
         tag: scalar of the mean return of the last 20 training episodes.
     """
 
@@ -34,8 +34,10 @@ class Trainer:
     tag: str = OURS_TAG
 
     def command(self, settings: Settings, folder: Path) -> list[str]:
-        """Raises:
-        FileNotFoundError: its environment has not been made.
+        """Return the whole command.
+
+        Raises:
+            FileNotFoundError: the program's environment has not been created.
         """
         if not self.executable.exists():
             raise FileNotFoundError(
@@ -45,7 +47,7 @@ class Trainer:
 
 
 def _example(label: str, *overrides: str) -> Trainer:
-    """The embodiment example, which trains its whole budget and evaluates once."""
+    """Command of the embodiment example, which trains its whole budget and evaluates once."""
 
     def words(settings: Settings, folder: str) -> list[str]:
         return [
@@ -75,4 +77,4 @@ TRAINERS: Final = {
     ),
     "single_file": _reference("single file", "single_file_ppo.py", executable=Path(sys.executable)),
 }
-"""By the names that flags and records have."""
+"""Trainers by their names in flags and records."""

@@ -1,1 +1,1 @@
-"""Parts that the examples share; each script puts the folder above on its path, and its workers get that path."""
+"""Modules shared by the examples; each script adds this folder's parent to its path, which its workers inherit."""

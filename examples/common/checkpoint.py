@@ -1,4 +1,4 @@
-"""Saves and loads checkpoints, one file per step, written atomically."""
+"""Atomic checkpoints, one file per step: saving and loading."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LATEST = "latest.pt"
 
 
 def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Writes ``folder/step_<step>.pt`` and makes ``folder/latest.pt`` the same file.
+    """Write ``folder/step_<step>.pt``, and make ``folder/latest.pt`` the same file.
 
-    Each name appears by a rename of a complete, synced file: a reader, and whoever resumes after a crash in
-    the middle, finds the old checkpoint or the new one.
+    Each name appears by a rename of a complete, synced file, so readers and resumed runs find either the old checkpoint
+    or the new one, even after a crash in the middle.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"step_{step:06d}.pt"
@@ -38,7 +38,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
 
 
 def place_to_resume(resume_dir: str | None, log_path: Path) -> str | Path | None:
-    """The place that ``runner.resume_dir`` means; ``auto`` is the run's own log path, if that has a checkpoint."""
+    """Return the place that ``runner.resume_dir`` names; ``auto`` is the run's log path if that has a checkpoint."""
     if resume_dir == "auto":
         return log_path if any(path.is_file() for path in _candidates(log_path)) else None
     return resume_dir
@@ -49,17 +49,16 @@ def _candidates(place: Path) -> list[Path]:
 
 
 def load_checkpoint(place: str | Path, cfg: Any = None, same: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads one checkpoint: a file, or the latest of a folder (of a run's log path as well).
+    """Read one checkpoint: a file, or the latest of a folder or of a run's log path.
 
-    Nothing in the file can run code: only tensors and plain containers are read.
+    Nothing in the file can run code: the loader accepts only tensors and plain containers.
 
     Args:
-        cfg: the configuration of this run, where it must agree with that of the run that saved the checkpoint, which
-            lies in it as ``config``.
-        same: the keys that they must agree on, ``actor.model.hidden_sizes`` for example.
+        cfg: configuration of this run; the checkpoint has the configuration of the run that saved it, as ``config``.
+        same: keys on which the two must agree, such as ``actor.model.hidden_sizes``.
 
     Raises:
-        ConfigError: when there is none, or they do not agree; names file, key and both values.
+        ConfigError: there is no checkpoint, or a key differs; the message has file, key and both values.
     """
     place = Path(place)
     candidates = _candidates(place) if place.is_dir() else [place]
@@ -72,15 +71,15 @@ def load_checkpoint(place: str | Path, cfg: Any = None, same: Sequence[str] = ()
 
 
 def load_policy(place: str | Path, cfg: Any = None, same: Sequence[str] = ()) -> dict[str, Any]:
-    """The policy's weights alone, for ``model_path``; otherwise as ``load_checkpoint``."""
+    """Load only the policy's weights, for ``model_path``; otherwise like ``load_checkpoint``."""
     weights: dict[str, Any] = load_checkpoint(place, cfg, same)["policy"]
     return weights
 
 
 def _check_same(path: Path, saved: Any, cfg: Any, keys: Sequence[str]) -> None:
-    here = None if cfg is None else OmegaConf.structured(cfg)
+    own = None if cfg is None else OmegaConf.structured(cfg)
     for key in keys:
-        before, now = OmegaConf.select(saved, key), OmegaConf.select(here, key)
+        before, now = OmegaConf.select(saved, key), OmegaConf.select(own, key)
         if before is not None and before != now:
             override = f"{key}={before}".replace(", ", ",")
             raise ConfigError(

@@ -1,4 +1,4 @@
-"""Collectives of a data-parallel group, through torch.distributed.
+"""Collectives of a data-parallel group, by torch.distributed.
 
 Each function is a collective: every rank of the group calls it, in the same order.  A group of one rank
 needs no process group.
@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 
 class DataParallel:
-    """The group of ranks that train one model, each with a copy of it and a share of the data.
+    """A group of ranks that train one model; each has a copy of it and a share of the data.
 
-    Gloo carries CPU tensors, NCCL CUDA tensors.  NCCL wants a GPU for each rank: where ranks share one, their
-    tensors take the way over the CPU.
+    Gloo carries CPU tensors, NCCL CUDA tensors. NCCL needs a GPU per rank, so if ranks share one, their tensors go
+    through the CPU.
     """
 
     def __init__(self, world_size: int, device: torch.device) -> None:
@@ -34,7 +34,7 @@ class DataParallel:
                 self._carrier = device
 
     def share_weights(self, module: nn.Module) -> None:
-        """Rank 0's parameters and buffers, on every rank."""
+        """Copy rank 0's parameters and buffers to every rank."""
         if self.world_size == 1:
             return
         for tensor in [*module.parameters(), *module.buffers()]:
@@ -43,7 +43,7 @@ class DataParallel:
             tensor.data.copy_(carried)
 
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replaces every gradient by its mean over the ranks: one reduction, of all of them in a row."""
+        """Replace every gradient by its mean over the ranks, in a single reduction."""
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         if self.world_size == 1 or not gradients:
             return
@@ -52,7 +52,7 @@ class DataParallel:
             gradient.copy_(part.view_as(gradient))
 
     def sum(self, values: Tensor) -> Tensor:
-        """The sum over the ranks of ``values``, of any shape."""
+        """Return the sum of ``values`` over the ranks."""
         if self.world_size == 1:
             return values
         carried = values.detach().to(self._carrier, copy=True)
@@ -60,11 +60,11 @@ class DataParallel:
         return carried.to(values.device)
 
     def mean(self, values: Tensor) -> Tensor:
-        """The mean over the ranks of ``values``, of any shape."""
+        """Return the mean of ``values`` over the ranks."""
         return self.sum(values) / self.world_size
 
     def moments(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of all the ranks' ``[count, ...]``: the total count, the mean and the biased variance, float64."""
+        """Return the count, mean and biased variance of all ranks' ``[count, ...]`` together, in float64."""
         values = values.double()
         count = torch.tensor([float(len(values))], dtype=torch.float64, device=values.device)
         total = self.sum(torch.cat([count, values.sum(0).flatten()]))

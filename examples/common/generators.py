@@ -1,4 +1,4 @@
-"""Generators of torch whose seeds are made of any number of whole numbers of any size."""
+"""Torch generators seeded by any number of integers of any size."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 
 
 def torch_seed(*parts: int) -> int:
-    """A seed from 0 to 2**63 - 1, the same for the same non-negative ``parts``, however large they are."""
+    """Return a seed from 0 to 2**63 - 1 that depends only on the non-negative ``parts``, however large they are."""
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
 def torch_generator(*parts: int, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator of its own for each row of ``parts``."""
+    """Return one generator per row of ``parts``."""
     return torch.Generator(device).manual_seed(torch_seed(*parts))

@@ -8,14 +8,14 @@ from typing import Self
 
 
 class MetricLogger:
-    """Writes to ``log_path/tensorboard`` and to stdout while it is open."""
+    """Writer of metrics to ``log_path/tensorboard`` and to stdout; a context manager."""
 
     def __init__(self, log_path: Path, last_step: int) -> None:
         self._log_path = log_path
         self._last_step = last_step
 
     def __enter__(self) -> Self:
-        # Imported here: it takes seconds, which the start of the workers can use.
+        # A deferred import: it takes seconds, during which workers can already start.
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(self._log_path / "tensorboard"))

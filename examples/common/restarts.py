@@ -1,4 +1,4 @@
-"""Recognises that a call failed because of a worker that was started again, whenever it had died."""
+"""Detection of failed calls whose cause is a restarted worker, whenever it died."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from rlinf_async import PeerLost, WorkerGroup
 
 _READY_TIMEOUT_S = 20.0
-"""For workers to say whether they are initialised, those that are just being started again too; who does not answer is
-not new."""
+"""Seconds for workers, including restarting ones, to say whether they are initialised; a worker that does not answer
+counts as not new."""
 
 
 async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> bool:
-    """Whether a worker was started again, or will be.
+    """True if a worker was restarted, or is about to be.
 
-    One that dies between two calls is noticed when it is back: the next call fails with whatever comes of its not being
-    initialised.  And what was in a channel of a lost node does not come back, but the workers of that node may.
+    A worker that dies between two calls is back before anyone notices. The next call then fails in some way, because
+    the worker is not initialised. The content of a channel on a lost node does not come back, even if its workers do.
 
     Args:
-        error: what a call has failed with.
-        groups: with a method ``is_ready``.
+        error: exception of a failed call.
+        groups: worker groups with a method ``is_ready``.
     """
     if isinstance(error, PeerLost) and error.returns:
         return True
@@ -37,5 +37,5 @@ async def comes_of_a_death(error: Exception, groups: Sequence[WorkerGroup]) -> b
 
 
 def death_of(error: Exception) -> str:
-    """What has happened, in a line."""
+    """Return one line on what happened."""
     return str(error).splitlines()[0] if isinstance(error, PeerLost) else "a worker was started again"

@@ -1,4 +1,4 @@
-"""Base schema of the examples' configurations: shared sections and checks, reading with command-line overrides."""
+"""Base schema of the examples' configurations: shared sections and checks, reader with command-line overrides."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class RolloutModel:
 
 @dataclass(frozen=True)
 class Schema:
-    """The sections and checks of an example's configuration.
+    """Sections and checks of an example's configuration.
 
     Attributes:
-        sections: a dataclass.
-        folder: of the configurations that can be named without a path.
-        components: what ``cluster.component_placement`` places.
-        claims: what types cannot say, about keys of this example only.
-        must_place_all: whether ``cluster.component_placement`` has to name all of ``components``.
+        sections: dataclass of the configuration.
+        folder: folder of the configurations that can be named without a path.
+        components: components that ``cluster.component_placement`` places.
+        claims: checks that types cannot express, for keys of this example only.
+        must_place_all: True if ``cluster.component_placement`` has to name all of ``components``.
     """
 
     sections: type
@@ -47,14 +47,15 @@ class Schema:
     must_place_all: bool = True
 
     def load(self, name: str, overrides: Sequence[str] = ()) -> Any:
-        """Reads a configuration and checks it: an instance of ``sections``.
+        """Read and check a configuration, an instance of ``sections``.
 
         Args:
-            name: the name of a file in ``folder``, or a path to a YAML file.
-            overrides: ``key.of.it=value``, values in YAML.
+            name: name of a file in ``folder``, or path to a YAML file.
+            overrides: ``key.of.it=value`` pairs, with values in YAML.
 
         Raises:
-            ConfigError: unknown, missing or ill-typed keys, values out of range; names the file or the override.
+            ConfigError: a key is unknown, missing or of the wrong type, or a value is out of range; the message names
+                the file or the override.
         """
         path = find_configuration(name, self.folder)
         cfg = read_configuration(self.sections, path, overrides, self.components)
@@ -62,7 +63,7 @@ class Schema:
         return OmegaConf.to_object(cfg)
 
     def parse(self, arguments: Sequence[str], about: str | None, default: str) -> Any:
-        """Loads the configuration that a command line means: ``--config NAME|PATH``, and overrides."""
+        """Load the configuration of a command line: ``--config NAME|PATH`` and overrides."""
         parser = argparse.ArgumentParser(
             description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
@@ -89,12 +90,12 @@ class Schema:
 
 
 def placed_components(cfg: Any) -> set[str]:
-    """The components that ``cluster.component_placement`` names, also several at a time (``actor,rollout``)."""
+    """Return the component names in ``cluster.component_placement``; a key may join several (``actor,rollout``)."""
     return {part.strip() for names in cfg.cluster.component_placement for part in str(names).split(",")}
 
 
 def supervised(cfg: DictConfig, *, rank: Sequence[str], group: Sequence[str]) -> list[Claim]:
-    """What ``cluster.supervision`` may say: how components may restart, rank by rank or as a group."""
+    """Return claims on ``cluster.supervision``: components may restart only rank by rank, or only as a group."""
     kinds = {**dict.fromkeys(rank, ("never", "rank", "group")), **dict.fromkeys(group, ("never", "group"))}
     names, entries = ", ".join(kinds), cfg.cluster.supervision
     return [
@@ -113,10 +114,10 @@ def _restart_of(entry: Any) -> Any:
 
 
 def restart_arguments(supervision: Mapping[str, Any], component: str) -> dict[str, Any]:
-    """What ``launch`` is told of a component's restarts.
+    """Return the arguments of ``launch`` for a component's restarts.
 
     Raises:
-        ConfigError: there is no such setting.
+        ConfigError: a key is unknown.
     """
     entry = dict(supervision.get(component, {}))
     found = {name: entry.pop(key, None) for name, key in _RESTART_ARGUMENTS.items()}

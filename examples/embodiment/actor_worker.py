@@ -36,8 +36,8 @@ _METRICS = ("policy_loss", "value_loss", "approximate_kl", "clip_fraction", "gra
 class EmbodiedFSDPActor(Worker):
     """Trains the policy with PPO, data-parallel over its ranks.
 
-    The name is RLinf's; nothing is sharded here.  These policies have some thousand parameters: every rank keeps all of
-    them, and gradients are averaged.
+    The name is RLinf's; nothing is sharded here. These policies have some thousand parameters, so every rank keeps all
+    of them, and gradients are averaged.
     """
 
     def __init__(self, cfg: Configuration) -> None:
@@ -46,14 +46,14 @@ class EmbodiedFSDPActor(Worker):
         self._is_ready = False
 
     async def is_ready(self) -> bool:
-        """Whether it was initialised: not any more, once its process was started again."""
+        """True once it is initialised; False again after a restart of its process."""
         return self._is_ready
 
     @idempotent
     def init_worker(
         self, shape: TaskShape, sizes: BatchSizes, layout: Layout, checkpoint: dict[str, Any] | None
     ) -> None:
-        """Builds policy and optimiser: from ``checkpoint``, else ``actor.model.model_path``, else at random."""
+        """Build policy and optimiser from ``checkpoint``, else from ``actor.model.model_path``, else at random."""
         torch.set_num_threads(self._cfg.actor.threads)
         seed, model, optim = self._cfg.runner.seed, self._cfg.actor.model, self._cfg.actor.optim
         torch.manual_seed(seed)
@@ -65,7 +65,7 @@ class EmbodiedFSDPActor(Worker):
         self._optimizer = torch.optim.Adam(self._policy.parameters(), lr=optim.lr, eps=optim.eps, fused=True)
         if checkpoint is not None:
             self._policy.load_state_dict(checkpoint["policy"])
-            # The optimiser keeps the tensors that it is given, and those of a call's argument are not ours.
+            # A copy: the optimiser keeps these tensors, but a call's argument does not own its memory.
             self._optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
         elif model.model_path is not None:
             self._policy.load_state_dict(load_policy(model.model_path, self._cfg, ("actor.model.hidden_sizes",)))
@@ -75,23 +75,24 @@ class EmbodiedFSDPActor(Worker):
 
     @Worker.timer("sync_model")
     async def sync_model_to_rollout(self) -> int:
-        """Sends the weights, with the moments that observations are normalised by; on rank 0.
+        """Send the weights with the moments that normalise observations; on rank 0.
 
         Returns:
-            Their version, as soon as the policy may be trained on: who infers waits for the version that it needs.
+            Their version, as soon as training may change the policy; rollout workers wait for the version that they
+            need.
         """
         version: int = await self._weights.send()
         return version
 
     def training_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the actor; the same on every rank."""
+        """Return the actor's part of a checkpoint; the same on every rank."""
         return {"policy": _on_cpu(self._policy.state_dict()), "optimizer": _on_cpu(self._optimizer.state_dict())}
 
     async def recv_rollout_batch(self, queues: Queues) -> list[int]:
-        """Takes this rank's simulators' share of the experience, side by side in the order of the simulators.
+        """Receive the experience of this rank's simulators and join it, in the order of the simulators.
 
         Returns:
-            For each part, by how many versions the oldest weights that acted were behind those that learn.
+            For each part, how many versions its oldest acting weights are behind the learning ones.
         """
         async with queues.experience.take(key=self._rank) as batch:
             joined = join_envs([part for _, part in sorted(batch.items, key=itemgetter(0))])
@@ -102,13 +103,13 @@ class EmbodiedFSDPActor(Worker):
     @Worker.timer("compute_advantages_and_returns")
     @torch.no_grad()
     def compute_advantages_and_returns(self) -> None:
-        """Values, advantages and returns of the batch.
+        """Compute values, advantages and returns of the batch.
 
-        The first observations were seen as they are.  They fill the moments before anything is learnt from them, or
-        the first update would be of a policy that sees another world than all later ones.
+        The first batch fills the moments before any learning. Otherwise, the first update would train a policy that
+        sees observations of another scale than all later updates.
 
-        In an asynchronous run the weights that learn are not those that acted: the ratio that is clipped is the one to
-        the former, as they are now, and each action has an importance weight (:mod:`ppo`).
+        In an asynchronous run, older weights than the learning ones have acted. The clipped ratio compares with the
+        learning weights, as they are now, and each action gets an importance weight (:mod:`ppo`).
         """
         algorithm, batch = self._cfg.algorithm, self._batch
         self._moments_have_batch = self._policy.moments.count.item() == 0
@@ -126,7 +127,7 @@ class EmbodiedFSDPActor(Worker):
 
     @torch.no_grad()
     def _estimate_advantages(self) -> None:
-        """Values, advantages and returns of the batch, by the value function as it is now."""
+        """Compute values, advantages and returns of the batch with the current value function."""
         algorithm, batch = self._cfg.algorithm, self._batch
         batch["values"] = self._policy.state_value(batch["observations"])
         batch["advantages"] = generalized_advantage_estimation(
@@ -142,17 +143,17 @@ class EmbodiedFSDPActor(Worker):
 
     @Worker.timer("run_training")
     def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
-        """Several passes over the batch in random minibatches, then the moments of its observations.
+        """Make several passes over the batch in random minibatches, then update the observation moments.
 
-        With ``algorithm.recompute_advantages`` each pass learns from advantages and returns by the value function that
-        the passes before have left.
+        With ``algorithm.recompute_advantages``, each pass uses advantages and returns of the value function that the
+        previous passes produced.
 
-        The moments change only afterwards, but for the first batch's: until then, the policy must see what it saw
-        when it acted.
+        Except for the first batch, the moments change only afterwards: until then, the policy must see the observations
+        as it saw them when it acted.
 
         Args:
-            step: the training step: it seeds the order of the minibatches.
-            lr_factor: multiplies ``actor.optim.lr``.
+            step: the training step, which seeds the order of the minibatches.
+            lr_factor: factor for ``actor.optim.lr``.
 
         Returns:
             Metrics, averaged over ranks and optimiser steps.
@@ -192,7 +193,7 @@ class EmbodiedFSDPActor(Worker):
         }
 
     def _normalized(self, minibatches: Sequence[Tensor]) -> list[Tensor]:
-        """Advantages, with mean 0 and variance 1 in each minibatch over all ranks: one collective for all of them."""
+        """Normalise advantages to mean 0 and variance 1 in each minibatch over all ranks, with a single collective."""
         advantages = torch.stack(list(minibatches))
         sums = self._ranks.sum(torch.stack([advantages.sum(1), advantages.square().sum(1)]).double())
         count = advantages.shape[1] * self._ranks.world_size
@@ -201,7 +202,7 @@ class EmbodiedFSDPActor(Worker):
         return list((advantages - mean.float()[:, None]) / (deviation.float()[:, None] + 1e-8))
 
     def _update(self, minibatch: dict[str, Tensor]) -> Tensor:
-        """One optimiser step on this rank's transitions and the other ranks' own.
+        """Make one optimiser step with this rank's transitions and those of the other ranks.
 
         Returns:
             This rank's :data:`_METRICS`.
@@ -234,7 +235,7 @@ class EmbodiedFSDPActor(Worker):
 
 
 def _on_cpu(state: Any) -> Any:
-    """``state`` with every tensor in it on the CPU."""
+    """Return ``state`` with all tensors copied to the CPU."""
     if isinstance(state, Tensor):
         return state.detach().cpu()
     if isinstance(state, dict):

@@ -14,10 +14,10 @@ class BatchSizes:
     """Numbers of transitions.
 
     Attributes:
-        rollout: what all simulators bring in one training step.
-        rollout_per_rank: what one actor rank is given of them.
-        minibatch_per_rank: what one actor rank contributes to an optimiser step.
-        micro_batch: what goes through the network at once; gradients of several add up.
+        rollout: transitions of all simulators in one training step.
+        rollout_per_rank: share of one actor rank.
+        minibatch_per_rank: contribution of one actor rank to an optimiser step.
+        micro_batch: transitions in one forward pass; gradients of several add up.
         minibatches: optimiser steps in one pass over the rollout.
     """
 
@@ -30,7 +30,7 @@ class BatchSizes:
     @classmethod
     def of(cls, cfg: Configuration, *, env_ranks: int, actor_ranks: int) -> BatchSizes:
         """Raises:
-        ConfigError: a size that does not divide, with the keys that it comes from.
+        ConfigError: a size does not divide evenly; the message has the keys that it comes from.
         """
         envs, steps = cfg.env.total_num_envs, cfg.algorithm.rollout_steps
         global_batch, micro_batch = cfg.actor.global_batch_size, cfg.actor.micro_batch_size

@@ -1,4 +1,4 @@
-"""Configuration schema of the embodiment example, and the checks across its keys."""
+"""Schema of the embodiment example's configuration, and checks across its keys."""
 
 from __future__ import annotations
 
@@ -28,36 +28,36 @@ PLACEMENTS = ("auto", "with_env", "workers")
 @dataclass(frozen=True)
 class Cluster:
     num_nodes: int = 1
-    component_placement: dict[str, Any] = field(default_factory=dict)  # what is not placed here: see defaults.py
+    component_placement: dict[str, Any] = field(default_factory=dict)  # defaults.py places missing components
     supervision: dict[str, Any] = field(default_factory=dict)  # env: {restart: rank}, actor: {restart: group}
 
 
 @dataclass(frozen=True)
 class Evaluation:
     episodes: int = 20
-    interval: int = 0  # training steps between evaluations on the way; 0: only one, at the end
-    target_return: float | None = None  # training ends when one on the way reaches it
+    interval: int = 0  # training steps between evaluations during training; 0: only a final one
+    target_return: float | None = None  # training ends when an evaluation reaches it
 
 
 @dataclass(frozen=True)
 class Runner:
-    mode: str = "sync"  # or async: simulators go on while the actor learns, algorithm.max_staleness steps ahead
+    mode: str = "sync"  # or async: simulators run while the actor learns, up to algorithm.max_staleness steps ahead
     logger: Logger = field(default_factory=Logger)
     seed: int = 0
     max_epochs: int = MISSING  # passes of the training loop
-    max_steps: int = -1  # an upper bound on the same; -1: none
-    save_interval: int = 0  # training steps between checkpoints; 0: only one, at the end
-    resume_dir: str | None = None  # a log path, or a checkpoint, to go on from; auto: this log path, if it has one
-    only_eval: bool = False  # evaluate rollout.model.model_path and end
-    video: bool = False  # an MP4 of the evaluated policy's first episode, drawn without a screen
+    max_steps: int = -1  # upper bound on the number of training steps; -1: none
+    save_interval: int = 0  # training steps between checkpoints; 0: only a final one
+    resume_dir: str | None = None  # log path or checkpoint to resume from; auto: this log path, if it has a checkpoint
+    only_eval: bool = False  # evaluate rollout.model.model_path and stop
+    video: bool = False  # write an MP4 of the evaluated policy's first episode, rendered without a screen
     eval: Evaluation = field(default_factory=Evaluation)
 
 
 @dataclass(frozen=True)
 class Model:
-    model_path: str | None = None  # a checkpoint whose policy to begin with; none: random weights
+    model_path: str | None = None  # checkpoint with the initial policy; none: random weights
     hidden_sizes: list[int] = field(default_factory=lambda: [64, 64])
-    initial_log_std: float = 0.0  # log of the spread of the first actions; 0 is half the range to each side
+    initial_log_std: float = 0.0  # initial log standard deviation of actions; a deviation of 1 is half their range
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Optimizer:
     lr: float = MISSING
     eps: float = 1e-5
     clip_grad: float = 0.5
-    lr_schedule: str = "constant"  # or linear: down to nothing at the last step
+    lr_schedule: str = "constant"  # or linear: decays to zero at the last step
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Actor:
     global_batch_size: int = MISSING  # transitions in an optimiser step, over all ranks
     micro_batch_size: int = MISSING  # transitions in a forward pass, on one rank
     device: str = "auto"  # auto, cpu or cuda
-    threads: int = 0  # of torch in each rank; 0: by the size of the model
+    threads: int = 0  # torch threads of each rank; 0: by the size of the model
     model: Model = field(default_factory=Model)
     optim: Optimizer = field(default_factory=Optimizer)
 
@@ -81,25 +81,25 @@ class Actor:
 @dataclass(frozen=True)
 class Rollout:
     device: str = "auto"
-    placement: str = "auto"  # with_env: inference in the env workers; workers: in a group of its own; auto: by size
-    pipeline_stage_num: int = 0  # parts of an env worker's simulators, stepping in turn; 0: two with workers, else one
+    placement: str = "auto"  # with_env: inference in the env workers; workers: in its own group; auto: by size
+    pipeline_stage_num: int = 0  # stages of an env worker's simulators, stepped in turn; 0: 2 with workers, else 1
     model: RolloutModel = field(default_factory=RolloutModel)
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    rollout_steps: int = MISSING  # of every simulator, in one training step
-    update_epochs: int = 10  # passes over them
+    rollout_steps: int = MISSING  # steps of every simulator in one training step
+    update_epochs: int = 10  # passes over these steps
     gamma: float = 0.99
     gae_lambda: float = 0.95
     clip_ratio: float = 0.2
     value_loss_coefficient: float = 0.5
     entropy_bonus: float = 0.0
     normalize_advantages: bool = True
-    recompute_advantages: bool = True  # before each pass, by the value function as it is then; else once
-    target_kl: float | None = None  # no further pass when the last one moved the policy beyond it
-    max_staleness: int = 1  # async: training steps that the weights behind an action may be behind those that learn
-    importance_cap: float = 2.0  # async: largest weight of an action that the learning policy likes more
+    recompute_advantages: bool = True  # before each pass, with the current value function; else once
+    target_kl: float | None = None  # stop the passes once one has moved the policy further than this
+    max_staleness: int = 1  # async: training steps that acting weights may be behind the learning ones
+    importance_cap: float = 2.0  # async: upper bound of an action's importance weight
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class Configuration:
 
 
 def last_step(cfg: Configuration) -> int:
-    """The number of training steps of a whole run: ``max_epochs``, or ``max_steps`` where that is less."""
+    """Return the number of training steps of a whole run: ``max_epochs``, or ``max_steps`` if that is smaller."""
     epochs, steps = cfg.runner.max_epochs, cfg.runner.max_steps
     return epochs if steps < 0 else min(epochs, steps)
 

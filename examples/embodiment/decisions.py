@@ -1,4 +1,4 @@
-"""Decisions on actions for an env worker: by inference in its own process, or by the rollout group."""
+"""Policy decisions for an env worker: by inference in its own process, or by the rollout group."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rollouts import Actions, Floats, concatenate
 
 
 class Decisions(Protocol):
-    """Actions for one rollout, or for one evaluation, of all stages of an env worker."""
+    """Interface: actions for all stages of an env worker, during one rollout or evaluation."""
 
     async def decide(self, stage: int, observations: Floats) -> Actions:
-        """Actions for ``[envs, observation]``."""
+        """Return actions for ``[envs, observation]``."""
         ...
 
     async def end(self, stage: int) -> None:
-        """No more actions are needed for this stage."""
+        """End the stage: it needs no more actions."""
         ...
 
 
 class OwnDecisions:
-    """Inference in the env worker itself: a step is no message.
+    """Inference in the env worker itself, without messages.
 
     Args:
-        noise: a generator for each stage; without, actions are the most likely ones.
+        noise: one generator per stage; None for the most likely actions.
     """
 
     def __init__(self, inference: PolicyInference, noise: list[torch.Generator] | None) -> None:
@@ -35,7 +35,7 @@ class OwnDecisions:
 
     async def decide(self, stage: int, observations: Floats) -> Actions:
         actions = await self._inference.act(observations, None if self._noise is None else self._noise[stage])
-        # Weights arrive, other stages step, and the worker answers its daemon between two steps of the simulators.
+        # Lets weights arrive, other stages step, and the worker answer its daemon between two steps of the simulators.
         await asyncio.sleep(0)
         return actions
 
@@ -44,7 +44,7 @@ class OwnDecisions:
 
 
 class RolloutGroupDecisions:
-    """Requests to the rollout group, through queues."""
+    """Inference by the rollout group, requested through queues."""
 
     def __init__(self, queues: Queues, layout: Layout, env_rank: int) -> None:
         self._queues, self._layout, self._env_rank = queues, layout, env_rank

@@ -1,4 +1,4 @@
-"""Defaults by the machine: placement, stages and threads, from CPUs, accelerators and the size of the policy."""
+"""Defaults for this machine: placement, stages and threads, from CPUs, accelerators and the size of the policy."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from configuration import Configuration
 from rlinf_async.address import NodeInfo
 
 SMALL_POLICY = 200_000
-"""Weights between hidden layers up to which a forward pass costs less than a message, and threads cost more than they
-bring."""
+"""Largest number of weights between hidden layers for which a message costs more than a forward pass, and threads cost
+more than they save."""
 
 MIN_SIMULATORS = 4
-"""Simulators of an env worker with inference: with fewer, the forward pass costs more than their step."""
+"""Simulators per env worker with inference; with fewer, the forward pass costs more than their steps."""
 
 
 def fill_in(cfg: Configuration, nodes: Sequence[NodeInfo]) -> Configuration:
-    """``cfg`` with everything chosen that it leaves open.
+    """Return ``cfg`` with a value for every open choice.
 
-    A small policy is evaluated in the env workers, which take a CPU each, and trained by one actor rank with one
-    thread: to average gradients of so few parameters takes longer than to compute them.  A large one gets a rollout
-    group and an actor rank on every accelerator; without accelerators, all of a node's CPUs are one actor's threads.
+    A small policy runs in the env workers, one CPU each, and trains on one actor rank with one thread: averaging so few
+    gradients would take longer than computing them. A large policy gets a rollout group and an actor rank on every
+    accelerator; without accelerators, one actor uses all of a node's CPUs as threads.
 
     Args:
-        nodes: the cluster's.
+        nodes: nodes of the cluster.
     """
     is_small = hidden_weights(cfg.actor.model.hidden_sizes) <= SMALL_POLICY
     placed = placed_components(cfg)
@@ -54,12 +54,12 @@ def fill_in(cfg: Configuration, nodes: Sequence[NodeInfo]) -> Configuration:
 
 
 def hidden_weights(hidden_sizes: Sequence[int]) -> int:
-    """Weights between hidden layers: what a policy's size is guessed from before the task's is known."""
+    """Return the number of weights between hidden layers, which estimates a policy's size before the task is known."""
     return sum(inputs * outputs for inputs, outputs in itertools.pairwise(hidden_sizes))
 
 
 def _env_ranks(cfg: Configuration, nodes: Sequence[NodeInfo], inference: str) -> int:
-    """Env workers: as many as there are CPUs and the simulators can be divided among, alike on every node."""
+    """Return the number of env workers: up to one per CPU, dividing the simulators evenly, and equal on every node."""
     simulators, cpus = cfg.env.total_num_envs, min(node.num_cpus for node in nodes)
     least = MIN_SIMULATORS if inference == "with_env" else 1
     counts = (each * len(nodes) for each in range(cpus, 0, -1))

@@ -29,12 +29,12 @@ from rlinf_async import Handle, WorkerGroup, each
 T = TypeVar("T")
 
 EPISODE_WINDOW = 20
-"""Episodes that the reported training return and length are means of."""
+"""Number of episodes in the reported mean return and length."""
 
 
 @dataclass(frozen=True)
 class _Rollout:
-    """Calls that produce the experience of one training step."""
+    """Pending calls that produce the experience of one training step."""
 
     env: Handle
     inference: Handle | None
@@ -45,7 +45,7 @@ class _Rollout:
 
 
 class EmbodiedRunner:
-    """Trains, evaluates and keeps the records; the groups do the work.
+    """Runs the training loop, evaluations and checkpoints; the groups do the work.
 
     One training step::
 
@@ -54,16 +54,16 @@ class EmbodiedRunner:
         compute_advantages_and_returns()   actor
         run_training()                     actor
 
-    With ``runner.mode: async`` the rollouts of the next ``algorithm.max_staleness`` steps are called for before the
-    actor learns: simulators and inference go on meanwhile, with the weights that they have.  No experience is older
-    than that when it is learned from, so the queue of the experience, which has this bound, drops none.
+    With ``runner.mode: async``, the runner requests the rollouts of the next ``algorithm.max_staleness`` steps before
+    the actor learns, and simulators and inference continue with the weights that they have. The experience queue drops
+    samples above this staleness, but none gets there.
 
-    A worker that dies ends the run, unless ``cluster.supervision`` has it started again: then the step begins anew.
+    A dead worker ends the run, unless ``cluster.supervision`` restarts it: then the training step starts again.
 
     Args:
-        cfg: a checked configuration with nothing left open (:func:`defaults.fill_in`).
+        cfg: a checked configuration without open choices (:func:`defaults.fill_in`).
         actor, env: the launched groups.
-        rollout: the group that infers; None where the env workers do.
+        rollout: the inference group; None if env workers do inference.
 
     Raises:
         ConfigError: batch sizes do not fit the numbers of ranks.
@@ -75,7 +75,7 @@ class EmbodiedRunner:
         self.step = self.samples = self._samples_before = 0
         self._is_trained = cfg.runner.only_eval
         self._version = 0
-        """Of the weights that were sent last."""
+        """Version of the weights that were sent last."""
         self._started = time.perf_counter()
         self._training_seconds = 0.0
         self._sizes = BatchSizes.of(cfg, env_ranks=len(env), actor_ranks=len(actor))
@@ -86,10 +86,10 @@ class EmbodiedRunner:
         self._ahead = cfg.algorithm.max_staleness if cfg.runner.mode == "async" else 0
         self._log_path = Path(cfg.runner.logger.log_path)
         self._episodes: deque[tuple[float, int]] = deque(maxlen=EPISODE_WINDOW)
-        """Returns and lengths."""
+        """Returns and lengths of finished episodes."""
 
     def init_workers(self) -> None:
-        """Builds simulators, policies and optimisers, from the checkpoint to resume where there is one."""
+        """Build simulators, policies and optimisers, from the checkpoint to resume if there is one."""
         cfg, threads = self.cfg, self.cfg.actor.threads
         rollout = "inference in the env workers" if self.rollout is None else f"{len(self.rollout)} rollout workers"
         print(
@@ -106,13 +106,13 @@ class EmbodiedRunner:
         self.actor.init_worker(self._shape, self._sizes, self._layout, checkpoint).wait()
 
     def run(self) -> dict[str, Any]:
-        """Trains to the last step, or until an evaluation on the way reaches the target; then evaluates.
+        """Train to the last step, or until an evaluation reaches the target; then evaluate.
 
         Returns:
-            The final evaluation, as it stands in ``evaluation.json`` under the log path.
+            The final evaluation, also written to ``evaluation.json`` under the log path.
 
         Raises:
-            WorkerDied: a worker of any group, whatever the others were waiting for.
+            WorkerDied: a worker of any group died, whatever the others were waiting for.
         """
         self._log_path.mkdir(parents=True, exist_ok=True)
         with EmbodiedLogger(self._log_path, self._last_step) as logger:
@@ -142,7 +142,7 @@ class EmbodiedRunner:
         return result
 
     async def _finish(self, logger: EmbodiedLogger, seeds: list[int]) -> Floats:
-        """Trains as far as that has not been done, and evaluates."""
+        """Make the remaining training steps, and evaluate."""
         if not self._is_trained:
             started = time.perf_counter()
             try:
@@ -155,7 +155,7 @@ class EmbodiedRunner:
         return await self._evaluate(seeds)
 
     async def _lasting(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What ``attempt`` gives, which begins anew after the death of a worker that is started again."""
+        """Return the result of ``attempt``; repeat it after the death of a worker that is restarted."""
         while True:
             try:
                 return await attempt()
@@ -163,13 +163,13 @@ class EmbodiedRunner:
                 await self._recover(error)
 
     async def _recover(self, error: Exception) -> None:
-        """Goes on after a death: what was under way is dropped, to be done again.
+        """Recover from a death: drop the work under way, which will be done again.
 
-        Env and rollout workers that were started again are initialised anew, with episodes from their beginning.  An
-        actor's group goes back to the last checkpoint, and the run with it.
+        Restarted env and rollout workers are initialised again, and start new episodes. A restarted actor group, and
+        the run with it, goes back to the last checkpoint.
 
         Raises:
-            Exception: no worker was started again, or will be.
+            Exception: no worker was restarted, or is about to be.
         """
         groups = [group for group in (self.actor, self.env, self.rollout) if group is not None]
         while self.cfg.cluster.supervision and await comes_of_a_death(error, groups):
@@ -196,7 +196,7 @@ class EmbodiedRunner:
         raise error
 
     async def _renew(self, group: WorkerGroup, about: Any, *, actor_is_new: bool) -> None:
-        """Initialises the ranks that were started again; the others follow the actor, where that was."""
+        """Initialise the restarted ranks; if the actor is among them, the other groups follow the new one."""
         ready = await group.is_ready()
         if actor_is_new and (old := [rank for rank, is_ready in enumerate(ready) if is_ready]):
             await group.execute_on(*old).follow_again()
@@ -229,7 +229,7 @@ class EmbodiedRunner:
                 is_due = runner.eval.interval and self.step % runner.eval.interval == 0
                 if is_due and await self._is_solved(logger):
                     break
-            # The target was reached before the last step: nothing is learned from these.
+            # The target was reached before the last step, so nothing learns from these rollouts.
             for rollout in rollouts:
                 await asyncio.gather(*rollout.handles)
         except BaseException:
@@ -240,19 +240,18 @@ class EmbodiedRunner:
             raise
 
     async def _send_weights(self) -> None:
-        """The actor's weights are on their way, and it may learn on."""
+        """Publish the actor's weights; return as soon as the actor may train on."""
         (self._version,) = await self.actor.execute_on(0).sync_model_to_rollout()
 
     def _roll_out(self, step: int) -> _Rollout:
-        """Begins the rollout of training step ``step``, with the weights that were sent last, or later ones."""
+        """Start the rollout of training step ``step``, with the weights that were sent last, or later ones."""
         inference = None if self.rollout is None else self.rollout.generate(self._queues, step, self._version)
         return _Rollout(self.env.interact(self._queues, step, self._version), inference)
 
     async def _receive(self, rollout: _Rollout, receiving: Handle) -> tuple[dict[str, float], list[dict[str, float]]]:
-        """The experience of a rollout, to the actor.  Returns metrics and timers.
+        """Pass the experience of a rollout to the actor. Return metrics and timers.
 
-        The groups are waited for together: when a worker of one dies, the others wait for it, and do not come to an end
-        by themselves.
+        All groups are awaited together: if a worker of one dies, the others wait for it and would never finish.
         """
         started = time.perf_counter()
         episodes, staleness, *_ = await asyncio.gather(rollout.env, receiving, *rollout.handles[1:])
@@ -266,7 +265,7 @@ class EmbodiedRunner:
         return metrics, [{"generate_rollouts": seconds}, *durations]
 
     async def _learn(self) -> tuple[dict[str, float], dict[str, float]]:
-        """One training step on the experience that the actor has.  Returns metrics and timers."""
+        """Make one training step on the actor's experience. Return metrics and timers."""
         advantages = self.actor.compute_advantages_and_returns()
         await advantages
         training = self.actor.run_training(self.step, self._lr_factor())
@@ -274,7 +273,7 @@ class EmbodiedRunner:
         return metrics, await advantages.consume_durations() | await training.consume_durations()
 
     async def _evaluate(self, seeds: list[int], video: Path | None = None) -> Floats:
-        """One episode for each seed, without noise; a video of it where there is one.  Returns ``[len(seeds)]``."""
+        """Run one episode per seed, without noise, and film it if asked to. Return ``[len(seeds)]``."""
         handles = [self.env.evaluate(each(np.array_split(seeds, len(self.env))), self._queues, self._version, video)]
         if self.rollout is not None:
             handles.append(self.rollout.generate_most_likely(self._queues, self._version))
@@ -282,7 +281,7 @@ class EmbodiedRunner:
         return np.concatenate(returns)
 
     async def _is_solved(self, logger: EmbodiedLogger) -> bool:
-        """Evaluates on seeds that the final evaluation does not use."""
+        """Evaluate on seeds that the final evaluation does not use."""
         returns = await self._evaluate(selection_seeds(self.cfg.runner.eval.episodes))
         mean, target = float(returns.mean()), self.cfg.runner.eval.target_return
         logger.log({"eval/return_on_the_way": mean}, self.samples)
@@ -318,14 +317,14 @@ class EmbodiedRunner:
         return result
 
     def _samples_per_second(self) -> float:
-        """Of the training loop, evaluations on the way included; 0 where nothing was trained."""
+        """Samples per second of the training loop, evaluations included; 0 if nothing was trained."""
         return (self.samples - self._samples_before) / self._training_seconds if self._training_seconds else 0.0
 
     def _lr_factor(self) -> float:
         return 1.0 - self.step / self._last_step if self.cfg.actor.optim.lr_schedule == "linear" else 1.0
 
     async def _save(self) -> None:
-        """Writes a checkpoint; rollouts that were called for ahead come first, and a resumed run makes them anew."""
+        """Write a checkpoint after the rollouts that were requested ahead; a resumed run makes these again."""
         (state,), simulators = await asyncio.gather(
             self.actor.execute_on(0).training_state(), self.env.simulator_states()
         )

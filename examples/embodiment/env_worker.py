@@ -26,7 +26,7 @@ from rlinf_async import Worker, idempotent
 
 @dataclass(frozen=True)
 class FinishedEpisode:
-    """An episode that ended in step ``step`` of a rollout, its undiscounted, unscaled return, and its steps."""
+    """An episode that ended in step ``step`` of a rollout, with its undiscounted, unscaled return and its length."""
 
     step: int
     total: float
@@ -34,10 +34,10 @@ class FinishedEpisode:
 
 
 class EnvWorker(Worker):
-    """Holds its share of ``env.total_num_envs`` simulators, in stages that step independently of each other.
+    """Runs its share of ``env.total_num_envs`` simulators, in stages that step independently of each other.
 
-    Rollouts and evaluations of one worker run one after the other, in the order of their calls: a call that is made
-    ahead (``runner.mode: async``) begins when the simulators are free.
+    Rollouts and evaluations of one worker run one after the other, in the order of their calls; a call made ahead
+    (``runner.mode: async``) starts when the simulators are free.
     """
 
     def __init__(self, cfg: Configuration) -> None:
@@ -49,29 +49,29 @@ class EnvWorker(Worker):
 
     @idempotent
     def init_worker(self, step: int, layout: Layout, states: Sequence[Any] | None = None) -> TaskShape:
-        """Builds the simulators, and the policy where this worker infers; begins or restores episodes.
+        """Build the simulators, and the policy if this worker does inference; start or restore episodes.
 
         Args:
-            step: the training step that the run begins at: a resumed run whose simulators could not be restored sees
-                other episodes than those that it has seen already.
-            layout: whom to exchange with.
-            states: of all simulators of the run, from a checkpoint.
+            step: first training step of the run. It seeds the episodes, so a resumed run whose simulators could not be
+                restored does not repeat the episodes that it has seen.
+            layout: ranks to exchange with.
+            states: states of all simulators of the run, from a checkpoint.
         """
-        # The simulator warns of each robot model that it loads: once is enough, and in the log.
+        # The simulator warns about each robot model that it loads; once, in the log, is enough.
         mujoco.set_mju_user_warning(functools.cache(self.log_warning))
         env = self._cfg.env
         if self._cfg.runner.video and self._rank == 0:
             require_film(env.id)
         self._layout = layout
         share = env.total_num_envs // self._world_size
-        mine = slice(self._rank * share, (self._rank + 1) * share)
-        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)[mine]
+        own_range = slice(self._rank * share, (self._rank + 1) * share)
+        seeds = training_seeds(self._cfg.runner.seed, step, env.total_num_envs)[own_range]
         self._training = [
             Simulators(env.id, stage.tolist(), reward_scale=env.reward_scale)
             for stage in np.array_split(seeds, layout.stages)
         ]
         if states is not None:
-            restored = iter(states[mine])
+            restored = iter(states[own_range])
             for simulators in self._training:
                 simulators.restore([next(restored) for _ in simulators.observations])
         shape = self._training[0].shape
@@ -81,24 +81,24 @@ class EnvWorker(Worker):
         return shape
 
     async def is_ready(self) -> bool:
-        """Whether it was initialised: not any more, once its process was started again."""
+        """True once it is initialised; False again after a restart of its process."""
         return self._is_ready
 
     async def follow_again(self) -> None:
-        """Follows an actor that was started again."""
+        """Follow an actor that was restarted."""
         if self._inference is not None:
             await self._inference.follow_again()
 
     async def interact(self, queues: Queues, step: int, version: int) -> list[FinishedEpisode]:
-        """``algorithm.rollout_steps`` steps of every simulator, and the experience to the actor.
+        """Make ``algorithm.rollout_steps`` steps with every simulator, and send the experience to the actor.
 
         Args:
-            queues: those of the run.
-            step: the training step that the rollout is for: random actions depend on it.
-            version: of the weights, the oldest to act by.
+            queues: channels of the run.
+            step: training step of the rollout, which seeds random actions.
+            version: oldest version of the weights to act with.
 
         Returns:
-            The episodes that ended.
+            The finished episodes.
         """
         async with self._turn:
             finished: list[FinishedEpisode] = []
@@ -113,10 +113,10 @@ class EnvWorker(Worker):
             return finished
 
     async def evaluate(self, seeds: Sequence[int], queues: Queues, version: int, video: Path | None = None) -> Floats:
-        """One episode for each seed, with a simulator of its own and no noise.  Returns ``[len(seeds)]``.
+        """Run one episode per seed, each in its own simulator and without noise. Return ``[len(seeds)]``.
 
         Args:
-            video: the MP4 to make of the episode; there must be one seed only.
+            video: path of an MP4 of the episode; allowed only with a single seed.
         """
         async with self._turn:
             decisions: Decisions = RolloutGroupDecisions(queues, self._layout, self._rank)
@@ -131,7 +131,7 @@ class EnvWorker(Worker):
             return np.concatenate([task.result() for task in tasks])
 
     async def simulator_states(self) -> list[Any]:
-        """What a checkpoint keeps of the simulators: one entry each, None where the task cannot be restored."""
+        """Return the simulators' part of a checkpoint: one entry each, None if the task cannot be restored."""
         async with self._turn:
             return [state for simulators in self._training for state in simulators.state()]
 

@@ -1,4 +1,4 @@
-"""An episode as an MP4, drawn by MuJoCo without a screen."""
+"""An episode as an MP4, rendered by MuJoCo without a screen."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import imageio.v2 as imageio
 from simulators import Simulators
 
 GL = os.environ.get("MUJOCO_GL")
-"""What MuJoCo draws with; a process must have it in its environment when it imports MuJoCo."""
+"""Name of MuJoCo's rendering back end, which must be in the environment when MuJoCo is imported."""
 
 
 class Film:
-    """Frames of the first of some simulators, written as they come.
+    """Writer of frames of the first simulator, frame by frame.
 
     ::
 
@@ -23,8 +23,8 @@ class Film:
             film.add_frame()
 
     Args:
-        path: of the MP4.
-        simulators: made with ``drawn=True``.
+        path: path of the MP4.
+        simulators: simulators made with ``drawn=True``.
     """
 
     def __init__(self, path: Path, simulators: Simulators) -> None:
@@ -42,15 +42,15 @@ class Film:
 
 
 def require_film(env_id: str) -> None:
-    """Draws one frame: what is missing is told before the training, not after it.
+    """Render one frame, so that missing libraries are reported before the training and not after it.
 
     Raises:
-        RuntimeError: MuJoCo cannot draw here.
+        RuntimeError: MuJoCo cannot render here.
     """
     simulators = Simulators(env_id, [0], drawn=True)
     try:
         simulators.frame()
-    except Exception as error:  # by kind of OpenGL: ImportError, AttributeError, RuntimeError, FatalError, ...
+    except Exception as error:  # its type depends on the OpenGL back end
         raise RuntimeError(
             f"runner.video: MuJoCo cannot draw with MUJOCO_GL={GL} ({error}): install libegl1 and a driver as "
             "libgl1-mesa-dri, or set MUJOCO_GL to osmesa or glfw"

@@ -1,4 +1,4 @@
-"""Policy inference: actions for observations, by the newest weights that the actor has published."""
+"""Policy inference: actions for observations, with the newest weights that the actor has published."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rlinf_async import follow
 
 
 class PolicyInference:
-    """A policy that follows the actor's weights; in an env worker, or in one of the rollout group.
+    """A policy that follows the actor's weights, in an env worker or in a rollout worker.
 
     ::
 
@@ -35,29 +35,29 @@ class PolicyInference:
         path = cfg.rollout.model.model_path
         if path is not None:
             self._policy.load_state_dict(load_policy(path, cfg, ("actor.model.hidden_sizes",)))
-        # Where nothing is trained, no weights come, and the policy is the one that was loaded.
+        # An evaluation publishes no weights and uses the loaded policy.
         self._weights = None if cfg.runner.only_eval else follow(self._policy, of="actor")
 
     async def follow_again(self) -> None:
-        """Follows an actor that was started again."""
+        """Follow an actor that was restarted."""
         if self._weights is not None:
             await self._weights.close()
             self._weights = follow(self._policy, of="actor")
 
     async def wait_version(self, version: int) -> None:
-        """Waits for these weights, or later ones."""
+        """Wait for these weights, or later ones."""
         if self._weights is not None:
             await self._weights.wait_version(version)
 
     def generator(self, purpose: str, step: int) -> torch.Generator:
-        """Noise for the actions of training step ``step``, of this rank alone."""
+        """Return the noise generator of this rank for training step ``step``."""
         return generator_for(self._seed, purpose, self._rank, step, self._device)
 
     async def act(self, observations: Floats, noise: torch.Generator | None) -> Actions:
-        """Actions for ``[batch, observation]``.
+        """Return actions for ``[batch, observation]``.
 
         Args:
-            noise: samples; without it, actions are the most likely ones.
+            noise: generator for samples; None for the most likely actions.
         """
         reading = contextlib.nullcontext(0) if self._weights is None else self._weights.reading()
         async with reading as version:

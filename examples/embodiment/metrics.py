@@ -1,4 +1,4 @@
-"""Prints the progress line of a training step, and sums up the seconds of its phases."""
+"""Progress line of a training step, and sums of the seconds of its phases."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PHASES = {
     "run_training": "train",
     "carry": "carry",
 }
-"""What follows one after the other in a training step, as the progress line calls it.  ``carry`` is the rest."""
+"""Consecutive phases of a training step and their names in the progress line; ``carry`` is the rest."""
 
 OVERLAPPED = ("interact", "generate")
-"""What workers are busy with at the same time during ``generate_rollouts``: seconds of the busiest rank."""
+"""Concurrent activities of workers during ``generate_rollouts``, in seconds of the busiest rank."""
 
 
 class EmbodiedLogger(MetricLogger):
     def log_step(self, step: int, samples: int, metrics: Mapping[str, float]) -> None:
-        """One line, and all of ``metrics`` by samples: among them ``rollout/return``, ``time/<phase>`` in seconds."""
+        """Print one line and log all of ``metrics`` by samples, such as ``rollout/return`` and ``time/<phase>``."""
         self.log(metrics, samples)
         phases = "  ".join(f"{label} {metrics[f'time/{tag}']:.2f}" for tag, label in PHASES.items())
         seconds = {tag: metrics[f"time/{tag}"] for tag in OVERLAPPED}
@@ -40,7 +40,7 @@ class EmbodiedLogger(MetricLogger):
 
 
 def phase_seconds(durations: Sequence[Mapping[str, float]], step_seconds: float) -> dict[str, float]:
-    """The timers of one step → ``time/<tag>``, with what is in no phase as ``time/carry``."""
+    """Return the timers of one step as ``time/<tag>``, with the time outside all phases as ``time/carry``."""
     seconds = {tag: sum(timers.get(tag, 0.0) for timers in durations) for tag in (*PHASES, *OVERLAPPED)}
     seconds["carry"] = max(0.0, step_seconds - sum(seconds[tag] for tag in PHASES))
     return {f"time/{tag}": value for tag, value in seconds.items()} | {"time/step": step_seconds}

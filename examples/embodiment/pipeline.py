@@ -24,7 +24,7 @@ from rlinf_async import Channel, Experience
 
 @dataclass(frozen=True)
 class View:
-    """Observations of a stage of an env worker, for a rollout worker.
+    """Observations of one stage of an env worker, for a rollout worker.
 
     Attributes:
         observations: ``[envs, observation]``; None once the stage needs no more actions.
@@ -36,7 +36,7 @@ class View:
 
 @dataclass(frozen=True)
 class Queues:
-    """The channels that carry a rollout.
+    """Channels of a rollout.
 
     Attributes:
         observations: env → rollout, key ``(stage, rollout rank)``: a :class:`View` of weight 1.
@@ -51,23 +51,23 @@ class Queues:
 
     @classmethod
     async def open(cls, layout: Layout, max_staleness: int) -> Queues:
-        """Makes them."""
+        """Create the channels."""
         observations, actions = [await Channel.create(name, distributed=True) for name in ("observations", "actions")]
         experience = Experience.create("experience", layout.parts_per_actor, max_staleness, of="actor")
         return cls(observations, actions, await experience)
 
     async def close(self) -> None:
-        """Ends all that waits for something in them, and drops what they have."""
+        """End all waits on the channels, and drop their content."""
         for queue in (self.observations, self.actions, self.experience):
             await queue.aclose(discard=True)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The numbers of ranks, and of stages in each env worker; and with them who meets whom.
+    """Numbers of ranks and stages, and the exchange partners that follow from them.
 
-    Env worker r and stage s hold block ``r * stages + s`` of all simulators.  Actors learn from parts of these blocks,
-    as many for each actor rank.
+    Stage s of env worker r holds block ``r * stages + s`` of all simulators. Each actor rank learns from the same
+    number of parts of these blocks.
     """
 
     env_ranks: int
@@ -76,33 +76,33 @@ class Layout:
     stages: int
 
     def rollout_shares(self, env_rank: int, rows: int) -> dict[int, slice]:
-        """Which of the ``rows`` of each of its stages an env worker sends to which rollout rank."""
+        """Return which of the ``rows`` of each stage an env worker sends to which rollout rank."""
         return shares(rows, env_rank, self.env_ranks, self.rollout_ranks)
 
     def env_peers(self, rollout_rank: int) -> range:
-        """The env ranks that send observations to a rollout worker."""
+        """Return the env ranks that send observations to a rollout worker."""
         return peers(rollout_rank, self.rollout_ranks, self.env_ranks)
 
     @property
     def parts_per_actor(self) -> int:
-        """Number of parts that an actor rank learns from: part p is for rank ``p // parts_per_actor``."""
+        """Number of parts for each actor rank: part p is for rank ``p // parts_per_actor``."""
         return math.lcm(self.env_ranks * self.stages, self.actor_ranks) // self.actor_ranks
 
     def experience_parts(self, env_rank: int, stage: int, rows: int) -> dict[int, slice]:
-        """Which of a stage's ``rows`` are in which part."""
+        """Return which of a stage's ``rows`` are in which part."""
         parts = self.parts_per_actor * self.actor_ranks
         return shares(rows, env_rank * self.stages + stage, self.env_ranks * self.stages, parts)
 
 
 def peers(part: int, parts: int, others: int) -> range:
-    """Of two even divisions of the same rows, into ``parts`` and ``others``: those of the other that meet ``part``."""
+    """Return the parts of the second of two even divisions that overlap ``part`` of the first."""
     return range(part * others // parts, -(-(part + 1) * others // parts))
 
 
 def shares(rows: int, part: int, parts: int, others: int) -> dict[int, slice]:
-    """The ``rows`` that ``part`` holds, as the other division divides them: every peer, and its rows.
+    """Return every peer of ``part`` in the other division, with its share of the ``rows``.
 
-    A peer's share is empty where there are not enough rows.
+    A peer's share is empty if there are too few rows.
     """
 
     def border(other: int) -> int:

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 
 class RunningMoments(nn.Module):
-    """Mean and variance of everything seen so far, merged batch by batch.
+    """Running mean and variance, merged batch by batch.
 
-    The merge is that of Chan, Golub and LeVeque ("Updating Formulae and a Pairwise Algorithm for Computing
-    Sample Variances", 1979).  The moments are buffers: they travel with the weights and lie in the checkpoint.
+    The merge follows Chan, Golub and LeVeque ("Updating Formulae and a Pairwise Algorithm for Computing Sample
+    Variances", 1979). The moments are buffers, so they travel with the weights and are part of checkpoints.
     """
 
     count: Tensor
@@ -31,7 +31,7 @@ class RunningMoments(nn.Module):
         self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
 
     def merge(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
-        """Takes in a batch of ``count`` vectors with this ``mean`` and (biased) ``variance``, both ``[size]``."""
+        """Merge a batch of ``count`` vectors with this ``mean`` and (biased) ``variance``, both ``[size]``."""
         total = self.count + count
         shift = mean - self.mean
         spread = self.variance * self.count + variance * count + shift.square() * self.count * count / total
@@ -40,7 +40,7 @@ class RunningMoments(nn.Module):
         self.count.copy_(total)
 
     def normalize(self, vectors: Tensor, limit: float = 10.0) -> Tensor:
-        """``[..., size]`` → the same shape with mean 0 and variance 1, cut off at ``limit`` deviations."""
+        """Normalise ``[..., size]`` to mean 0 and variance 1, clipped at ``limit`` deviations."""
         scale = torch.rsqrt(self.variance + 1e-8).float()
         return ((vectors - self.mean.float()) * scale).clamp(-limit, limit)
 
@@ -56,39 +56,38 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        """What ``act`` samples ``batch`` actions by, ``[batch, action]``; on the generator's device."""
+        """Return noise for sampling ``batch`` actions, ``[batch, action]``, on the generator's device."""
 
     @abstractmethod
     def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Actions for ``[batch, observation]`` and their log-probabilities, ``[batch]``.
+        """Return actions for ``[batch, observation]`` and their log-probabilities, ``[batch]``.
 
         Args:
-            noise: samples; none gives the most likely action.
+            noise: noise for samples; None for the most likely actions.
         """
 
     @abstractmethod
     def judge(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of the ``actions`` taken, and values of the states: both ``[batch]``."""
+        """Return log-probabilities of the ``actions`` taken, and values of the states; both ``[batch]``."""
 
     @abstractmethod
     def entropy(self, observations: Tensor) -> Tensor:
-        """The mean entropy of the actions for ``[batch, observation]``, in nats: a scalar."""
+        """Return the mean entropy of the actions for ``[batch, observation]``, in nats."""
 
     def state_value(self, observations: Tensor) -> Tensor:
         """``[..., observation]`` → ``[...]``."""
         return self.value(self.moments.normalize(observations)).squeeze(-1)
 
     def spread(self) -> dict[str, float]:
-        """Metrics of how far actions scatter."""
+        """Return metrics of the spread of actions."""
         return {}
 
 
 class GaussianPolicy(Policy):
     """A Gaussian over actions.
 
-    Actions are in units of the simulator's range: -1 is its lowest, 1 its highest.  The Gaussian reaches
-    beyond; the simulator clips, the probabilities do not know of it.  Its width is learnt, and the same in
-    every state.
+    Actions are in units of the simulator's range, from -1 to 1. The Gaussian reaches beyond: the simulator clips
+    actions, but their probabilities ignore that. The width is learned, and the same in every state.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class GaussianPolicy(Policy):
         self.log_std = nn.Parameter(torch.full((action_size,), float(initial_log_std)))
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        """Standard normal."""
+        """Return standard normal noise."""
         return torch.randn((batch, len(self.log_std)), generator=generator, device=generator.device)
 
     def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -120,7 +119,7 @@ class GaussianPolicy(Policy):
         return log_probabilities, self.value(seen).squeeze(-1)
 
     def entropy(self, observations: Tensor) -> Tensor:
-        """That of the Gaussian, whose width depends on no state."""
+        """Return the entropy of the Gaussian, whose width does not depend on the state."""
         return (self.log_std + 0.5 * math.log(2.0 * math.pi * math.e)).sum()
 
     def spread(self) -> dict[str, float]:
@@ -128,7 +127,7 @@ class GaussianPolicy(Policy):
 
 
 class CategoricalPolicy(Policy):
-    """Probabilities of ``actions`` choices, which are counted from 0."""
+    """A categorical distribution over ``actions`` choices, numbered from 0."""
 
     def __init__(self, observation_size: int, actions: int, hidden_sizes: Sequence[int] = (64, 64)) -> None:
         super().__init__(observation_size)
@@ -137,12 +136,12 @@ class CategoricalPolicy(Policy):
         self._actions = actions
 
     def noise(self, batch: int, generator: torch.Generator) -> Tensor:
-        """Of Gumbel's distribution: the largest of logits with such noise is a sample of their softmax."""
+        """Return Gumbel noise: the argmax of logits plus such noise is a sample of their softmax."""
         times = torch.empty((batch, self._actions), device=generator.device).exponential_(generator=generator)
         return -times.log()
 
     def act(self, observations: Tensor, noise: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """``[batch]`` whole numbers, and ``[batch]``."""
+        """Return choices ``[batch]`` and log-probabilities ``[batch]``."""
         likelihoods = self._log_probabilities(self.moments.normalize(observations))
         actions = (likelihoods if noise is None else likelihoods + noise).argmax(-1)
         return actions, _of_choices(likelihoods, actions)
@@ -161,25 +160,25 @@ class CategoricalPolicy(Policy):
 
 
 def make_policy(model: Model, shape: TaskShape) -> Policy:
-    """The policy that ``actor.model`` describes, for a task of that shape."""
+    """Build the policy of ``actor.model`` for a task of this shape."""
     if shape.discrete:
         return CategoricalPolicy(shape.observation_size, shape.action_size, model.hidden_sizes)
     return GaussianPolicy(shape.observation_size, shape.action_size, model.hidden_sizes, model.initial_log_std)
 
 
 def _of_choices(log_probabilities: Tensor, actions: Tensor) -> Tensor:
-    """``[..., actions]`` and ``[...]`` choices → ``[...]``."""
+    """Map ``[..., actions]`` logits and ``[...]`` choices to log-probabilities ``[...]``."""
     return log_probabilities.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
 
 
 def gaussian_log_probability(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-density of ``[..., action]`` under a diagonal Gaussian → ``[...]``."""
+    """Return the log-density of ``[..., action]`` under a diagonal Gaussian, ``[...]``."""
     distance = (actions - mean) * torch.exp(-log_std)
     return (-0.5 * distance.square() - log_std - 0.5 * math.log(2.0 * math.pi)).sum(-1)
 
 
 def _perceptron(sizes: Sequence[int], last_gain: float) -> nn.Sequential:
-    """Tanh layers with orthogonal weights; the last layer is linear, scaled by ``last_gain``."""
+    """Return tanh layers with orthogonal weights; the last layer is linear, scaled by ``last_gain``."""
     layers: list[nn.Module] = []
     for index, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
         linear = nn.Linear(inputs, outputs)

@@ -1,4 +1,4 @@
-"""Worker group ``rollout``: policy inference for the env workers, where they do not do it themselves."""
+"""Worker group ``rollout``: policy inference for env workers that do not do it themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async import Worker, idempotent
 
 
 class MultiStepRolloutWorker(Worker):
-    """Answers observations with actions, step after step, with the weights that it was last given."""
+    """Answers observations with actions, step after step, with the newest weights."""
 
     def __init__(self, cfg: Configuration) -> None:
         super().__init__()
@@ -26,37 +26,37 @@ class MultiStepRolloutWorker(Worker):
 
     @idempotent
     def init_worker(self, shape: TaskShape, layout: Layout) -> None:
-        """Builds the policy, from ``rollout.model.model_path`` where that is given."""
+        """Build the policy, from ``rollout.model.model_path`` if that is set."""
         self._layout = layout
         self._inference = PolicyInference(self._cfg, shape, self._rank)
         self._is_ready = True
 
     async def is_ready(self) -> bool:
-        """Whether it was initialised: not any more, once its process was started again."""
+        """True once it is initialised; False again after a restart of its process."""
         return self._is_ready
 
     async def follow_again(self) -> None:
-        """Follows an actor that was started again."""
+        """Follow an actor that was restarted."""
         await self._inference.follow_again()
 
     async def generate(self, queues: Queues, step: int, version: int) -> None:
-        """Samples an action for each observation, until the env workers ask for no more.
+        """Sample an action for each observation until the env workers end the rollout.
 
         Args:
-            queues: those of the run.
-            step: the training step that the rollout is for: random actions depend on it.
-            version: of the weights, the oldest to act by.
+            queues: channels of the run.
+            step: training step of the rollout, which seeds random actions.
+            version: oldest version of the weights to act with.
         """
-        # A generator for each stage: which of them is answered first differs from run to run.
+        # One generator per stage, because the order in which stages are answered differs from run to run.
         noise = [self._inference.generator(f"stage {stage}", step) for stage in range(self._layout.stages)]
         await self._answer("generate", queues, noise, version)
 
     async def generate_most_likely(self, queues: Queues, version: int) -> None:
-        """The same with the most likely action: for evaluation."""
+        """Answer with the most likely action, for evaluation."""
         await self._answer("generate_most_likely", queues, [None] * self._layout.stages, version)
 
     async def _answer(self, timer: str, queues: Queues, noise: Sequence[torch.Generator | None], version: int) -> None:
-        """Answers all stages at once, each with noise from a generator of its own, or without noise."""
+        """Answer all stages concurrently, each with noise from its own generator, or without noise."""
         async with self._turn:
             await self._inference.wait_version(version)
             async with asyncio.TaskGroup() as stages:
@@ -78,7 +78,7 @@ class MultiStepRolloutWorker(Worker):
                 queues.actions.put(share, key=(stage, view.env_rank, self._rank))
                 for view, share in zip(views, share_actions(actions, sizes), strict=True)
             ]
-            # Asked for now: what comes while another stage's actions are computed is here after that.
+            # Requested now, so that it arrives while another stage's actions are computed.
             arriving = queues.observations.get_batch(len(views), key=key)
             for put in puts:
                 await put

@@ -1,4 +1,4 @@
-"""Records of arrays that the groups exchange (actions, transitions, batches); joining and splitting them.
+"""Records of arrays that the groups exchange (actions, transitions, batches); functions to join and split them.
 
 ``envs`` below is the number of simulators that a record speaks of: those of one worker, or all of them once
 :func:`concatenate` has put the workers' records side by side.
@@ -24,8 +24,8 @@ class TaskShape:
     """Sizes of an observation and of an action.
 
     Attributes:
-        action_size: numbers in an action, or where ``discrete`` the actions that there are to choose from.
-        discrete: whether an action is a choice.
+        action_size: numbers in an action, or the number of choices if ``discrete``.
+        discrete: True if an action is a choice.
     """
 
     observation_size: int
@@ -35,12 +35,12 @@ class TaskShape:
 
 @dataclass(frozen=True)
 class Actions:
-    """The policy's decisions.
+    """Decisions of the policy.
 
     Attributes:
         actions: ``[envs, action]`` in [-1, 1], or choices ``[envs]``.
         log_probabilities: ``[envs]``.
-        versions: ``[envs]``, of the weights that decided.
+        versions: ``[envs]``, the versions of the weights that acted.
     """
 
     actions: Floats | Choices
@@ -53,11 +53,11 @@ class Transitions:
     """Results of one step of the simulators.
 
     Attributes:
-        next_observations: ``[envs, observation]``, the states that the actions led to.
-        observations: ``[envs, observation]``, what to act on now: the same, or the first of a new episode.
+        next_observations: ``[envs, observation]``, the states after the actions.
+        observations: ``[envs, observation]``, the next input: the same states, or the first of a new episode.
         rewards, terminated, truncated: ``[envs]``.
-        finished_returns: the undiscounted, unscaled returns of the episodes that ended in this step.
-        finished_lengths: the steps of these.
+        finished_returns: undiscounted, unscaled returns of the episodes that ended in this step.
+        finished_lengths: their lengths in steps.
     """
 
     next_observations: Floats
@@ -71,7 +71,7 @@ class Transitions:
 
 @dataclass(frozen=True)
 class RolloutBatch:
-    """A stretch of experience, every field ``[steps, envs, ...]``."""
+    """A stretch of experience; every field is ``[steps, envs, ...]``."""
 
     observations: Floats
     actions: Floats | Choices
@@ -86,25 +86,25 @@ Record = TypeVar("Record")
 
 
 def concatenate(records: Sequence[Record]) -> Record:
-    """The workers' records, in rank order, as one: every field joined along its first axis."""
+    """Join the workers' records, in rank order, along the first axis of every field."""
     first: Any = records[0]
     names = [field.name for field in dataclasses.fields(first)]
     return type(first)(**{name: np.concatenate([getattr(record, name) for record in records]) for name in names})
 
 
 def share_actions(decided: Actions, sizes: Sequence[int]) -> list[Actions]:
-    """Cuts one record into several, of ``sizes`` envs."""
+    """Split one record into several, of ``sizes`` envs."""
     cuts = [np.split(array, np.cumsum(sizes)[:-1]) for array in vars(decided).values()]
     return [Actions(*shares) for shares in zip(*cuts, strict=True)]
 
 
 def share_envs(batch: RolloutBatch, rows: slice) -> RolloutBatch:
-    """Some simulators' part of a batch."""
+    """Return the part of a batch that belongs to some simulators."""
     return RolloutBatch(**{field.name: getattr(batch, field.name)[:, rows] for field in dataclasses.fields(batch)})
 
 
 def join_envs(batches: Sequence[RolloutBatch]) -> RolloutBatch:
-    """Batches of different simulators over the same steps, side by side."""
+    """Join batches of different simulators over the same steps."""
     names = [field.name for field in dataclasses.fields(RolloutBatch)]
     return RolloutBatch(**{name: np.concatenate([getattr(batch, name) for batch in batches], axis=1) for name in names})
 
@@ -112,7 +112,7 @@ def join_envs(batches: Sequence[RolloutBatch]) -> RolloutBatch:
 def stack_steps(
     observations: Sequence[Floats], actions: Sequence[Actions], transitions: Sequence[Transitions]
 ) -> RolloutBatch:
-    """Step after step of all simulators → one batch.  ``observations[t]`` is what ``actions[t]`` answered."""
+    """Join the steps of all simulators to one batch; ``actions[t]`` answers ``observations[t]``."""
     return RolloutBatch(
         observations=np.stack(observations),
         actions=np.stack([step.actions for step in actions]),

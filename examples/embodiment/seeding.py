@@ -15,21 +15,21 @@ _SELECTION, _FINAL = 1, 2
 
 
 def training_seeds(seed: int, step: int, count: int) -> list[int]:
-    """Seeds below 2**29 for ``count`` simulators of a run that begins at ``step``."""
+    """Return seeds below 2**29 for ``count`` simulators of a run that starts at ``step``."""
     return [int(word) % _RANGE for word in np.random.SeedSequence([seed, step]).generate_state(count)]
 
 
 def selection_seeds(count: int) -> list[int]:
-    """For evaluations during training, which decide when it ends: the same for every run."""
+    """Return the seeds of evaluations during training, which decide when it ends; equal in every run."""
     return [_SELECTION * _RANGE + index for index in range(count)]
 
 
 def evaluation_seeds(count: int) -> list[int]:
-    """For the final evaluation, which nothing before it has seen: the same for every run."""
+    """Return the seeds of the final evaluation, which nothing before it uses; equal in every run."""
     return [_FINAL * _RANGE + index for index in range(count)]
 
 
 def generator_for(seed: int, purpose: str, rank: int, step: int, device: torch.device) -> torch.Generator:
-    """A generator of its own for each purpose, rank and training step."""
+    """Return a separate generator for each purpose, rank and training step."""
     words = np.random.SeedSequence([seed, *purpose.encode(), rank, step]).generate_state(2, np.uint32)
     return torch.Generator(device).manual_seed(int(words[0]) << 31 | int(words[1]) >> 1)

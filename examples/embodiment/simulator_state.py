@@ -1,4 +1,4 @@
-"""State of a MuJoCo simulator, complete to the last bit: an episode that is restored goes on as it would have."""
+"""Complete state of a MuJoCo simulator, to the last bit: a restored episode continues as it would have."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from gymnasium.wrappers import TimeLimit
 
 _SPEC = mujoco.mjtState.mjSTATE_INTEGRATION
 _POSITIONS = ("xpos", "xipos", "xquat", "ximat", "cvel", "cinert", "cfrc_ext", "subtree_com", "site_xpos", "geom_xpos")
-"""Derived quantities that rewards and observations read, and that a step leaves one substep behind."""
+"""Derived quantities that rewards and observations read; after a step they are one substep behind."""
 
 State = dict[str, Any]
-"""Tensors, numbers and strings: a checkpoint with it can be read without running code."""
+"""Tensors, numbers and strings, so that loading a checkpoint runs no code."""
 
 
 def state_of(env: gymnasium.Env[Any, Any]) -> State | None:
-    """None for a task of another simulator."""
+    """Return the state of ``env``; None for a task of another simulator."""
     task = env.unwrapped
     if not isinstance(task, MujocoEnv):
         return None
@@ -35,13 +35,13 @@ def state_of(env: gymnasium.Env[Any, Any]) -> State | None:
 
 
 def restore_state(env: gymnasium.Env[Any, Any], state: State) -> None:
-    """Puts ``env``, which has been reset, where ``state`` was taken."""
+    """Put ``env``, which has been reset, into ``state``."""
     task = env.unwrapped
     assert isinstance(task, MujocoEnv)
     integration = state["integration"].numpy()
     mujoco.mj_setState(task.model, task.data, integration, _SPEC)
     mujoco.mj_forward(task.model, task.data)
-    # Once more: what comes before has changed the solver's warm start.
+    # Repeated, because the forward pass above has changed the solver's warm start.
     mujoco.mj_setState(task.model, task.data, integration, _SPEC)
     for name, values in state["derived"].items():
         getattr(task.data, name)[:] = values.numpy()
@@ -50,7 +50,7 @@ def restore_state(env: gymnasium.Env[Any, Any], state: State) -> None:
 
 
 def _time_limit(env: gymnasium.Env[Any, Any]) -> Any:
-    """The wrapper that counts an episode's steps."""
+    """Return the wrapper that counts an episode's steps."""
     while not isinstance(env, TimeLimit):
         assert isinstance(env, gymnasium.Wrapper), "the task has no time limit"
         env = env.env
@@ -58,7 +58,7 @@ def _time_limit(env: gymnasium.Env[Any, Any]) -> Any:
 
 
 def _as_text(state: Any) -> Any:
-    """A bit generator's state with its integers, of up to 128 bits, as text."""
+    """Return a bit generator's state with its integers, of up to 128 bits, as text."""
     if isinstance(state, dict):
         return {key: _as_text(value) for key, value in state.items()}
     return str(state)

@@ -1,4 +1,4 @@
-"""Several simulators of one task, stepped together."""
+"""Several simulators of one task that step together."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from simulator_state import State, restore_state, state_of
 
 
 class Simulators:
-    """``len(seeds)`` simulators of ``env_id`` in one process; none is a legal number of them.
+    """``len(seeds)`` simulators of ``env_id`` in one process; there may be none.
 
-    Actions are taken in [-1, 1] and stretched to the range of the task, or are choices counted from 0.
+    Actions are in [-1, 1] and scaled to the range of the task, or are choices numbered from 0.
 
     Args:
-        env_id: a gymnasium task with vectors as observations, and bounded vectors or choices as actions.
-        seeds: one for each simulator, drawn on for all its episodes.
-        reward_scale: rewards are multiplied by it; reported returns are not.
-        restart: whether a simulator begins a new episode when one ends.  If not, it stands still from then
-            on: its rewards are zero, and its entry in ``finished`` stays set.
-        drawn: the first simulator can be looked at by ``frame``.
+        env_id: a gymnasium task with vector observations, and bounded vectors or choices as actions.
+        seeds: one per simulator, for all of its episodes.
+        reward_scale: factor for rewards; reported returns are unscaled.
+        restart: True if a simulator starts a new episode when one ends. If False, it stops: its rewards are zero, and
+            its entry in ``finished`` stays set.
+        drawn: True if ``frame`` can render the first simulator.
 
     Attributes:
-        observations: ``[envs, observation]``, what to act on next.
-        finished: ``[envs]`` bool, the simulator has come to the end of an episode and does not restart.
+        observations: ``[envs, observation]``, input of the next actions.
+        finished: ``[envs]`` bool, True for simulators that ended an episode and do not restart.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Simulators:
         restart: bool = True,
         drawn: bool = False,
     ) -> None:
-        # Only the one that is drawn is told so: a task need not know of drawing.
+        # Only the rendered simulator gets the argument: a task need not know about rendering.
         drawings: list[dict[str, Any]] = [
             {"render_mode": "rgb_array"} if drawn and not index else {} for index in range(len(seeds))
         ]
@@ -58,7 +58,7 @@ class Simulators:
             self.observations[index], _ = env.reset(seed=int(seed))
 
     def step(self, actions: Floats | Choices) -> Transitions:
-        """One step with ``actions [envs, action]``, or choices ``[envs]``."""
+        """Make one step with ``actions [envs, action]``, or choices ``[envs]``."""
         envs = len(self._envs)
         taken = self._in_units_of_the_task(actions)
         rewards = np.zeros(envs, dtype=np.float32)
@@ -104,7 +104,7 @@ class Simulators:
         return int(self._envs[0].metadata["render_fps"])
 
     def frame(self) -> NDArray[np.uint8]:
-        """The first simulator, ``[height, width, 3]``; by its model's camera, which goes with it, if there is one."""
+        """Render the first simulator, ``[height, width, 3]``, by its model's first camera if there is one."""
         task = self._envs[0].unwrapped
         if isinstance(task, MujocoEnv) and task.model.ncam:
             task.mujoco_renderer.camera_id = 0
@@ -112,7 +112,7 @@ class Simulators:
         return picture
 
     def state(self) -> list[State | None]:
-        """The state of each simulator in the middle of its episode; None where the task cannot be restored."""
+        """Return the state of each simulator in the middle of its episode; None if the task cannot be restored."""
         states = [state_of(env) for env in self._envs]
         for index, state in enumerate(states):
             if state is not None:
@@ -121,7 +121,7 @@ class Simulators:
         return states
 
     def restore(self, states: Sequence[State | None]) -> None:
-        """Goes on from ``states``; simulators whose state is None begin an episode, as without it."""
+        """Continue from ``states``; simulators with the state None start an episode."""
         self.observations = self.observations.copy()
         for index, (env, state) in enumerate(zip(self._envs, states, strict=True)):
             if state is not None:

@@ -45,16 +45,16 @@ app = FastAPI(lifespan=lifespan)
 
 @app.post("/learn")
 async def learn(lesson: Lesson, request: Request) -> dict[str, list[int]]:
-    """Teaches every writer the text.  Answers with the number of words that each of them knows."""
+    """Teach every writer the text. Answer with the number of words that each of them knows."""
     writers: WorkerGroup = request.app.state.writers
     return {"words_known": await writers.learn(lesson.text)}
 
 
 @app.get("/generate")
 async def generate(request: Request, start: str, words: int = 20) -> StreamingResponse:
-    """A line of JSON for each word, as it is written: ``{"rank": 0, "word": "moon"}``.
+    """Stream one line of JSON per word, as it is written: ``{"rank": 0, "word": "moon"}``.
 
-    A client that goes away takes its stream with it, down to the generators in the workers.
+    A client that disconnects cancels its stream, down to the generators in the workers.
     """
     writers: WorkerGroup = request.app.state.writers
 

@@ -11,7 +11,7 @@ from rlinf_async import Worker
 
 
 class Writer(Worker):
-    """A Markov chain over words; each rank has dice of its own."""
+    """A Markov chain over words; each rank has its own random generator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,14 +19,14 @@ class Writer(Worker):
         self._dice = random.Random(self._rank)
 
     def learn(self, text: str) -> int:
-        """Adds a text.  Returns the number of words that have a follower."""
+        """Add a text. Return the number of words that have a follower."""
         words = text.split()
         for word, follower in itertools.pairwise(words):
             self._followers[word].append(follower)
         return len(self._followers)
 
     async def generate(self, start: str, words: int) -> AsyncIterator[str]:
-        """Up to ``words`` words after ``start``; fewer where it knows no follower."""
+        """Yield up to ``words`` words after ``start``; fewer if a word has no follower."""
         word = start
         for _ in range(words):
             followers = self._followers.get(word)

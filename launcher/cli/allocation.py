@@ -1,4 +1,4 @@
-"""Finds the hosts of a run (``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI, localhost), and the way to them."""
+"""Hosts of a run (``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI, localhost), and the way to them."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from .hosts_file import read_file, read_hosts
 from .slurm_job import slurm_hosts
 
 JOB_HOSTFILE = Path("/job/hostfile")
-"""Where DeepSpeed's images keep their hosts."""
+"""Hosts file of DeepSpeed's container images."""
 
 
 def find_hosts(
     argument: str | None, environ: Mapping[str, str], stdin: TextIO, allow_duplicates: bool = False
 ) -> tuple[tuple[Host, ...], str]:
-    """The hosts of this run, and in words where they came from.
+    """Return the hosts of this run, and a description of their source.
 
-    The first of these that is there counts: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the
-    same), the allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the words
-    then say how to do without it), this machine.
+    The first of these sources counts: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the same), the
+    allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the description then tells
+    how to do without it), this machine.
 
     Args:
-        argument: what ``--hosts`` says; None where it is not given.
-        environ: variables; an empty one counts as unset.
+        argument: value of ``--hosts``; None if it is not given.
+        environ: environment variables; an empty one counts as unset.
 
     Raises:
-        ConfigError: the source that counts cannot be read, or has a bad line.
+        ConfigError: the source cannot be read, or has a bad line.
     """
     if argument is not None:
         return read_hosts(argument, stdin, "--hosts", allow_duplicates), f"--hosts {argument}"
@@ -42,8 +42,8 @@ def find_hosts(
         return hosts, f"Slurm ({hosts[0].source.partition(':')[0]})"
     for system, name in (("PBS", "PBS_NODEFILE"), ("LSF", "LSB_DJOB_HOSTFILE")):
         if value := environ.get(name):
-            # A line per slot.  A host that has one line keeps its slots open: one task per node is how jobs
-            # ask for whole GPU machines.
+            # The file has a line per slot.  A host with one line keeps its slots open, because jobs ask for whole GPU
+            # machines with one task per node.
             return read_file(Path(value), allow_duplicates=True, named_by=f"${name}"), f"{system} (${name})"
     name = "OMPI_MCA_orte_default_hostfile"
     if value := environ.get(name):
@@ -55,12 +55,12 @@ def find_hosts(
 
 
 def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """The hosts, each with its place in this Slurm job where srun is the way to them.
+    """Return the hosts, each with its place in this Slurm job if srun is the way to it.
 
-    ``"auto"`` takes srun where all hosts are nodes of the job that this runs in and srun is there.
+    ``"auto"`` chooses srun if all hosts are nodes of the present job and srun exists.
 
     Raises:
-        ConfigError: ``"srun"`` does not lead to one of them; every task of a step would start the same run.
+        ConfigError: ``"srun"`` does not reach one of them, or every task of a step would start the same run.
     """
     ssh = tuple(replace(host, slurm=None) for host in hosts)
     if launcher == "ssh" or all(host.is_local for host in hosts):
@@ -90,6 +90,6 @@ def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, 
 
 
 def _in_job(host: Host, nodes: Mapping[str, Host]) -> Host:
-    """The host with the place that its name has in the job; as it is where it has none, or where it has to be ssh."""
+    """Return the host with its place in the job; unchanged if it has none, or needs ssh for its user or port."""
     node = nodes.get(host.name)
     return replace(host, slurm=node.slurm) if node is not None and host.user is None and host.port is None else host

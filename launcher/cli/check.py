@@ -10,26 +10,29 @@ from typing import Any
 from ..job import fresh_run_id, missing_script_text, script_is_missing
 from ..options import Options
 from ..remote.host_check import HostCheck
-from ..remote.plan import Node
+from ..remote.plan import PlannedNode
 from ..report import Report, grid
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of ``--check``.  ``answers``, ``binds`` (the addresses for the other nodes) and ``checked`` are by rank.
+    """Result of ``--check``.
 
     Attributes:
-        checked: what each host was looked at for, in words.
+        answers: answers of the preflights by rank.
+        binds: addresses for the other nodes by rank.
+        failures: error texts by rank.
+        checked: descriptions of the checks made, by rank.
     """
 
-    nodes: Sequence[Node]
+    nodes: Sequence[PlannedNode]
     answers: Mapping[int, Mapping[str, Any]]
     binds: Mapping[int, str | None]
     failures: Mapping[int, str]
     checked: Mapping[int, Sequence[str]]
 
     def text(self) -> str:
-        """A table, then what is wrong with each host that failed, then what was checked."""
+        """Return a table, then the errors of each failed host, then the checks made."""
         titles = ["NODE", "STATE", "HOSTNAME", "PY", "TORCH", "RLINF-ASYNC", "ADDRESS", "CLOCK"]
         out = [grid(titles, [self._row(node) for node in self.nodes])]
         for rank, text in sorted(self.failures.items()):
@@ -37,7 +40,6 @@ class CheckResult:
         return "\n".join([*out, *self._told_checks()])
 
     def _told_checks(self) -> Iterator[str]:
-        """The checks of each host, those of hosts with the same ones once."""
         alike: dict[tuple[str, ...], list[str]] = {}
         for node in self.nodes:
             if checks := self.checked[node.rank]:
@@ -48,14 +50,14 @@ class CheckResult:
         yield from ("", f"not checked: {', '.join(unchecked)}")
 
     def facts(self) -> Iterator[dict[str, Any]]:
-        """One JSON object per host."""
+        """Yield one JSON object per host."""
         for node in self.nodes:
             failure = self.failures.get(node.rank)
             answer = self.answers.get(node.rank)
             told = {"failure": failure, "checked": self.checked[node.rank], "answer": answer}
             yield {"event": "check", "rank": node.rank, "name": node.name, **told}
 
-    def _row(self, node: Node) -> list[str]:
+    def _row(self, node: PlannedNode) -> list[str]:
         state = "failed" if node.rank in self.failures else "ok"
         answer = self.answers.get(node.rank)
         if answer is None:
@@ -64,8 +66,8 @@ class CheckResult:
         return [node.name, state, *known, self.binds[node.rank] or "-", f"{round(answer['skew'], 1) + 0.0:+.1f} s"]
 
 
-async def check(nodes: Sequence[Node], options: Options, python_path: str, report: Report) -> CheckResult:
-    """Looks at all hosts at once, within ``--start-timeout``."""
+async def check(nodes: Sequence[PlannedNode], options: Options, python_path: str, report: Report) -> CheckResult:
+    """Check all hosts in parallel, within ``--start-timeout``."""
     inspection = HostCheck(nodes, options, fresh_run_id(), report)
     inspection.python_path = python_path
     loop = asyncio.get_running_loop()
@@ -81,9 +83,9 @@ async def check(nodes: Sequence[Node], options: Options, python_path: str, repor
 
 
 def _look_for_script(
-    nodes: Sequence[Node], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
+    nodes: Sequence[PlannedNode], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
 ) -> None:
-    """Looks for the script on this machine, where it runs, and Python itself complains of it in a run."""
+    """Check for the script on this machine, where it runs; in a run Python itself reports a missing one."""
     here = next(node.rank for node in nodes if node.is_here)
     if options.script is None or options.module or not checked[here]:
         return

@@ -1,6 +1,6 @@
 """Entry point of ``rlinf-ctl``: an operator's commands on the runs of this user; exit codes and errors.
 
-Exit codes: 0; 1 the run is stuck (``stuck``), or what was asked for was not done; 2 wrong usage; 3 no such run, group
+Exit codes: 0; 1 the run is stuck (``stuck``), or the command was not carried out; 2 wrong usage; 3 no such run, group
 or rank, or no daemon of the run answers; 130 after Ctrl-C.
 """
 
@@ -26,7 +26,7 @@ from ..control.run_places import LocalRun, NoSuchRun, choose, find_runs, folders
 from ..control.run_status import add_scripts, show_runs, show_status
 from ..control.stack_text import show_stacks
 from ..control.stuck_verdict import show_verdict
-from ..control.text_output import Output
+from ..control.text_output import TextOutput
 from .control_words import DEFAULT_TIMEOUT_S, parser
 
 _NOT_DONE_CODE: Final = 1
@@ -34,15 +34,14 @@ _USAGE_ERROR_CODE: Final = 2
 _NO_SUCH_RUN_CODE: Final = 3
 _INTERRUPTED_CODE: Final = 130
 _SCRIPTS_TIMEOUT_S: Final = 1.0
-"""For the daemons of runs that an error lists."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``rlinf-ctl`` with the words after its name; returns the exit code."""
+    """Run ``rlinf-ctl`` with the words after its name; return the exit code."""
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:
-            from .main import main as launch  # as much again as all that a look at a run loads
+            from .main import main as launch  # imported late: it loads as much as all of rlinf-ctl
 
             return launch(passed_on)
         return _run(parser().parse_args(words))
@@ -53,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, _NO_SUCH_RUN_CODE)
     except RLinfAsyncError as error:
         return _fail(error, _NO_SUCH_RUN_CODE)
-    except SystemExit as exit_:  # argparse has said what is wrong, or the help
+    except SystemExit as exit_:  # argparse has printed the error or the help
         return exit_.code if isinstance(exit_.code, int) else 2
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # as in `rlinf-ctl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # a log that cannot be read, for one
+    except OSError as error:  # an unreadable log, for example
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, _NOT_DONE_CODE)
     except KeyboardInterrupt:
         return _INTERRUPTED_CODE
@@ -66,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     timeout = getattr(options, "timeout", DEFAULT_TIMEOUT_S)
-    output = Output(sys.stdout, as_json="json" in options)
+    output = TextOutput(sys.stdout, as_json="json" in options)
     places = folders(getattr(options, "run_dir", None), os.environ)
     wanted = _wanted(options)
     if options.command in ("check", "sweep"):
@@ -89,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
             show_kept_logs(run, output, options.ranks, tail=options.tail)
             return 0
     else:
-        runs = find_runs(places) if wanted is None else find_recorded(places)  # of those, one may have ended
+        runs = find_runs(places) if wanted is None else find_recorded(places)  # a named run may have ended
         run = choose(runs, wanted, places, _usage(options.command))
     return asyncio.run(_on_run(run, options, output, timeout))
 
@@ -99,7 +98,6 @@ def _usage(command: str) -> str:
 
 
 def _wanted(options: argparse.Namespace) -> str | None:
-    """The run that is named, behind the command or by ``--run``."""
     named: str | None = getattr(options, "run", None)
     behind: str | None = getattr(options, "run_id", None)
     if named is not None and behind is not None and named != behind:
@@ -107,13 +105,13 @@ def _wanted(options: argparse.Namespace) -> str | None:
     return behind or named
 
 
-async def _on_run(run: LocalRun, options: argparse.Namespace, output: Output, timeout: float) -> int:
+async def _on_run(run: LocalRun, options: argparse.Namespace, output: TextOutput, timeout: float) -> int:
     async with attached(run, timeout) as attachment:
         return 0 if await _command(attachment, options, output) else _NOT_DONE_CODE
 
 
-async def _command(attachment: Attachment, options: argparse.Namespace, output: Output) -> bool:
-    """Whether all was done, and the run is not stuck."""
+async def _command(attachment: Attachment, options: argparse.Namespace, output: TextOutput) -> bool:
+    """Run a command; return False if it was not carried out, or the run is stuck."""
     match options.command:
         case "status":
             await show_status(attachment, output)
@@ -135,11 +133,7 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
 
 
 def _launcher_words(words: Sequence[str]) -> list[str] | None:
-    """The words of ``check`` and ``sweep`` as ``rlinf-launch`` has them; None for every other command.
-
-    Raises:
-        NoSuchRun: ``sweep`` names no run, and there is not one that has ended.
-    """
+    """Return the words of ``check`` and ``sweep`` for ``rlinf-launch``; None for every other command."""
     front = [word for word in words[:1] if word == "--json"]
     match words[len(front) :]:
         case ["check", *rest]:
@@ -164,7 +158,7 @@ def _the_ended_one(runs: Sequence[LocalRun]) -> str:
 
 
 def _fail(error: Exception | str, code: int) -> int:
-    Output(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
+    TextOutput(sys.stdout, as_json=False).note(f"rlinf-ctl: {error}")
     return code
 
 

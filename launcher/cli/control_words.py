@@ -1,4 +1,4 @@
-"""Words of ``rlinf-ctl``: its commands with their arguments, options and ``--help`` texts."""
+"""Command line of ``rlinf-ctl``: its commands with their arguments, options and ``--help`` texts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ exit code: 0; 1 the run is stuck (`stuck`), or what was asked for was not done;
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser; ``command`` is the command's name in what it reads."""
+    """Return the parser; its result has the command's name as ``command``."""
     everywhere = _options_of_all()
     root: argparse.ArgumentParser = _Parser(
         prog="rlinf-ctl",
@@ -107,7 +107,7 @@ _RANKS_HELP: Final = "a group, or some of its ranks: rollout, rollout:3, rollout
 
 
 def _options_of_all() -> argparse.ArgumentParser:
-    # Without defaults: a command would put its own over what was said before its name.
+    # Without defaults: those of a command's parser would override options before the command.
     options = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     group = options.add_argument_group("for every command")
     group.add_argument("--run", metavar="RUN", help=_RUN_HELP)
@@ -123,7 +123,7 @@ def _options_of_all() -> argparse.ArgumentParser:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says of an unknown command which one was probably meant."""
+    """Parser that suggests the closest command for an unknown one."""
 
     def error(self, message: str) -> NoReturn:
         if match := _UNKNOWN_COMMAND.match(message):
@@ -135,8 +135,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints the completion script in place of a command."""
-
     def __call__(self, parser: argparse.ArgumentParser, _: Any, shell: Any, __: str | None = None) -> None:
         sys.stdout.write(completion_script(parser, shell) + "\n")
         parser.exit()

@@ -1,4 +1,4 @@
-"""Values of ``rlinf-launch``'s flags and environment variables: each reader names the place, the value and the fix."""
+"""Readers of flags' and environment variables' values; each error names the place, the value and the fix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NO: Final = ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True)
-class Value:
+class FlagValue:
     """A raw value of a flag, and its origin: ``--nnodes`` or ``$RLINF_NNODES``."""
 
     text: str
@@ -35,49 +35,49 @@ class Value:
         return ConfigError(f"{self.where}: {problem}\n  fix: {fix}")
 
 
-def text_or_nothing(value: Value) -> str:
+def text_or_nothing(value: FlagValue) -> str:
     return value.text
 
 
-def text(value: Value) -> str:
+def text(value: FlagValue) -> str:
     if not value.text:
         raise value.error("the value is empty", "leave the flag out, or give it a value")
     return value.text
 
 
-def _number(value: Value, low: int, high: int) -> int:
+def _number(value: FlagValue, low: int, high: int) -> int:
     text = value.text.strip()
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high):
         raise value.error(f"{value.text!r} is not a number from {low} to {high}", f"write {low} or more")
     return int(text)
 
 
-def positive(value: Value) -> int:
+def positive(value: FlagValue) -> int:
     return _number(value, 1, 10**6)
 
 
-def gpus(value: Value) -> int:
+def gpus(value: FlagValue) -> int:
     return _number(value, 0, MAX_FAKE_GPUS)
 
 
-def port(value: Value) -> int:
+def port(value: FlagValue) -> int:
     return _number(value, 1, 65535)
 
 
-def port_range(value: Value) -> tuple[int, int]:
+def port_range(value: FlagValue) -> tuple[int, int]:
     try:
         return parse_port_range(value.text)
     except ValueError as error:
         raise value.error(str(error), "write the first and the last port, as in 20000-20099") from None
 
 
-def launcher(value: Value) -> str:
+def launcher(value: FlagValue) -> str:
     if value.text not in ("ssh", "srun", "auto"):
         raise value.error(f"{value.text!r} is no way to a host", "write ssh, srun or auto")
     return value.text
 
 
-def prologue(value: Value) -> str:
+def prologue(value: FlagValue) -> str:
     if "\n" in value.text:
         raise value.error(
             "it has several lines", "write ';' between the commands, or put them in a file: 'source FILE'"
@@ -85,7 +85,7 @@ def prologue(value: Value) -> str:
     return text(value)
 
 
-def seconds(value: Value) -> float:
+def seconds(value: FlagValue) -> float:
     try:
         seconds = float(value.text)
     except ValueError:
@@ -95,21 +95,21 @@ def seconds(value: Value) -> float:
     return seconds
 
 
-def patience(value: Value) -> float | None:
-    """Seconds to wait; None for ever."""
+def timeout(value: FlagValue) -> float | None:
+    """Return seconds to wait; None for ever."""
     return seconds(value) or None
 
 
-def path(value: Value) -> Path:
-    """Absolute, seen from here: the same path is used on every node."""
+def path(value: FlagValue) -> Path:
+    """Return an absolute path, relative to this machine's working directory; nodes use the same path."""
     return Path(text(value)).expanduser().absolute()
 
 
-def path_text(value: Value) -> str:
+def path_text(value: FlagValue) -> str:
     return str(path(value))
 
 
-def folder(value: Value) -> Path:
+def folder(value: FlagValue) -> Path:
     if not value.text:
         return _project(value)
     folder = path(value).resolve()
@@ -118,8 +118,8 @@ def folder(value: Value) -> Path:
     return folder
 
 
-def _project(value: Value) -> Path:
-    """The nearest folder from here upwards that looks like a project, below the home folder; else this folder."""
+def _project(value: FlagValue) -> Path:
+    """Return the nearest project folder from here upwards, below the home folder; else this folder."""
     here = Path.cwd().resolve()
     too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
     if here in too_large:
@@ -128,19 +128,19 @@ def _project(value: Value) -> Path:
     return next((each for each in below if (each / "pyproject.toml").exists() or (each / ".git").exists()), here)
 
 
-def user(value: Value) -> str:
+def user(value: FlagValue) -> str:
     if not _USER.fullmatch(value.text):
         raise value.error(f"{value.text!r} is not a user name", "write a name without '@' and blanks")
     return value.text
 
 
-def interface(value: Value) -> str:
+def interface(value: FlagValue) -> str:
     if not value.text or "/" in value.text or value.text.split() != [value.text]:
         raise value.error(f"{value.text!r} is not an interface", "write a name that `ip link` lists, as eth0")
     return value.text
 
 
-def run_id(value: Value) -> str:
+def run_id(value: FlagValue) -> str:
     if not _RUN.fullmatch(value.text):
         raise value.error(
             f"{value.text!r} is not a run's id", "write the id, 8 of 0-9 and a-f, that follows 'run' in its first line"
@@ -148,14 +148,14 @@ def run_id(value: Value) -> str:
     return value.text
 
 
-def assignment(value: Value) -> tuple[str, str | None]:
+def assignment(value: FlagValue) -> tuple[str, str | None]:
     name, equals, text = value.text.partition("=")
     if not is_name(name):
         raise value.error(f"{name!r} cannot name a variable", "write -e NAME=value, or -e NAME to copy it")
     return name, text if equals else None
 
 
-def tee(value: Value) -> str:
+def tee(value: FlagValue) -> str:
     if value.text in ("all", "none"):
         return value.text
     ranks: set[int] = set()
@@ -167,16 +167,16 @@ def tee(value: Value) -> str:
     return ",".join(map(str, sorted(ranks)))
 
 
-def split_shell(value: Value) -> tuple[str, ...]:
-    """Words as a shell reads them."""
+def split_shell(value: FlagValue) -> tuple[str, ...]:
+    """Split words as a shell does."""
     try:
         return tuple(shlex.split(value.text))
     except ValueError as error:
         raise value.error(f"cannot read {value.text!r}: {error}", "close the quotes") from error
 
 
-def times(value: Value) -> int:
-    """0 or 1; more only where a variable asks for it, as RLINF_VERBOSE=2 does."""
+def times(value: FlagValue) -> int:
+    """Return 0 or 1; a variable may ask for more, as ``RLINF_VERBOSE=2`` does."""
     text = value.text.strip().lower()
     if text in _YES or text in _NO:
         return int(text in _YES)

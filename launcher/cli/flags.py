@@ -9,7 +9,7 @@ from typing import Any
 
 from ..remote.exported_env import EXPORTED
 from . import flag_values as values
-from .flag_values import Value
+from .flag_values import FlagValue
 
 
 @dataclass(frozen=True)
@@ -17,14 +17,14 @@ class Flag:
     """One flag.
 
     Attributes:
-        name: as written after ``--``; also its variable, ``RLINF_<NAME>``.
-        metavar: what its value is called in the help; empty for a flag that takes none.
+        name: name after ``--``; also of its variable, ``RLINF_<NAME>``.
+        metavar: name of its value in the help; empty for a flag without a value.
         help: one sentence.
         short: a letter, after ``-``.
-        aliases: other names, with their dashes.
-        repeats: may be given several times; its variable then holds several words, quoted as in a shell.
-        has_twin: whether the variable exists.
-        read: makes the field of ``Options`` out of a value.
+        aliases: other spellings, with their dashes.
+        repeats: the flag may be given several times; its variable then holds several words, quoted as in a shell.
+        has_twin: True if the variable exists.
+        read: converts a value into the field of ``Options``.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Flag:
     aliases: tuple[str, ...] = ()
     repeats: bool = False
     has_twin: bool = True
-    read: Callable[[Value], Any] = values.text
+    read: Callable[[FlagValue], Any] = values.text
 
-    def read_all(self, given: Sequence[Value]) -> Any:
-        """Return the values of a flag that repeats, else the last one; of one without a value whether it was given.
+    def read_all(self, given: Sequence[FlagValue]) -> Any:
+        """Return all values of a flag that repeats, else the last one; for a flag without a value True or a count.
 
-        A ``--flag=no`` takes back what was given before it. ``--verbose`` counts.
+        A ``--flag=no`` cancels earlier ones; ``--verbose`` counts.
         """
         if not self.metavar:
             total = 0
@@ -67,7 +67,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "operator's hosts file, else this machine.",
             short="H",
             aliases=("--hostfile", "--machinefile"),
-            has_twin=False,  # $RLINF_HOSTS is a source of its own, below --hosts
+            has_twin=False,  # $RLINF_HOSTS is a source of its own, of lower priority than --hosts
         ),
         Flag("nnodes", "N", "use the first N hosts only.", short="n", read=values.positive),
         Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development.", read=values.positive),
@@ -114,7 +114,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "timeout",
             "SECONDS",
             "end the run after so long, in order, with exit code 124 (default: never).",
-            read=values.patience,
+            read=values.timeout,
         ),
     ),
     "environment": (
@@ -164,7 +164,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "start-timeout",
             "SECONDS",
             "until every node must be up (default 60; 0 waits for ever).",
-            read=values.patience,
+            read=values.timeout,
         ),
     ),
     "output": (
@@ -233,11 +233,11 @@ FOREIGN = {
     "--ssh-jump": "write --ssh-args '-J HOST'",
     "--venv": "write --python DIR/bin/python",
 }
-"""What other launchers call things, and what to write here."""
+"""Advice for flags of other launchers."""
 
 
 def help_text() -> str:
-    """What ``--help`` prints."""
+    """Return the text of ``--help``."""
     out = [
         "usage: rlinf-launch [options] [--] train.py [args ...]",
         "",

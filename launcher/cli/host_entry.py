@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..remote.exported_env import is_name
 from ..remote.host import MAX_FAKE_GPUS, Host
-from ..source_text import Span, suggestion
+from ..source_text import SourceSpan, suggestion
 from .host_ranges import expand, split
 
 _KEYS = ("slots", "max_slots", "port", "addr", "python", "gpus", "fake_gpus", "labels")
@@ -20,8 +20,8 @@ _INDEX_RANGE = re.compile(r"([0-9]{1,4})-([0-9]{1,4})", re.ASCII)
 _DEVICE = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[A-Za-z0-9/\-]+", re.ASCII)
 
 
-def read_entry(line: Span) -> tuple[Host, ...]:
-    """The hosts of one entry, in order; none for a blank line or a comment.
+def read_entry(line: SourceSpan) -> tuple[Host, ...]:
+    """Return the hosts of one entry, in order; none for a blank line or a comment.
 
     Raises:
         ConfigError: with the place, the text and the fix.
@@ -62,17 +62,15 @@ def read_entry(line: Span) -> tuple[Host, ...]:
 
 @dataclass(frozen=True)
 class _Head:
-    """``user@host:N`` taken apart, and what N means."""
-
-    span: Span
+    span: SourceSpan
     text: str
     is_ipv6: bool
     user: str | None
-    slots: Span | None
-    port: Span | None
+    slots: SourceSpan | None
+    port: SourceSpan | None
 
 
-def _read_head(head: Span, said: dict[str, Span]) -> _Head:
+def _read_head(head: SourceSpan, said: dict[str, SourceSpan]) -> _Head:
     if head.text.startswith("-"):
         raise head.error(f"{head.text!r} is not a host name: it begins with '-'", _EXAMPLE)
     if "=" in head.text:
@@ -102,7 +100,7 @@ def _read_head(head: Span, said: dict[str, Span]) -> _Head:
     return _Head(host, text, is_ipv6, user or None, slots, port)
 
 
-def _read_ipv6(place: Span) -> tuple[Span, str, Span | None]:
+def _read_ipv6(place: SourceSpan) -> tuple[SourceSpan, str, SourceSpan | None]:
     inside, closed, rest = place.text[1:].partition("]")
     if not closed:
         raise place.error("this bracket is never closed", "write [fe80::1]")
@@ -117,8 +115,8 @@ def _read_ipv6(place: Span) -> tuple[Span, str, Span | None]:
     return place, text, place.cut(len(inside) + 3) if rest else None
 
 
-def _agreed(key: str, number: Span, setting: Span | None) -> Span:
-    """A number that may stand both after the colon and as ``key=``, if the two agree."""
+def _agreed(key: str, number: SourceSpan, setting: SourceSpan | None) -> SourceSpan:
+    """Return a number given both after the colon and as ``key=``; the two must agree."""
     if setting is not None and setting.text != number.text:
         other = "slots" if key == "port" else "port"
         raise number.error(
@@ -128,8 +126,8 @@ def _agreed(key: str, number: Span, setting: Span | None) -> Span:
     return number
 
 
-def _check_name(name: str, head: Span) -> None:
-    """Nothing that ssh could take for an option, or a shell for anything but a word."""
+def _check_name(name: str, head: SourceSpan) -> None:
+    """Refuse names that ssh could take for an option, or a shell for more than a word."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -138,9 +136,9 @@ def _check_name(name: str, head: Span) -> None:
             raise head.error(f"{name!r} is not a host name", fix) from None
 
 
-def _settings(words: list[Span]) -> tuple[dict[str, Span], dict[str, str]]:
-    """``key=value`` words by key, and the ``env.NAME=value`` ones by name."""
-    said: dict[str, Span] = {}
+def _settings(words: list[SourceSpan]) -> tuple[dict[str, SourceSpan], dict[str, str]]:
+    """Return the ``key=value`` words by key, and the ``env.NAME=value`` ones by name."""
+    said: dict[str, SourceSpan] = {}
     variables: dict[str, str] = {}
     for word in words:
         key, equals, _ = word.text.partition("=")
@@ -167,7 +165,7 @@ def _settings(words: list[Span]) -> tuple[dict[str, Span], dict[str, str]]:
     return said, variables
 
 
-def _number(value: Span | None, low: int, high: int = 10**6) -> int | None:
+def _number(value: SourceSpan | None, low: int, high: int = 10**6) -> int | None:
     if value is None:
         return None
     if not _NUMBER.fullmatch(value.text) or not low <= int(value.text) <= high:
@@ -175,7 +173,7 @@ def _number(value: Span | None, low: int, high: int = 10**6) -> int | None:
     return int(value.text)
 
 
-def _address(value: Span | None) -> str | None:
+def _address(value: SourceSpan | None) -> str | None:
     if value is None:
         return None
     try:
@@ -187,7 +185,7 @@ def _address(value: Span | None) -> str | None:
     return str(address)
 
 
-def _python(value: Span | None) -> str | None:
+def _python(value: SourceSpan | None) -> str | None:
     if value is None:
         return None
     path = value.unquoted()
@@ -196,8 +194,8 @@ def _python(value: Span | None) -> str | None:
     return path
 
 
-def _gpus(value: Span | None) -> tuple[str, ...] | None:
-    """``0,2`` or ``0-3`` or UUIDs; ``none`` or nothing for no GPU."""
+def _gpus(value: SourceSpan | None) -> tuple[str, ...] | None:
+    """Parse ``0,2``, ``0-3`` or UUIDs; ``none`` or an empty value for no GPU."""
     if value is None:
         return None
     if value.text in ("", "none"):
@@ -218,7 +216,7 @@ def _gpus(value: Span | None) -> tuple[str, ...] | None:
     return tuple(devices)
 
 
-def _labels(value: Span | None) -> tuple[str, ...]:
+def _labels(value: SourceSpan | None) -> tuple[str, ...]:
     if value is None:
         return ()
     for part in split(value):

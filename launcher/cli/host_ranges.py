@@ -1,26 +1,26 @@
-"""Expands bracket ranges in host names as pdsh and Slurm do (``gpu[01-03,20]``), and splits lists at their commas."""
+"""Bracket ranges in host names as in pdsh and Slurm (``gpu[01-03,20]``): expansion, and lists split at commas."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-from ..source_text import Span
+from ..source_text import SourceSpan
 
 MAX_HOSTS = 65536
-"""One entry that stands for more hosts than this is taken for a slip."""
+"""Most hosts of one entry; more are taken for a typing error."""
 
 _PIECE = re.compile(r"(?P<low>[0-9]{1,9})(?:-(?P<high>[0-9]{1,9}))?", re.ASCII)
 
 
-def expand(entry: Span) -> tuple[str, ...]:
-    """All names that an entry stands for, in order; the last bracket counts fastest.
+def expand(entry: SourceSpan) -> tuple[str, ...]:
+    """Return all names that an entry stands for, in order; the last bracket counts fastest.
 
     Numbers are padded with zeros to the width of a range's first number.
 
     Raises:
-        ConfigError: a bracket is unclosed, empty or unopened, a range runs backwards or is no range, or the
-            entry stands for more than ``MAX_HOSTS``.
+        ConfigError: a bracket is unclosed, empty or unopened, a range is malformed or runs backwards, or the entry
+            stands for more than ``MAX_HOSTS``.
     """
     choices: list[list[str]] = []
     place, count = 0, 1
@@ -38,7 +38,7 @@ def expand(entry: Span) -> tuple[str, ...]:
         if closing < 0:
             raise entry.cut(opening).error("this bracket is never closed", "write a range as gpu[01-16,20]")
         inside = entry.cut(opening + 1, closing)
-        # Counted before anything is built: [0-999999999] must not eat the memory first.
+        # The count comes before the expansion: [0-999999999] must not exhaust the memory.
         count *= sum(1 + high - low for low, high, _ in _pieces(inside))
         if count > MAX_HOSTS:
             raise inside.error(f"this entry stands for {count} hosts, more than {MAX_HOSTS}", "check the last number")
@@ -47,8 +47,8 @@ def expand(entry: Span) -> tuple[str, ...]:
     return tuple("".join(parts) for parts in itertools.product(*choices))
 
 
-def split(entry: Span) -> list[Span]:
-    """The parts between those commas that stand outside brackets."""
+def split(entry: SourceSpan) -> list[SourceSpan]:
+    """Split an entry at the commas outside brackets."""
     parts, begin, depth = [], 0, 0
     for place, letter in enumerate(entry.text):
         if letter == "[":
@@ -62,8 +62,8 @@ def split(entry: Span) -> list[Span]:
     return parts
 
 
-def _pieces(inside: Span) -> list[tuple[int, int, int]]:
-    """``01-16,20`` as (low, high, width) each."""
+def _pieces(inside: SourceSpan) -> list[tuple[int, int, int]]:
+    """Return (low, high, width) of each range in ``01-16,20``."""
     pieces = []
     for piece in split(inside):
         match = _PIECE.fullmatch(piece.text)

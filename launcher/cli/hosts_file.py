@@ -1,16 +1,16 @@
-"""Reads the hosts of a run from a hosts file, stdin or a list, and merges or refuses duplicates.
+"""Hosts of a run, read from a hosts file, stdin or a list; duplicates are merged or refused.
 
-One host, or one range of hosts, per line; the order is the order of node ranks, from 0::
+A line has one host, or one range of hosts; their order is the order of node ranks, from 0::
 
-    # comment                                as many slots as GPUs, or one, where nothing is said
+    # comment                                without slots: one per GPU, or one
     node01
     node02 slots=8 max_slots=8
-    node04:8                                 host:N is slots, as MPI reads it ...
+    node04:8                                 host:N is slots, as for MPI ...
     user@node05:2222 slots=4                 ... and a port after user@, after [IPv6], or beside port=
     gpu[01-16,20] slots=8
     [fe80::1]:2222
     robot1 slots=0 labels=franka env.ROBOT_IP=10.0.0.2 python=/opt/v/bin/python addr=10.1.0.7 gpus=0,2
-    laptop fake_gpus=4                       pretends to have GPUs, to try a placement without any
+    laptop fake_gpus=4                       pretends to have GPUs, to rehearse a placement
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TextIO
 from rlinf_async.errors import ConfigError
 
 from ..remote.host import Host, describe
-from ..source_text import Span, lines
+from ..source_text import SourceSpan, lines
 from .host_entry import read_entry
 from .host_ranges import split
 
@@ -35,15 +35,15 @@ _MAX_ERRORS = 10
 
 
 def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """The hosts of a file's text, in order.
+    """Return the hosts of a file's text, in order.
 
     Args:
-        source: what errors call the text.
-        allow_duplicates: a host that is listed again adds its slots to the first (one, where it says none).
+        source: name of the text in errors.
+        allow_duplicates: a host that is listed again adds its slots to the first entry (one, if it has none).
 
     Raises:
-        ConfigError: with ``file:line:col``, the text and the fix, for every bad line (the first ten are
-            shown), for a text without hosts, and for a host that is listed twice.
+        ConfigError: with ``file:line:col``, the text and the fix, for every bad line (at most ten are shown), for a
+            text without hosts, and for a host that is listed twice.
     """
     return _read(list(lines(text, source)), source, allow_duplicates)
 
@@ -51,14 +51,13 @@ def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = F
 def read_hosts(
     argument: str, stdin: TextIO, source: str = "--hosts", allow_duplicates: bool = False
 ) -> tuple[Host, ...]:
-    """The hosts that a ``--hosts`` argument names.
+    """Return the hosts that a ``--hosts`` argument names.
 
-    A ``-`` reads ``stdin``; the path of anything that can be read is read; else the argument is a list such as
-    ``a:8,b:8``.  One host alone is written with a comma (``node01,``) or with slots (``node01:8``): a bare word
-    would be taken for the name of a file that is missing.
+    A ``-`` reads ``stdin``; an existing path is read; any other argument is a list such as ``a:8,b:8``.  A single
+    host needs a comma (``node01,``) or slots (``node01:8``): a bare word is taken for the name of a missing file.
 
     Raises:
-        ConfigError: as `parse_hosts`; and for a file that is missing or cannot be read.
+        ConfigError: as `parse_hosts`; and for a file that is missing or unreadable.
     """
     if argument == "-":
         return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
@@ -67,7 +66,7 @@ def read_hosts(
     if is_there and not (path.is_dir() and _is_list(argument)):
         return read_file(path, allow_duplicates)
     if not _is_list(argument):
-        raise Span(argument, source, 1, 0, argument).error(
+        raise SourceSpan(argument, source, 1, 0, argument).error(
             f"there is no file {argument!r}",
             f"check the path; a single host is written as a list, with a comma: --hosts {argument or 'node01'},",
         )
@@ -75,8 +74,8 @@ def read_hosts(
 
 
 def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """The hosts of a list such as ``a:8,gpu[01-16]``; one comma may end it.  Raises ConfigError as `parse_hosts`."""
-    parts = split(Span(text, source, 1, 0, text))
+    """Return the hosts of a list such as ``a:8,gpu[01-16]``; one comma may end it.  Raises as `parse_hosts`."""
+    parts = split(SourceSpan(text, source, 1, 0, text))
     if len(parts) > 1 and not parts[-1].text.strip():
         parts.pop()
     for part in parts:
@@ -86,10 +85,10 @@ def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = Fals
 
 
 def read_file(path: Path, allow_duplicates: bool = False, named_by: str = "the path") -> tuple[Host, ...]:
-    """The hosts of a file.
+    """Return the hosts of a file.
 
     Raises:
-        ConfigError: as `parse_hosts`; and when the file, which ``named_by`` told us of, cannot be read.
+        ConfigError: as `parse_hosts`; and if the file, named by ``named_by``, is unreadable.
     """
     text = _read_text(lambda: path.read_text(encoding="utf-8-sig"), f"{path}:1:1", named_by)
     return parse_hosts(text, str(path), allow_duplicates)
@@ -104,7 +103,7 @@ def _read_text(read: Callable[[], str], where: str, named_by: str) -> str:
 
 
 def _is_list(argument: str) -> bool:
-    """Whether a word can only mean hosts."""
+    """True if a word can only mean hosts."""
     if any(letter in argument for letter in ",:@[") or argument == "localhost":
         return True
     try:
@@ -114,7 +113,7 @@ def _is_list(argument: str) -> bool:
     return True
 
 
-def _read(entries: Sequence[Span], source: str, allow_duplicates: bool) -> tuple[Host, ...]:
+def _read(entries: Sequence[SourceSpan], source: str, allow_duplicates: bool) -> tuple[Host, ...]:
     hosts: dict[tuple[str, int | None], Host] = {}
     errors: list[ConfigError] = []
     for entry in entries:
@@ -131,13 +130,13 @@ def _read(entries: Sequence[Span], source: str, allow_duplicates: bool) -> tuple
         told += [f"… and {len(errors) - _MAX_ERRORS} more bad lines"] if len(errors) > _MAX_ERRORS else []
         raise ConfigError("\n".join(told))
     if not hosts:
-        first_line = entries[0] if entries else Span("", source, 1, 0, "")
+        first_line = entries[0] if entries else SourceSpan("", source, 1, 0, "")
         raise first_line.error("no host is named here", "write one host per line, for example: node01 slots=8")
     return tuple(hosts.values())
 
 
-def _again(first: Host, second: Host, head: Span, allow_duplicates: bool) -> Host:
-    """What becomes of a host that is listed again: an error, or one host with the slots of both."""
+def _again(first: Host, second: Host, head: SourceSpan, allow_duplicates: bool) -> Host:
+    """Merge a host that is listed again into the first entry, or refuse it."""
     if not allow_duplicates:
         raise head.error(
             f"{second.name!r} is listed twice: {first.source} and {second.source}",

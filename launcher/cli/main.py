@@ -1,12 +1,12 @@
 """Entry point of ``rlinf-launch``: chooses run, check, preview or sweep; signals, ``--timeout`` and exit codes.
 
-What the launcher has to say goes to stderr: stdout is the script's.  Only what was asked for in place of a run
-(``--help``, ``--version``, ``--print-completion``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``) is
-printed on stdout.
+The launcher's own messages go to stderr, because stdout belongs to the script.  Only results of flags that replace a
+run (``--help``, ``--version``, ``--print-completion``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``)
+are printed on stdout.
 
-Exit codes: the script's own; 1 also when a rank failed, or a node with ranks was lost, and the script did not notice;
-2 wrong usage; 124 when ``--timeout`` has passed; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 when nodes could not be
-started, or a sweep was refused or has left something.
+Exit codes: the script's own; 1 also if a rank failed, or a node with ranks was lost, and the script did not notice;
+2 wrong usage; 124 after ``--timeout``; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 if nodes could not be started, or a
+sweep was refused or left something.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
@@ -27,14 +28,15 @@ from rlinf_async._wire.terminal import Terminal, TerminalStream
 from rlinf_async.errors import ConfigError, LaunchError, RLinfAsyncError
 
 from ..driver import Driver
-from ..job import INTERRUPTED, Job, script_command, script_is_missing
+from ..job import INTERRUPTED, Job, missing_script_text, script_command, script_is_missing
 from ..options import Options
-from ..remote.plan import Node, found_here, plan
+from ..remote.exported_env import shown
+from ..remote.host import describe
+from ..remote.plan import PlannedNode, found_here, plan
 from ..remote.sweep import sweep
-from ..report import JsonReport, Report, counted, make_report
+from ..report import JsonReport, Report, counted, grid, make_report
 from .allocation import find_hosts, with_launcher
 from .check import check
-from .dry_run import preview, preview_facts
 from .flags import help_text
 from .parsing import exported, flags_behind, parse
 from .show_placement import DEFAULT_DRAWING, picture, save
@@ -43,18 +45,17 @@ _USAGE_ERROR_CODE: Final = 2
 _TIMEOUT_CODE: Final = 124
 _LAUNCH_FAILED_CODE: Final = 255
 _UNNOTICED_FAILURE_CODE: Final = 1
-"""A rank failed and the script did not look."""
-_MAX_LINES: Final = 20
-"""Lines about failures that the script did not notice."""
+_MAX_UNNOTICED_LINES: Final = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs ``rlinf-launch`` with the words after its name; returns the exit code."""
+    """Run ``rlinf-launch`` with the words after its name; return the exit code."""
     surroundings.open_standard_descriptors()
-    # Where a supervisor has this ignored the script's exit code would be lost.  tests/test_environments.py
+    # A supervisor may ignore SIGCHLD, which this process inherits; the script's exit code would be lost.
+    # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words  # until they are read, and where they are too wrong for that
+    as_json = "--json" in words  # for errors until the words are parsed
     try:
         options = parse(words, os.environ)
         as_json = options.json
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             told = {"event": "version", "version": __version__}
             return _print(json.dumps(told) if options.json else f"rlinf-launch {__version__}")
         if options.print_completion is not None:
-            from .completion import launch_script  # argparse: a run does without
+            from .completion import launch_script  # imported late: a run does not need argparse
 
             return _print(launch_script(options.print_completion))
         settings.check()
@@ -83,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    terminal = Terminal()  # a stderr that is not read must not keep signals and losses from being heard
+    terminal = Terminal()  # writes in a thread: an unread stderr must not block signals and losses
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
     report = make_report(as_json=options.json, verbosity=options.verbosity, stream=stream)
@@ -106,17 +107,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RLinfAsyncError as error:
         report.error(str(error))
         return _LAUNCH_FAILED_CODE
-    except KeyboardInterrupt:  # before a loop was there to hear of it
+    except KeyboardInterrupt:  # before the event loop handled signals
         return INTERRUPTED
     finally:
         terminal.close()
 
 
-def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Mapping[str, str]) -> int:
-    """What would be done, and who would be where; nothing of it is done."""
+def _preview(nodes: Sequence[PlannedNode], source: str, options: Options, variables: Mapping[str, str]) -> int:
     if options.dry_run:
-        facts = preview_facts(nodes, source, options, variables)
-        _print(json.dumps(facts) if options.json else preview(nodes, source, options, variables))
+        facts = _preview_facts(nodes, source, options, variables)
+        _print(json.dumps(facts) if options.json else _preview_text(nodes, source, options, variables))
     if options.show_placement is not None:
         drawn = picture(nodes, options, os.environ)
         path = options.placement_svg or Path(DEFAULT_DRAWING)
@@ -128,7 +128,53 @@ def _preview(nodes: Sequence[Node], source: str, options: Options, variables: Ma
     return _LAUNCH_FAILED_CODE if options.dry_run and script_is_missing(options) else 0
 
 
-async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+def _preview_text(nodes: Sequence[PlannedNode], source: str, options: Options, exported: Mapping[str, str]) -> str:
+    """Describe hosts as they were understood, ranks, variables with secrets masked, and the exact command lines."""
+    visible = [node for node in nodes if not node.hidden]
+    out = [f"hosts from {source}", ""]
+    out.append(
+        grid(["RANK", "HOST"], [[str(node.rank), describe(node.host, is_here=node.is_here)] for node in visible])
+    )
+    if len(visible) < len(nodes):
+        out.append("\nthis machine is not among them: a daemon without slots runs here, for the script")
+    out += ["", f"variables for every node ({len(exported)})"]
+    out += [f"  {name}={shown(name, value)}" for name, value in exported.items()]
+    if options.sync is not None:
+        out += ["", f"shipped to every other machine: {options.sync}"]
+    out += ["", "commands"]
+    out += [f"  {shlex.join(node.connector.argv)}" for node in nodes if not node.is_here]
+    if options.script is not None:
+        out.append(f"  {shlex.join(script_command(options))}")
+    if script_is_missing(options):
+        out += ["", *missing_script_text(options).split("\n")]
+    return "\n".join(out)
+
+
+def _preview_facts(
+    nodes: Sequence[PlannedNode], source: str, options: Options, exported: Mapping[str, str]
+) -> dict[str, object]:
+    return {
+        "event": "dry_run",
+        "source": source,
+        "nodes": [
+            {
+                "rank": node.rank,
+                "name": node.name,
+                "host": describe(node.host, is_here=node.is_here),
+                "here": node.is_here,
+                "hidden": node.hidden,
+                "argv": None if node.is_here else list(node.connector.argv),
+            }
+            for node in nodes
+        ],
+        "env": {name: shown(name, value) for name, value in exported.items()},
+        "sync": str(options.sync) if options.sync else None,
+        "script": script_command(options) if options.script else None,
+        "failure": missing_script_text(options) if script_is_missing(options) else None,
+    }
+
+
+async def _launch(nodes: Sequence[PlannedNode], options: Options, variables: Mapping[str, str], report: Report) -> int:
     if options.python and not found_here(options.python) and any(node.hidden for node in nodes):
         report.warn(f"--python {options.python} is not on this machine: the script itself runs with {sys.executable}")
     job = Job(nodes, options, variables, os.environ, report)
@@ -151,8 +197,8 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
         return code
     script_code = code
     if script_code == 0 and (failures := job.unobserved):
-        told = failures[:_MAX_LINES]
-        told += [f"and {len(failures) - _MAX_LINES} more"] if len(failures) > _MAX_LINES else []
+        told = failures[:_MAX_UNNOTICED_LINES]
+        told += [f"and {len(failures) - _MAX_UNNOTICED_LINES} more"] if len(failures) > _MAX_UNNOTICED_LINES else []
         await job.keep_bundle()
         report.error("the script ended well, but did not notice these failures:\n  " + "\n  ".join(told))
         code = _UNNOTICED_FAILURE_CODE
@@ -161,7 +207,7 @@ async def _launch(nodes: Sequence[Node], options: Options, variables: Mapping[st
 
 
 async def _run_alone(options: Options) -> int:
-    """A script that is not there needs no nodes: Python says so in its own words, with its own exit code."""
+    """Run a script that does not exist without nodes: Python reports the error, with its own exit code."""
     driver = Driver(script_command(options), os.environ)
     try:
         return await driver.wait()
@@ -169,7 +215,7 @@ async def _run_alone(options: Options) -> int:
         await driver.close()
 
 
-async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str, str], report: Report) -> int:
+async def _check(nodes: Sequence[PlannedNode], options: Options, variables: Mapping[str, str], report: Report) -> int:
     found = await check(nodes, options, variables.get("PYTHONPATH", ""), report)
     if options.json:
         for facts in found.facts():
@@ -179,7 +225,7 @@ async def _check(nodes: Sequence[Node], options: Options, variables: Mapping[str
     return _LAUNCH_FAILED_CODE if found.failures else 0
 
 
-async def _sweep(nodes: Sequence[Node], options: Options) -> int:
+async def _sweep(nodes: Sequence[PlannedNode], options: Options) -> int:
     assert options.sweep is not None
     results, failures = await sweep(nodes, options.sweep, even_alive=options.force)
     for node in nodes:
@@ -198,7 +244,7 @@ async def _sweep(nodes: Sequence[Node], options: Options) -> int:
 
 @contextmanager
 def _signals(job: Job, report: Report) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP end the job in order; a second one ends it at once."""
+    """Context manager: SIGINT, SIGTERM and SIGHUP end the job in order; a second signal ends it at once."""
     loop, numbers = asyncio.get_running_loop(), _ending_signals()
 
     def on_signal(number: signal.Signals) -> None:
@@ -220,7 +266,7 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
 
 def _ending_signals() -> list[signal.Signals]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said so
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     return numbers
 
@@ -233,7 +279,7 @@ class _TimeLimit:
 
 @contextmanager
 def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_TimeLimit]:
-    """Ends the job in order once it has taken so long, as a signal would."""
+    """Context manager: ends the job in order after that time, as a signal would."""
     limit = _TimeLimit()
 
     def on_time() -> None:
@@ -251,7 +297,7 @@ def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_Ti
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """``work``'s result; 130 when a signal ends it first."""
+    """Return ``work``'s result, or 130 if a signal ends it first."""
     loop = asyncio.get_running_loop()
     task: asyncio.Task[int] = asyncio.ensure_future(work)
     for number in _ending_signals():
@@ -266,13 +312,12 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # as in `rlinf-launch --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def _refuse(text: str, *, as_json: bool) -> int:
-    """Says why nothing is begun."""
     if as_json:
         JsonReport().error(text)
     else:

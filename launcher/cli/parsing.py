@@ -1,4 +1,4 @@
-"""Reads ``rlinf-launch``'s words and environment variables, by the table of its flags, into ``Options``."""
+"""Parser of ``rlinf-launch``'s words and environment variables into ``Options``, by the table of flags."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from rlinf_async.errors import ConfigError
 from ..options import Options
 from ..remote.exported_env import chosen
 from ..source_text import suggestion
-from .flag_values import Value, split_shell
+from .flag_values import FlagValue, split_shell
 from .flags import BY_SPELLING, FLAGS, FOREIGN, GROUPS, Flag
 
 _POST_MORTEM_S = "3600"
-"""For ``--pdb``: an operator who is at lunch comes back, and a run without one ends."""
+"""Seconds that ``--pdb`` keeps a failed rank: an absent operator comes back within them, else the run ends."""
 
-_PLACES = ("where", "the way to the hosts")
-"""Groups of flags that a script hardly has itself."""
+_PLACES = ("where", "the way to the hosts")  # groups of flags that a script is unlikely to have itself
 
-# The flags whose value may be left out (it is empty then), and what the next word must be to be meant by it.
+# Flags whose value may be omitted (it is empty then), and the test by which the next word is taken for the value.
 _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
     "sync": lambda word: Path(word).is_dir(),
     "show-placement": lambda word: word.endswith((".yaml", ".yml")),
@@ -30,16 +29,14 @@ _MAY_STAND_ALONE: dict[str, Callable[[str], bool]] = {
 
 
 @dataclass
-class _Words:
-    """Every flag's values, and the script with what follows it."""
-
-    given: dict[str, list[Value]] = field(default_factory=dict)
+class _GivenWords:
+    given: dict[str, list[FlagValue]] = field(default_factory=dict)
     script: str | None = None
     args: tuple[str, ...] = ()
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Reads ``rlinf-launch``'s words (without its own name) and the variables that stand in for flags.
+    """Parse ``rlinf-launch``'s words (without its own name) and the variables that stand in for flags.
 
     Raises:
         ConfigError: wrong usage, naming the flag or variable, the value and the fix; exit code 2.
@@ -47,8 +44,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
     words = _read_argv(list(argv))
     for flag in FLAGS:
         text = environ.get(flag.variable, "") if flag.has_twin else ""
-        if text and (flag.repeats or flag.name not in words.given):  # a flag puts its variable aside, unless it repeats
-            twins = [Value(each, f"${flag.variable}") for each in _shell_words(text, flag)]
+        if text and (flag.repeats or flag.name not in words.given):  # a flag overrides its variable, unless it repeats
+            twins = [FlagValue(each, f"${flag.variable}") for each in _shell_words(text, flag)]
             words.given[flag.name] = twins + words.given.get(flag.name, [])
     given = [flag for flag in FLAGS if flag.name in words.given]
     read = {flag.name.replace("-", "_"): flag.read_all(words.given[flag.name]) for flag in given}
@@ -60,14 +57,14 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
 
 
 def flags_behind(args: Sequence[str]) -> list[str]:
-    """Words of a script that say where a run is, as long flags of the launcher do: maybe meant for it."""
+    """Return words after the script that are long flags of the launcher, and were perhaps meant for it."""
     where = {spelling for group in _PLACES for flag in GROUPS[group] for spelling in flag.spellings}
     words = dict.fromkeys(word.partition("=")[0] for word in args)
     return [word for word in words if word.startswith("--") and word in where]
 
 
 def exported(environ: Mapping[str, str], options: Options) -> dict[str, str]:
-    """The variables that every node gets, sorted by name; see `rlinf_launcher.remote.exported_env.chosen`."""
+    """Return the variables for every node, sorted by name; see `rlinf_launcher.remote.exported_env.chosen`."""
     variables = chosen(environ, options.export, options.env_file, options.env)
     if options.pdb:
         variables = {settings.POST_MORTEM_S.variable: _POST_MORTEM_S} | variables
@@ -96,14 +93,14 @@ def _check_together(options: Options) -> None:
 
 
 def _shell_words(text: str, flag: Flag) -> tuple[str, ...]:
-    # The words of ssh's own command line are split later, as they are behind the flag.
+    # ssh-args are split by the flag's own reader, from the variable as from the flag.
     if not flag.repeats or flag.name == "ssh-args":
         return (text,)
-    return split_shell(Value(text, f"${flag.variable}"))
+    return split_shell(FlagValue(text, f"${flag.variable}"))
 
 
-def _read_argv(argv: list[str]) -> _Words:
-    words = _Words()
+def _read_argv(argv: list[str]) -> _GivenWords:
+    words = _GivenWords()
     while argv:
         word = argv.pop(0)
         if word == "--":
@@ -120,24 +117,24 @@ def _read_argv(argv: list[str]) -> _Words:
     return words
 
 
-def _read_long(word: str, argv: list[str], words: _Words) -> None:
+def _read_long(word: str, argv: list[str], words: _GivenWords) -> None:
     written, equals, text = word.partition("=")
     spelling = "--" + written[2:].replace("_", "-")
     flag = BY_SPELLING.get(spelling)
     if flag is None:
         raise _unknown(written, spelling)
     if equals:
-        _add(words, flag, Value(text, written))
+        _add(words, flag, FlagValue(text, written))
     elif flag.name in _MAY_STAND_ALONE:
         is_meant = argv and _MAY_STAND_ALONE[flag.name](argv[0])
-        _add(words, flag, Value(argv.pop(0) if is_meant else "", written))
+        _add(words, flag, FlagValue(argv.pop(0) if is_meant else "", written))
     elif flag.metavar:
         _add(words, flag, _next(argv, written, flag))
     else:
-        _add(words, flag, Value("1", written))
+        _add(words, flag, FlagValue("1", written))
 
 
-def _read_short(word: str, argv: list[str], words: _Words) -> None:
+def _read_short(word: str, argv: list[str], words: _GivenWords) -> None:
     long = "-" + word.partition("=")[0].replace("_", "-")
     if len(long) > 3 and long in BY_SPELLING:
         raise ConfigError(f"unknown flag {word!r}\n  fix: write {long}, with two dashes")
@@ -148,22 +145,22 @@ def _read_short(word: str, argv: list[str], words: _Words) -> None:
         if flag is None:
             raise _unknown(word if len(word) == 2 else f"{spelling}' in '{word}", spelling)
         if not flag.metavar:
-            _add(words, flag, Value("1", spelling))
+            _add(words, flag, FlagValue("1", spelling))
             continue
         text = letters.removeprefix("=")
-        _add(words, flag, Value(text, spelling) if letters else _next(argv, spelling, flag))
+        _add(words, flag, FlagValue(text, spelling) if letters else _next(argv, spelling, flag))
         return
     if word == "-":
         raise ConfigError("the script cannot come from stdin\n  fix: name a file; '-' goes after --hosts")
 
 
-def _next(argv: list[str], written: str, flag: Flag) -> Value:
+def _next(argv: list[str], written: str, flag: Flag) -> FlagValue:
     if not argv or argv[0] == "--" or argv[0].partition("=")[0] in BY_SPELLING:
         raise ConfigError(f"{written} needs a value\n  fix: write --{flag.name}={flag.metavar}")
-    return Value(argv.pop(0), written)
+    return FlagValue(argv.pop(0), written)
 
 
-def _add(words: _Words, flag: Flag, value: Value) -> None:
+def _add(words: _GivenWords, flag: Flag, value: FlagValue) -> None:
     words.given.setdefault(flag.name, []).append(value)
 
 

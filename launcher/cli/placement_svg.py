@@ -1,4 +1,4 @@
-"""Renders a placement chart as SVG: a box per node, a cell per device, a bar per component with its ranks."""
+"""Placement chart as SVG: a box per node, a cell per device, a bar per component with its ranks."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _HEAD: Final = 22
 _GAP: Final = 12
 _MARGIN: Final = 16
 _CELLS_PER_ROW: Final = 8
-_CHARACTER: Final = 6.2
-"""Pixels, as those above: a character of the small font, about."""
+_CHARACTER_WIDTH: Final = 6.2
 
 _COLOURS: Final = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948")
 
 
 def draw(chart: Chart, title: str) -> str:
-    """The drawing as SVG."""
+    """Return the drawing as SVG."""
     colours = {name: _COLOURS[number % len(_COLOURS)] for number, name in enumerate(chart.components)}
     cell_height = 20 + _BAR * max(1, max((len(spot.ranks) for node in chart.nodes for spot in node.spots), default=1))
     across = min(_CELLS_PER_ROW, max((len(node.spots) for node in chart.nodes), default=1))
@@ -57,17 +56,17 @@ def draw(chart: Chart, title: str) -> str:
 
 
 def _columns(chart: Chart, width: int, cell_height: int) -> int:
-    """So many that the drawing is about as wide as it is high."""
+    """Return the number of columns that makes the drawing about square."""
     area = sum(width * (_HEAD + cell_height * math.ceil(len(node.spots) / _CELLS_PER_ROW)) for node in chart.nodes)
     return max(1, min(len(chart.nodes), round(math.sqrt(area) / width)))
 
 
 def _legend_rows(chart: Chart, width: int) -> list[list[tuple[str, int]]]:
-    """The components with their places, in as many rows as they need."""
+    """Return the components with their x positions, in as many rows as they need."""
     rows: list[list[tuple[str, int]]] = [[]] if chart.components else []
     x = _MARGIN
     for name in chart.components:
-        needed = int(30 + _CHARACTER * len(_legend_text(name, chart)) + _GAP)
+        needed = int(30 + _CHARACTER_WIDTH * len(_legend_text(name, chart)) + _GAP)
         if rows[-1] and x + needed > _MARGIN + width:
             rows.append([])
             x = _MARGIN
@@ -127,10 +126,10 @@ _DASHED: Final = ' stroke-dasharray="3 2"'
 
 
 def _fit(text: str, width: int) -> str:
-    letters = int(width / _CHARACTER)
+    letters = int(width / _CHARACTER_WIDTH)
     return text if len(text) <= letters else text[: letters - 1] + "…"
 
 
 def _text(text: str) -> str:
-    """What may stand in an XML document: no control characters."""
+    """Escape text for XML, and replace control characters, which XML forbids."""
     return escape("".join(letter if letter.isprintable() else "\ufffd" for letter in text))

@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlinf_async.address import NodeInfo
-from rlinf_async.configuration import ClusterConfig, NodeGroup, format_ranks, labelled_groups, origin_of
+from rlinf_async.configuration import (
+    ClusterConfig,
+    Document,
+    NodeGroup,
+    format_ranks,
+    labelled_groups,
+    load_document,
+    origin_of,
+)
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import load_extension
 from rlinf_async.placement import Chart, ComponentPlacement, make_chart
 
 from ..options import Options
 from ..remote.host import Host
-from ..remote.plan import Node
+from ..remote.plan import PlannedNode
 from ..report import counted, grid
 from .placement_svg import draw
-from .script_config import read_configuration
 
 DEFAULT_DRAWING = "placement.svg"
+
+_SUFFIXES = (".yaml", ".yml")
+_NAMING = ("--config", "--config-name", "-cn")
+_OVERRIDE = re.compile(r"\+{0,2}(cluster\.[A-Za-z0-9_.\[\]]+=.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -28,8 +40,8 @@ class Drawing:
     """A planned placement, as text, JSON facts or SVG.
 
     Attributes:
-        source: the configuration's path.
-        unknown: hosts whose devices are not known without asking them.
+        source: path of the configuration.
+        unknown: hosts that declare no devices.
     """
 
     source: str
@@ -42,7 +54,7 @@ class Drawing:
         return f"{self.source}: {counted(ranks, 'rank')} on {counted(len(self.chart.nodes), 'node')}"
 
     def text(self) -> str:
-        """The table for a terminal."""
+        """Return the table for a terminal."""
         columns = ["NODE", "DEVICE", *self.chart.components]
         rows = []
         for node in self.chart.nodes:
@@ -59,7 +71,7 @@ class Drawing:
         return "\n".join(out)
 
     def facts(self) -> dict[str, Any]:
-        """The same for ``--json``."""
+        """Return the same for ``--json``."""
         return {
             "event": "placement",
             "source": self.source,
@@ -88,14 +100,14 @@ class _Shape:
     node_groups: tuple[NodeGroup, ...]
 
 
-def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plans the placement that a configuration means on the nodes of a run; nothing is started or asked.
+def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
+    """Plan the placement of a configuration on the nodes of a run, without starting or asking anything.
 
     Raises:
-        ConfigError: the configuration has a mistake, or asks for what the nodes do not have.
+        ConfigError: the configuration has an error, or requires more than the nodes have.
     """
     load_extension(environ)
-    document = read_configuration(options)
+    document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)
     visible = [node for node in nodes if not node.hidden]
     if len(visible) < config.num_nodes:
@@ -118,14 +130,18 @@ def picture(nodes: Sequence[Node], options: Options, environ: Mapping[str, str])
 
 
 def save(drawn: Drawing, path: Path) -> None:
-    """Writes the drawing.  Raises ConfigError where that cannot be done."""
+    """Write the drawing.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     try:
         path.write_text(drawn.svg(), encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot write the drawing: {error.strerror or error}") from error
 
 
-def _describe(node: Node) -> NodeInfo:
+def _describe(node: PlannedNode) -> NodeInfo:
     devices = _devices(node.host) or ()
     return NodeInfo(
         node_rank=node.rank,
@@ -139,9 +155,49 @@ def _describe(node: Node) -> NodeInfo:
 
 
 def _devices(host: Host) -> tuple[str, ...] | None:
-    """What a host says of its devices; None where it says nothing."""
     if host.fake_gpus is not None:
         return tuple(map(str, range(host.fake_gpus)))
     if host.gpus is not None:
         return host.gpus
     return None if host.slots is None else tuple(map(str, range(host.slots)))
+
+
+def _read_configuration(options: Options) -> Document:
+    """Return the file that ``--show-placement`` or the script's words name, with the words' overrides."""
+    # The script's words are read as Hydra's, and as those of this project's examples: a path to a YAML file, --config
+    # NAME or --config-name NAME (in config/ beside the script, or in --config-path), and cluster.key=value.
+    named = options.show_placement or None
+    path = Path(named) if named else next(_candidates(options), None)
+    if path is None:
+        raise ConfigError(
+            "--show-placement: no configuration is named\n"
+            "  fix: write --show-placement FILE.yaml, or let the script's words name it: train.py --config FILE.yaml"
+        )
+    overrides = [match[1] for word in options.args if (match := _OVERRIDE.fullmatch(word))]
+    return load_document(path, overrides)
+
+
+def _candidates(options: Options) -> Iterator[Path]:
+    words = dict(_settings(options.args))
+    script = Path(options.script) if options.script is not None and not options.module else Path()
+    folder = script.parent / words.get("--config-path", words.get("-cp", "config"))
+    for name in _NAMING:
+        if name in words:
+            yield from _files(folder, words[name])
+    for word in options.args:
+        if word.endswith(_SUFFIXES) and Path(word).is_file():
+            yield Path(word)
+
+
+def _settings(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    """Yield name and value of ``--name value`` and ``--name=value``."""
+    for word, following in zip(args, (*args, "")[1:], strict=True):
+        name, equals, value = word.partition("=")
+        if word.startswith("-"):
+            yield name, value if equals else following
+
+
+def _files(folder: Path, name: str) -> Iterator[Path]:
+    for path in (Path(name), folder / name, *(folder / f"{name}{suffix}" for suffix in _SUFFIXES)):
+        if path.is_file():
+            yield path

@@ -24,7 +24,7 @@ _GROUPS_OF_EVERY_RUN: Final = ("cluster", "node")
 
 
 def show_job(job: str) -> str:
-    """What ``scontrol`` knows of a job; empty where it does not answer."""
+    """Return ``scontrol``'s description of a job; empty if it does not answer."""
     try:
         command = ["scontrol", "show", "job", "-d", job]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=False)
@@ -34,14 +34,14 @@ def show_job(job: str) -> str:
 
 
 def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_job) -> tuple[Host, ...]:
-    """The nodes of the job, in order; nothing outside of one.
+    """Return the nodes of the job, in order; empty outside of a job.
 
-    Each has as many slots as the job has GPUs on it, which `scontrol` tells; where that does not answer, as many as on
-    this one.  Nodes of a heterogeneous job have the labels of their component: ``het0``, and its job name where no
-    other component has that.
+    Each gets as many slots as the job has GPUs on it, according to `scontrol`; if that does not answer, as many as on
+    this node.  Nodes of a heterogeneous job get the labels of their component: ``het0``, and its job name if that is
+    unique.
 
     Raises:
-        ConfigError: a variable of Slurm's cannot be read; a node is in two components.
+        ConfigError: a Slurm variable is malformed, or a node is in two components.
     """
     job = environ.get("SLURM_JOB_ID")
     hosts: dict[str, Host] = {}
@@ -65,7 +65,7 @@ def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_jo
 
 
 def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, tuple[str, ...]]]:
-    """``(number, variable, nodes, labels)`` of each component; one without a number of a job that has none."""
+    """Return ``(number, variable, nodes, labels)`` of each component; the number is None in a plain job."""
     size = environ.get("SLURM_HET_SIZE", "")
     if size.isdecimal() and environ.get("SLURM_JOB_NODELIST_HET_GROUP_0"):
         numbers = range(int(size))
@@ -85,10 +85,8 @@ def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, 
 
 
 def _gpus_by_node(text: str) -> Counter[str]:
-    """GPUs of the job by node, as ``scontrol show job -d`` tells; 0 of those that are not there; empty if it says none.
-
-    A line for each set of nodes that have the same: ``Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)``.
-    """
+    """Return the job's GPUs by node, from ``scontrol show job -d``; empty if it reports none."""
+    # A line for each set of equal nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
     found: Counter[str] = Counter()
     for match in _ON_NODES.finditer(text):
         gres = re.sub(r"\([^)]*\)", "", match["gres"])

@@ -1,4 +1,4 @@
-"""``Attachment``: an operator's connection to a daemon of a run, which passes requests on to all other nodes."""
+"""``Attachment``: an operator's connection to a daemon of a run, which forwards requests to all other nodes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from rlinf_async.errors import AuthError, ClosedError, DeadlineExceeded, LaunchE
 
 from .run_places import LocalRun
 
-_MOST_PATIENCE: Final = 0.5
-"""Part of the time that is left that one question may take; the rest is for what follows it."""
+_MOST_OF_TIME: Final = 0.5
+"""Share of the remaining time that one request may take; the rest is for the requests after it."""
 
 
 class Attachment:
-    """A daemon that has answered; requests are refused when it is lost.
+    """Connection to a daemon that has answered; requests fail once it is lost.
 
     Attributes:
-        welcome: what it has told of the run: its id, its nodes, its folder of logs.
-        pid: of the daemon.
-        silent: nodes whose daemons have not answered in time, each with the reason.
-        lost: done, with the reason, when the connection is.
-        on_event: is told what the daemon announces, with the facts.
+        welcome: the daemon's facts about the run: id, nodes, folder of logs.
+        pid: pid of the daemon.
+        silent: reasons by node whose daemon did not answer in time.
+        lost: resolves with the reason when the connection ends.
+        on_event: called with each event of the daemon and its facts.
     """
 
     def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
@@ -62,7 +62,7 @@ class Attachment:
 
     @property
     def nodes(self) -> Sequence[dict[str, Any]]:
-        """The nodes of the run, as they were started: ``node``, ``name``, ``hidden``, ``facts``."""
+        """The nodes of the run as they were started: ``node``, ``name``, ``hidden``, ``facts``."""
         nodes: Sequence[dict[str, Any]] = self.welcome["nodes"]
         return nodes
 
@@ -70,11 +70,11 @@ class Attachment:
         return next((str(each["name"]) for each in self.nodes if each["node"] == node), f"node {node}")
 
     def unheard_nodes(self) -> dict[int, str]:
-        """The nodes that the run has lost, and those that do not answer, each with the reason."""
+        """Return the reasons by node that is lost to the run or did not answer."""
         return self.silent | {int(each["node"]): f"it is lost: {each['reason']}" for each in self.welcome["lost"]}
 
     async def greet(self) -> bool:
-        """Says hello, and waits for the answer; False where none came, or a refusal, which is noted as ``silent``."""
+        """Say hello and wait for the answer; return False, with the reason in ``silent``, if it is not a welcome."""
         python = ".".join(map(str, sys.version_info[:3]))
         facts = {"role": "operator", "pid": os.getpid(), "protocol": frames.PROTOCOL, "python": python}
         self._connection.open()
@@ -84,18 +84,18 @@ class Attachment:
         except (DeadlineExceeded, ClosedError, LaunchError) as error:
             self.silent[self.node] = str(error).replace(" of the driver (", " of rlinf-ctl (", 1)
             return False
-        if "nodes" not in self.welcome:  # the nodes of a run come up one after the other
+        if "nodes" not in self.welcome:  # nodes come up one after the other
             self.silent[self.node] = f"{self} does not know of the other nodes yet: the run is being started"
             return False
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """The answer of a node's daemon.
+        """Send a request to a node's daemon and return the answer.
 
         Raises:
-            DeadlineExceeded: it did not come in time.
+            DeadlineExceeded: there was no answer in time.
             ClosedError: the connection to this node's daemon has ended.
-            LaunchError: it is an error; its text.
+            LaunchError: the daemon refused, with its reason.
         """
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -112,10 +112,10 @@ class Attachment:
     async def ask_nodes(
         self, operation: Callable[[int], Operation[Answer] | None]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """The answers of all nodes at once, and why there is none of the others.
+        """Send requests to all nodes in parallel; return answers by node, and reasons by node without one.
 
         Args:
-            operation: what to request of a node; None for nothing.
+            operation: returns the request to a node; None for none.
         """
         answers: dict[int, Answer] = {}
         missing = self.unheard_nodes()
@@ -126,7 +126,7 @@ class Attachment:
                 if asked is not None:
                     answers[node] = await self.request(asked, node)
             except DeadlineExceeded as error:
-                missing[node] = self.silent[node] = str(error)  # and is not asked again
+                missing[node] = self.silent[node] = str(error)  # the node gets no further requests
             except (ClosedError, LaunchError) as error:
                 missing[node] = str(error)
 
@@ -143,21 +143,21 @@ class Attachment:
 
     async def _in_time(self, answer: asyncio.Future[Answer], who: str, node: int) -> Answer:
         now = self._loop.time()
-        patience = max(0.0, self.deadline - now) * _MOST_PATIENCE
+        timeout = max(0.0, self.deadline - now) * _MOST_OF_TIME
         try:
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 return await answer
         except TimeoutError:
-            raise DeadlineExceeded(f"{who} did not answer within {patience:.1f} s: {self._why_silent(node)}") from None
+            raise DeadlineExceeded(f"{who} did not answer within {timeout:.1f} s: {self._why_silent(node)}") from None
 
     def _why_silent(self, node: int) -> str:
-        """What the kernel says of a daemon of this machine, and how to have it go on."""
+        """Describe the kernel's state of a local daemon, with the command that resumes a stopped one."""
         pid = self.pid
         if node != self.node:
             try:
                 with connect(str(self.run.sockets[node]), waits=False) as sock:
                     pid, _ = peer_of(sock)
-            except (KeyError, AuthError, OSError):  # it is on another machine, or has ended
+            except (KeyError, AuthError, OSError):  # the daemon is on another machine, or has ended
                 return "is it stopped?"
         state = _state_of(pid)
         if state in ("T", "t"):
@@ -202,15 +202,15 @@ def _settle(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # so that one that is not awaited at this moment is not complained about
+        future.exception()  # marks it retrieved: asyncio would log one that is not awaited at this moment
 
 
 @asynccontextmanager
 async def attached(run: LocalRun, timeout: float) -> AsyncIterator[Attachment]:
-    """A daemon of this machine that answers, and a deadline for all that is asked of it.
+    """Attach to the first local daemon that answers; the deadline covers all requests to it.
 
     Raises:
-        LaunchError: none does, each with the reason.
+        LaunchError: no daemon answers, with the reason of each.
     """
     deadline = asyncio.get_running_loop().time() + timeout
     silent: dict[int, str] = {}

@@ -1,6 +1,6 @@
-"""A bundle: a ``RunSnapshot`` as one zip file, written for nobody else to read, and read without trusting it.
+"""A bundle: a ``RunSnapshot`` as one zip file, written for its owner only, and read without trusting it.
 
-run.json                     the run, its status and verdict, and what is missing
+run.json                     the run, its status and verdict, and the list of missing parts
 logs/rollout/rank_0.err      the end of a log
 logs/recorder/10001.ring     a flight recorder, and the black boxes beside it
 """
@@ -37,27 +37,27 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class BadBundle(RLinfAsyncError):
-    """A file is no bundle of a run, or not a whole one."""
+    """The file is no bundle of a run, or an incomplete one."""
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
-    """Writes a bundle at once or not at all; what is there under that name is replaced.
+    """Write a bundle completely or not at all; replaces an existing file.
 
     Args:
-        deadline: of ``time.monotonic``; files that are not written by then are named in ``snapshot.missing``.
+        deadline: time by ``time.monotonic``; files not written by then are named in ``snapshot.missing``.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     with fresh_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _write_files(snapshot, archive, deadline)
-        # The command line of a script may have secrets, and so may names in its waits.
+        # Command lines of scripts may contain secrets, and so may names in their waits.
         facts = {"format": _FORMAT} | {name: masked_texts(getattr(snapshot, name)) for name in _FIELDS}
         archive.writestr(_FACTS, json.dumps(facts, default=str))
 
 
 def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: float) -> None:
-    # Rings last: they are the largest.
+    # Rings last, because they are the largest.
     for path in sorted(snapshot.files, key=lambda each: (each.endswith(".ring"), each)):
         if time.monotonic() > deadline:
             snapshot.missing[path] = "there was no time to write it into the bundle"
@@ -66,11 +66,11 @@ def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: floa
 
 
 def read_bundle(path: Path) -> RunSnapshot:
-    """What ``write_bundle`` has written.
+    """Return the snapshot in a bundle.
 
     Raises:
-        BadBundle: it is something else, or too large.
-        OSError: it cannot be read.
+        BadBundle: the file is something else, or too large.
+        OSError: the file cannot be read.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -87,7 +87,7 @@ def read_bundle(path: Path) -> RunSnapshot:
 
 
 def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
-    """The entries, none of which leads out of the logs or is larger than it says."""
+    """Yield the entries; raise ValueError for one that leads out of the logs, or for too many bytes."""
     entries, left, seen = archive.infolist(), MAX_BYTES, set()
     if len(entries) > _MAX_FILES:
         raise ValueError(f"it has {len(entries)} files")
@@ -96,7 +96,7 @@ def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
         if name in seen or not (name == _FACTS or (name.startswith(_FILES) and is_of_a_run(name[len(_FILES) :]))):
             raise ValueError(f"a bundle has no file {name!r}, or not twice")
         seen.add(name)
-        left -= entry.file_size  # more is never read
+        left -= entry.file_size  # zipfile never reads more than that
         if left < 0:
             raise ValueError(f"unpacked, it has more than {MAX_BYTES} bytes")
         yield entry

@@ -1,4 +1,4 @@
-"""``Dialogue``: an operator's talk with the debuggers of some ranks at one prompt: who is asked, who has answered."""
+"""``Dialogue``: an operator's dialogue with the debuggers of several ranks at one prompt: open questions, answers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from rlinf_async._core.printable import printable
 from rlinf_async._core.root_cause import fold_ranks
 
 OVER = frozenset(("ended", "refused"))
-"""States in which a rank says nothing more."""
+"""States in which a rank sends nothing more."""
 
 
 class Dialogue:
-    """Ranks by endpoint: each is asked (it runs, or has a line to answer), stopped at its prompt, or over.
+    """Ranks by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
 
     Args:
-        names: of the ranks, as ``rollout:3``.
+        names: names of the ranks, as ``rollout:3``.
 
     Attributes:
         was_reached: some rank has been debugged, or is about to be.
@@ -41,8 +41,8 @@ class Dialogue:
     def prompt(self) -> str:
         return f"({self._named(self.stopped)}) "
 
-    def hear(self, rank: int, state: str, text: str) -> None:
-        """Take what a rank says; one that only waits is still asked."""
+    def on_message(self, rank: int, state: str, text: str) -> None:
+        """Process a rank's message; a rank that only waits stays among the asked ones."""
         if rank not in self._names or (rank not in self.asked and rank not in self.stopped):
             return
         self._silent.discard(rank)
@@ -57,20 +57,20 @@ class Dialogue:
         self._answers[rank] = self._answers.get(rank, "") + text
 
     def name_silent(self) -> None:
-        """Say which ranks have not said anything."""
+        """Add a note about each rank that has not sent anything."""
         for rank in sorted(self._silent & self.asked):
             words = "has not answered: it may be in C code that holds the interpreter's lock, or be stopped"
-            self.hear(rank, "waiting", f"{self._names[rank]} {words}\n")
+            self.on_message(rank, "waiting", f"{self._names[rank]} {words}\n")
 
     def ask(self) -> list[int]:
-        """Return the ranks that get the next line; these are asked from now on."""
+        """Return the ranks that get the next line, and mark them as asked."""
         ranks = sorted(self.stopped)
         self.asked |= self.stopped
         self.stopped.clear()
         return ranks
 
-    def heard(self) -> str:
-        """Return the answers since the last time; equal ones once, with the ranks that have given them."""
+    def take_answers(self) -> str:
+        """Return the answers since the last call; equal ones once, with their ranks."""
         alike: dict[str, list[int]] = {}
         for rank, text in sorted(self._answers.items()):
             if text:

@@ -18,20 +18,18 @@ from .debug_dialogue import Dialogue
 from .run_places import NoSuchRun
 from .run_view import look
 
-_TOGETHER_S: Final = 0.3
-"""Seconds that a prompt of ranks that have answered waits for the others."""
+_PROMPT_WAIT_S: Final = 0.3  # seconds for which ranks at the prompt wait for the others
 
 _LEAVE: Final = frozenset(("q", "quit", "exit"))
 
-_SILENT_S: Final = 3.0
-"""Seconds from which on a rank is said to be silent."""
+_SILENT_AFTER_S: Final = 3.0
 
 
 async def debug(attachment: Attachment, words: str) -> bool:
-    """Debug the ranks of ``GROUP[:RANKS]`` until the operator leaves; False where no rank could be debugged.
+    """Debug the ranks of ``GROUP[:RANKS]`` until the operator leaves; return False if no rank could be debugged.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it; or this is no terminal.
+        NoSuchRun: there is no such group or rank, or stdin is no terminal.
     """
     if not sys.stdin.isatty():
         raise NoSuchRun("a debugger needs a terminal, and the standard input of rlinf-ctl is none")
@@ -44,12 +42,10 @@ async def debug(attachment: Attachment, words: str) -> bool:
 
 
 class _Session:
-    """One operator's session."""
-
     def __init__(self, attachment: Attachment, chosen: Sequence[ProcessReport]) -> None:
         self._attachment = attachment
         self._loop = asyncio.get_running_loop()
-        self._patience = attachment.deadline - self._loop.time()
+        self._timeout = attachment.deadline - self._loop.time()
         self._names = {process.endpoint: process.name for process in chosen}
         self._dialogue = Dialogue(self._names)
         self._news = asyncio.Event()
@@ -61,18 +57,18 @@ class _Session:
         attachment.lost.add_done_callback(lambda _: self._news.set())
 
     async def run(self) -> bool:
-        """Talk until the operator leaves, or all ranks have ended; False where none could be debugged."""
+        """Run until the operator leaves or all ranks have ended; return False if none could be debugged."""
         terminal = sys.stdin.fileno()
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         self._loop.add_reader(terminal, self._on_readable, terminal)
-        silent = self._loop.call_later(_SILENT_S, self._name_silent)
+        silent = self._loop.call_later(_SILENT_AFTER_S, self._name_silent)
         try:
             await self._send("attach", "", self._names)
             while not (self._has_left or self._dialogue.is_over or self._attachment.lost.done()):
                 await self._news.wait()
                 self._news.clear()
                 await self._go_on()
-            _show(self._dialogue.heard())
+            _show(self._dialogue.take_answers())
             return self._dialogue.was_reached
         finally:
             silent.cancel()
@@ -85,9 +81,9 @@ class _Session:
         dialogue = self._dialogue
         if dialogue.stopped and dialogue.asked and not self._waits_no_longer:
             if self._together is None:
-                self._together = self._loop.call_later(_TOGETHER_S, self._stop_waiting)
+                self._together = self._loop.call_later(_PROMPT_WAIT_S, self._stop_waiting)
             return
-        if text := dialogue.heard():
+        if text := dialogue.take_answers():
             _show(("\n" if self._has_prompt else "") + text)
             self._has_prompt = False
         if not dialogue.stopped:
@@ -109,14 +105,14 @@ class _Session:
         self._news.set()
 
     async def _send(self, what: str, line: str, ranks: Iterable[int]) -> None:
-        self._attachment.deadline = self._loop.time() + self._patience
+        self._attachment.deadline = self._loop.time() + self._timeout
 
         async def send(rank: int) -> None:
             operation = operations.DebugRank(frames.number_of(rank), what, line)
             try:
                 await self._attachment.request(operation, frames.node_of(rank))
             except (LaunchError, DeadlineExceeded, ClosedError) as error:
-                self._dialogue.hear(rank, "refused", f"{self._names[rank]} cannot be debugged: {error}\n")
+                self._dialogue.on_message(rank, "refused", f"{self._names[rank]} cannot be debugged: {error}\n")
                 self._news.set()
 
         async with asyncio.TaskGroup() as tasks:
@@ -125,7 +121,7 @@ class _Session:
 
     def _on_event(self, what: str, facts: dict[str, Any]) -> None:
         if what == "debug":
-            self._dialogue.hear(facts["rank"], facts["state"], facts["text"])
+            self._dialogue.on_message(facts["rank"], facts["state"], facts["text"])
             self._news.set()
 
     def _on_readable(self, terminal: int) -> None:

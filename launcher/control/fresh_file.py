@@ -1,4 +1,4 @@
-"""Files written whole or not at all, for their owner alone to read: bundles and pages hold logs."""
+"""Files written completely or not at all, readable by their owner only: bundles and pages contain logs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file that takes this name once it is whole, in the place of one that is there.
+    """Open a temporary file that replaces ``path`` once it is complete.
 
     Raises:
-        OSError: it cannot be written; names ``path``.
+        OSError: the file cannot be written; names ``path``.
     """
     fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:

@@ -1,4 +1,4 @@
-"""``rlinf-ctl logs``: the last lines of ranks' logs, of ended runs too, and what is written there from then on."""
+"""``rlinf-ctl logs``: the last lines of ranks' logs, also of ended runs, and further lines as they are written."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ from rlinf_async._recorder.recording import DIRECTORY
 from rlinf_async._recorder.run_files import RunFiles
 
 from .attachment import Attachment
-from .far_logs import FarLog, find_far_logs
+from .remote_logs import RemoteLog, find_remote_logs
 from .run_places import LocalRun, NoSuchRun, ended_text
 from .run_snapshot import RunSnapshot
 from .run_view import look, split_ranks
-from .text_output import Output
+from .text_output import TextOutput
 
 _STREAMS: Final = {".out": "stdout", ".err": "stderr"}
 _RANK_FILE: Final = re.compile(r"rank_(\d+)(\.out|\.err)")
 _IN_MODIFY: Final = 2
 _BLOCK_BYTES: Final = 64 * 1024
 _LOOK_AGAIN_S: Final = 1.0
-"""Between two looks at files whose changes the kernel does not tell: another machine writes them."""
+"""Seconds between two reads of files that other machines write: the kernel does not report their changes."""
 
 
 @dataclass
 class LogFile:
-    """The output of one rank on one stream; ``read`` gives whole lines as they come, and never all of a long log."""
+    """Output of one rank on one stream; ``read`` yields whole new lines, in pieces."""
 
     group: str
     rank: int
     stream: str
     path: Path
     place: str = ""
-    """Where a copy comes from."""
+    """Origin of a copy."""
     _position: int = 0
     _rest: list[bytes] = field(default_factory=list, repr=False)
 
     def read(self, tail: int | None = None, *, is_last: bool = False) -> Iterator[list[str]]:
-        """Yield lines that were not read before, some at a time.
+        """Yield lines that were not read before, in pieces.
 
         Args:
-            tail: of these, the last so many.
-            is_last: nothing follows, so that a line without an end is one too.
+            tail: number of last lines to start with; None for all.
+            is_last: the file is complete, so a last line without a newline counts, too.
         """
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)
-            self._position = file.seek(min(self._position, size))  # it is shorter where somebody has emptied it
-            # To the present end and no further: a rank that writes without a pause would hold up all other logs.
+            self._position = file.seek(min(self._position, size))  # the file is shorter if somebody has truncated it
+            # Read to the present end only: a rank that writes without a pause would hold up all other logs.
             while block := file.read(min(_BLOCK_BYTES, size - self._position)):
                 self._position += len(block)
                 first, *more = block.split(b"\n")
@@ -71,12 +71,11 @@ class LogFile:
 
 
 def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
-    """Place in a file at which its last so many lines begin."""
     if not lines:
         return size
     place, missing = size, lines + 1
     if size and os.pread(fd, 1, size - 1) != b"\n":
-        missing -= 1  # the last line has no end yet
+        missing -= 1  # the last line has no newline yet
     while place and missing:
         start = max(0, place - _BLOCK_BYTES)
         block = os.pread(fd, place - start, start)
@@ -88,11 +87,11 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
     return place
 
 
-def show_kept_logs(run: LocalRun, output: Output, words: str | None, *, tail: int | None) -> None:
-    """The logs of ``GROUP[:RANKS]``, or of all groups, of a run that has ended, as far as they are on this machine.
+def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail: int | None) -> None:
+    """Print the local logs of ``GROUP[:RANKS]``, or of all groups, of an ended run.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it, or nothing is known of the logs.
+        NoSuchRun: there is no such group or rank, or the place of the logs is unknown.
     """
     if run.logs is None:
         raise NoSuchRun(ended_text(run))
@@ -104,48 +103,48 @@ def show_kept_logs(run: LocalRun, output: Output, words: str | None, *, tail: in
 
 
 def _lost_nodes(run: LocalRun) -> dict[str, str]:
-    """Nodes whose logs are on other machines, with their place there."""
+    """Return the places of logs on other machines by node."""
     assert run.logs is not None
     files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
     for file in files.listing():
         if file.path.startswith("recorder/node-"):
-            with contextlib.suppress(OSError):  # removed just now
+            with contextlib.suppress(OSError):  # the file was just removed
                 facts.add(file.path, files.read(file.path, 0, file.nbytes))
     return facts.lost_nodes()
 
 
 async def show_logs(
-    attachment: Attachment, output: Output, words: str | None, *, tail: int | None, follow: bool
+    attachment: Attachment, output: TextOutput, words: str | None, *, tail: int | None, follow: bool
 ) -> None:
-    """The logs of ``GROUP[:RANKS]``, or of all groups, those on other machines by way of their daemons.
+    """Print the logs of ``GROUP[:RANKS]``, or of all groups; those on other machines through their daemons.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it.
+        NoSuchRun: there is no such group or rank.
     """
-    patience = attachment.deadline - asyncio.get_running_loop().time()
+    timeout = attachment.deadline - asyncio.get_running_loop().time()
     with tempfile.TemporaryDirectory(prefix="rlinf-") as copies:
-        view, (far, missing) = await asyncio.gather(
-            look(attachment, details=True), find_far_logs(attachment, Path(copies))
+        view, (remote, missing) = await asyncio.gather(
+            look(attachment, details=True), find_remote_logs(attachment, Path(copies))
         )
         for node, reason in missing.items():
             output.note(f"of {attachment.name_of(node)} there are no logs: {reason}")
-        files = chosen_logs(view.groups(), Path(attachment.welcome["log_dir"]), far, words)
+        files = chosen_logs(view.groups(), Path(attachment.welcome["log_dir"]), remote, words)
         if words is None:
             for group in sorted(view.groups().keys() - {file.group for file in files}):
                 output.note(f"of group {group!r} there are no logs in {attachment.welcome['log_dir']}")
-        far = [log for log in far if log.copy in {file.path for file in files}]
+        remote = [log for log in remote if log.copy in {file.path for file in files}]
         async with asyncio.TaskGroup() as tasks:
-            for log in far:
+            for log in remote:
                 tasks.create_task(log.begin(tail))
-        _note_troubles(far, output)
+        _note_troubles(remote, output)
         _print(files, output, tail, follow=follow)
         if follow:
-            await _follow(attachment, files, far, output, patience)
+            await _follow(attachment, files, remote, output, timeout)
         else:
             _note_silence(files, output)
 
 
-def _print(files: Sequence[LogFile], output: Output, tail: int | None, *, follow: bool) -> None:
+def _print(files: Sequence[LogFile], output: TextOutput, tail: int | None, *, follow: bool) -> None:
     for file in files:
         titled = len(files) > 1 and not output.as_json
         for lines in file.read(tail, is_last=not follow):
@@ -155,8 +154,7 @@ def _print(files: Sequence[LogFile], output: Output, tail: int | None, *, follow
             _show(file, lines, output, named=False)
 
 
-def _note_silence(files: Sequence[LogFile], output: Output) -> None:
-    """Says of empty logs that they are, and whose they are."""
+def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
     if any(file.path.stat().st_size for file in files):
         return
     ranks: dict[str, list[str]] = {}
@@ -166,39 +164,40 @@ def _note_silence(files: Sequence[LogFile], output: Output) -> None:
     output.note(f"nothing has been written by {told}" if files else "nothing has been written by any group")
 
 
-def chosen_logs(groups: Collection[str], log_dir: Path, far: Sequence[FarLog], words: str | None) -> list[LogFile]:
-    """The files of the ranks that are meant, of those that have ended too; a log of both places is this machine's.
+def chosen_logs(
+    groups: Collection[str], log_dir: Path, remote: Sequence[RemoteLog], words: str | None
+) -> list[LogFile]:
+    """Return the log files of the chosen ranks, dead ones included; a local file is preferred to a copy.
 
     Args:
-        groups: those that are alive.
+        groups: names of the live groups.
         words: ``GROUP[:RANKS]``; None for all groups.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it, or it has no log.
+        NoSuchRun: there is no such group or rank, or it has no log.
     """
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
-    known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in far)}
+    known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in remote)}
     if words is None:
-        names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}  # the last one is the right one
-        found = [file for name, group in names.items() for file in _files_of(name, group, folders, far)]
+        names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}  # a live group's name wins
+        found = [file for name, group in names.items() for file in _files_of(name, group, folders, remote)]
         if not found and not log_dir.is_dir():
             raise NoSuchRun(f"the logs are gone: {log_dir} is no folder")
         return found
     group, ranks = split_ranks(words, known)
-    files = _files_of(group.replace("/", "_"), group, folders, far)
+    files = _files_of(group.replace("/", "_"), group, folders, remote)
     absent = set(ranks or ()) - {file.rank for file in files}
     if absent and files:
         raise NoSuchRun(f"there is no rank {min(absent)} of group {group!r}, and no log of it")
     if not files:
-        _refuse_a_folder_that_is_none(group, log_dir, is_known=group in known)
+        _refuse_missing_folder(group, log_dir, is_known=group in known)
         there = ", ".join(sorted({each for each in known if each != DIRECTORY})) or "none"
         hint = "; what a driver writes is where it was started" if group == "driver" else ""
         raise NoSuchRun(f"there is no group {group!r}, and no log of it in {log_dir}; there are: {there}{hint}")
     return [file for file in files if ranks is None or file.rank in ranks]
 
 
-def _refuse_a_folder_that_is_none(group: str, log_dir: Path, *, is_known: bool) -> None:
-    """Raise where the logs of a group are not because a file, or nothing, is in the place of their folder."""
+def _refuse_missing_folder(group: str, log_dir: Path, *, is_known: bool) -> None:
     path = log_dir / group.replace("/", "_")
     if (place := next((each for each in (log_dir, path) if each.exists() and not each.is_dir()), None)) is not None:
         raise NoSuchRun(f"the logs of group {group!r} are gone: {place} is no folder")
@@ -206,9 +205,8 @@ def _refuse_a_folder_that_is_none(group: str, log_dir: Path, *, is_known: bool) 
         raise NoSuchRun(f"group {group!r} has no log in {log_dir}")
 
 
-def _files_of(name: str, group: str, folders: Mapping[str, Path], far: Sequence[FarLog]) -> list[LogFile]:
-    """All of one group, by rank."""
-    found = {(file.rank, file.stream): file for file in _far_files(far, name, group)}
+def _files_of(name: str, group: str, folders: Mapping[str, Path], remote: Sequence[RemoteLog]) -> list[LogFile]:
+    found = {(file.rank, file.stream): file for file in _remote_files(remote, name, group)}
     found |= {(file.rank, file.stream): file for file in (_files_in(folders[name], group) if name in folders else ())}
     return [found[key] for key in sorted(found, key=lambda key: (key[0], key[1] != "stdout"))]
 
@@ -219,21 +217,21 @@ def _files_in(folder: Path, group: str) -> Iterator[LogFile]:
             yield LogFile(group, int(match[1]), _STREAMS[match[2]], path)
 
 
-def _far_files(far: Sequence[FarLog], name: str, group: str) -> Iterator[LogFile]:
-    for log in far:
+def _remote_files(remote: Sequence[RemoteLog], name: str, group: str) -> Iterator[LogFile]:
+    for log in remote:
         folder, _, file = log.file.path.partition("/")
         if folder == name and (match := _RANK_FILE.fullmatch(file)):
             place = f"{log.attachment.name_of(log.node)}:{log.file.path}"
             yield LogFile(group, int(match[1]), _STREAMS[match[2]], log.copy, place)
 
 
-def _note_troubles(far: Sequence[FarLog], output: Output) -> None:
-    for log in far:
+def _note_troubles(remote: Sequence[RemoteLog], output: TextOutput) -> None:
+    for log in remote:
         if log.trouble:
             output.note(f"{log.attachment.name_of(log.node)}:{log.file.path}: {log.trouble}")
 
 
-def _show(file: LogFile, lines: Sequence[str], output: Output, *, named: bool) -> None:
+def _show(file: LogFile, lines: Sequence[str], output: TextOutput, *, named: bool) -> None:
     prefix = f"[{file.group}:{file.rank}] " if named else ""
     for line in lines:
         if output.as_json:
@@ -243,15 +241,11 @@ def _show(file: LogFile, lines: Sequence[str], output: Output, *, named: bool) -
 
 
 async def _follow(
-    attachment: Attachment, files: Sequence[LogFile], far: Sequence[FarLog], output: Output, patience: float
+    attachment: Attachment, files: Sequence[LogFile], remote: Sequence[RemoteLog], output: TextOutput, timeout: float
 ) -> None:
-    """Shows lines as they are written, until the run's daemon on this machine has ended.
-
-    Args:
-        patience: for each answer of another machine's daemon, in seconds.
-    """
+    """Print lines as they are written, until the run's daemon on this machine has ended."""
     changed = asyncio.Event()
-    changed.set()  # what was written before the files were watched
+    changed.set()  # for lines written before the files were watched
     watch = _watch_files([file.path for file in files])
     loop = asyncio.get_running_loop()
 
@@ -269,12 +263,12 @@ async def _follow(
             finally:
                 timer.cancel()
             changed.clear()
-            attachment.deadline = loop.time() + patience
-            reading = [log for log in far if not log.trouble]
+            attachment.deadline = loop.time() + timeout
+            reading = [log for log in remote if not log.trouble]
             async with asyncio.TaskGroup() as tasks:
                 for log in reading:
                     tasks.create_task(log.follow())
-            if not attachment.lost.done():  # else all of them have ended
+            if not attachment.lost.done():  # after the run's end every remote log has trouble
                 _note_troubles(reading, output)
             for file in files:
                 for lines in file.read():
@@ -288,11 +282,11 @@ async def _follow(
 
 
 def _watch_files(paths: Sequence[Path]) -> int:
-    """An inotify descriptor that is readable when one of these files has been written to."""
+    """Return an inotify descriptor that is readable after a write to one of these files."""
     libc = ctypes.CDLL(None, use_errno=True)
     watch: int = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
     if watch < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
     for path in paths:
-        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # without it there are the regular looks
+        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # on failure the regular reads remain
     return watch

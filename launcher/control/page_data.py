@@ -1,16 +1,16 @@
-"""Data of the page, from one ``RecordedRun`` after the other: whole, or what is new since another one.
+"""Data of the page, from successive ``RecordedRun`` objects: whole, or the changes since an earlier one.
 
-A message is a JSON object, times in it are microseconds since ``origin``, which are seconds since the epoch::
+A message is a JSON object; its times are microseconds since ``origin``, a time in seconds since the epoch::
 
     origin, begin, end    of the run, as far as it was recorded
-    names, names_at       texts of spans, to be put at that place of the table of texts
-    processes             by key: name, group, pid, ..., ``spans`` and ``bubbles`` that are new, ``since`` and ``first``
-    sections              summary, channels, versions, phases, troubles, verdict, picture: those that have changed
-    logs                  tails by path: those that have changed
+    names, names_at       new texts of spans, and their place in the table of texts
+    processes             by key: name, group, pid, ..., new ``spans`` and ``bubbles``, ``since`` and ``first``
+    sections              summary, channels, versions, phases, troubles, verdict, picture: the changed ones
+    logs                  tails by path: the changed ones
 
-``spans`` are six numbers each: begin, duration (-1: it is open), name, kind (16 more: it failed), lane, value;
-``bubbles`` two: begin and duration.  Of what a page has of a process it keeps what ended before ``since`` and
-began after ``first``, and adds what is new: so it has as much as the rings have, and no more.
+A span is six numbers in ``spans``: begin, duration (-1: open), name, kind (plus 16: failed), lane, value.  A bubble is
+two numbers in ``bubbles``: begin and duration.  For each process the page keeps items that ended before ``since`` and
+began after ``first``, and adds the new ones: it then has as much as the process's ring, and no more.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from .recorded_run import RecordedRun
 from .run_view import split_ranks
 
 MAX_SPANS: Final = 300_000
-"""Spans of a page, over all processes; of each the latest ones."""
+"""Spans of a page over all processes; each process keeps its latest ones."""
 
 _SLACK_US: Final = 100_000
-"""Time by which an event may be in its ring later than one that follows it: its thread was not running."""
+"""Delay by which an event may enter its ring after a later one, because its thread was not running."""
 
 _MAX_LOG_CHARACTERS: Final = 2_000_000
 FAILED: Final = 16
@@ -39,7 +39,7 @@ FAILED: Final = 16
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A look at the run, as the page has it."""
+    """State of the run for the page at one moment."""
 
     origin: int
     begin: int
@@ -53,7 +53,7 @@ class Snapshot:
     known_names: int
 
     def message(self, before: Snapshot | None = None) -> dict[str, Any]:
-        """What a page has to be sent that knows ``before``."""
+        """Return the message for a page that knows ``before``."""
         processes, sections, logs, known = {}, {}, {}, 0
         if before is not None:
             sections, logs, known = before.sections, before.logs, before.known_names
@@ -89,7 +89,7 @@ def _since(columns: list[float], since: float, width: int) -> list[float]:
 
 
 class PageData:
-    """Makes snapshots of one run; texts have the same number in all of them."""
+    """Factory of snapshots of one run; a text has the same number in all of them."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -99,7 +99,7 @@ class PageData:
         return f"<PageData [{len(self._names)} names]>"
 
     def snapshot(self, run: RecordedRun) -> Snapshot:
-        """A look at the run, of any age: a second's work for some 200 000 events."""
+        """Return a snapshot of the run, live or ended; takes a second for some 200 000 events."""
         taken = int(run.taken_at * 1e9)
         ends = {(str(death.get("process")), death.get("pid")): int(death["time"] * 1e9) for death in run.deaths}
         latest = max((ring.events[-1].time + ring.wall_offset for ring in run.rings if ring.events), default=taken)

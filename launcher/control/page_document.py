@@ -1,7 +1,7 @@
 """The page as one HTML document: its markup, style and scripts from ``page/``, and its data, in one file.
 
-Nothing that a worker wrote is markup here: data stands in a JSON block in which ``<``, ``>`` and ``&`` are escaped, and
-the scripts show it by ``textContent`` alone.  The policy lets this one script and this one style in, by their digests.
+Output of workers never becomes markup: data is in a JSON block in which ``<``, ``>`` and ``&`` are escaped, and the
+scripts show it by ``textContent`` only.  The policy admits just this script and this style, by their digests.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _SCRIPTS: Final = (
     *("format", "elements", "model", "range", "palette", "rows", "painter", "timeline"),
     *("charts", "waits", "troubles", "phases", "logs", "main"),
 )
-"""In the order in which they need each other."""
+"""Scripts in the order of their dependencies."""
 
 
 @dataclass(frozen=True)
-class Document:
-    """A page and the policy that it states, for the header as well."""
+class PageDocument:
+    """A page and its content security policy, which is also sent as a header."""
 
     html: str
     policy: str
 
 
-def document(title: str, data: Mapping[str, Any] | None) -> Document:
-    """The page.
+def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
+    """Return the page.
 
     Args:
-        data: embedded, so that the page needs no server; None: it comes from ``events`` beside the page.
+        data: data to embed, for a page without a server; None to load it from ``events`` beside the page.
     """
     style, script = _style(), _script()
     sources = "'self'" if data is None else "'none'"
@@ -58,9 +58,9 @@ def document(title: str, data: Mapping[str, Any] | None) -> Document:
         "@DATA@": _json(data),
         "@SCRIPT@": script,
     }
-    # In one pass, so that no piece is searched for the places of others: a title or data may have any text.
+    # One pass over the template: a title or data may contain the placeholders of other pieces.
     html = re.sub("|".join(pieces), lambda place: pieces[place[0]], _asset("page.html"))
-    return Document(html, policy)
+    return PageDocument(html, policy)
 
 
 def _json(data: Mapping[str, Any] | None) -> str:

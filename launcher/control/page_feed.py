@@ -1,4 +1,4 @@
-"""``PageFeed``: looks at a live run for its page, again and again while somebody watches, until the run has ended."""
+"""``PageFeed``: takes snapshots of a live run for its page, while somebody watches, until the run has ended."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .snapshot_taking import take_snapshot
 
 INTERVAL_S: Final = 1.0
 _REST: Final = 2
-"""A look that took long is followed by so many times as much rest: a run of many ranks is not read all the time."""
+"""Pause after a snapshot, as a multiple of its duration: a run of many ranks must not be read all the time."""
 
 _VERDICT_INTERVAL_S: Final = 5.0
 
 
 class PageFeed:
-    """The latest look at a run.  There is one look at a time, and none while nobody watches.
+    """The latest snapshot of a run; one is taken at a time, and none without a watcher.
 
     Attributes:
-        has_ended: the run has; there will be no newer look.
+        has_ended: the run has ended; there will be no newer snapshot.
     """
 
     def __init__(self, run: LocalRun, places: Sequence[Path], timeout: float) -> None:
@@ -48,7 +48,7 @@ class PageFeed:
         return f"<PageFeed of {self._run.run} [{state}]>"
 
     async def follow(self) -> None:
-        """Looks until the run has ended."""
+        """Take snapshots until the run has ended."""
         loop = asyncio.get_running_loop()
         while not self.has_ended:
             await self._watched.wait()
@@ -67,7 +67,7 @@ class PageFeed:
                 timer.cancel()
 
     async def newer(self, known: Snapshot | None) -> Snapshot | None:
-        """A look that is not the one that is known, once there is one; None after the last one of a run."""
+        """Wait for a snapshot other than ``known``; return None after the last one of a run."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._latest is not known or self.has_ended)
             return None if self._latest is known else self._latest
@@ -84,7 +84,7 @@ class PageFeed:
                 self._watched.clear()
 
     async def _look(self) -> RecordedRun:
-        """The run as it is now, with the latest verdict; of one that is gone with its files the last look at it."""
+        """Return the run's present state with the latest verdict, or its last state if its files are gone."""
         before = self._before or RecordedRun(self._run.run, time.time(), False, [])
         judges = time.monotonic() - self._judged_at >= _VERDICT_INTERVAL_S
         try:
@@ -97,5 +97,5 @@ class PageFeed:
             return dataclasses.replace(before, is_alive=False)
         if recorded.verdict is not None:
             self._judged_at = time.monotonic()
-        # A daemon that does not answer at this moment has not ended: its socket says so.
+        # A silent daemon has not ended: its socket still accepts connections.
         return dataclasses.replace(recorded, is_alive=run.is_alive, verdict=recorded.verdict or before.verdict)

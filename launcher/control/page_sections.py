@@ -14,20 +14,20 @@ from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
 MAX_STEPS: Final = 600
-"""Changes of one series that a chart shows."""
+"""Changes of one series in a chart."""
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300
 _MAX_PHASES: Final = 60
 
 Micros = Callable[[int], int]
-"""Microseconds of the page's clock, of nanoseconds since the epoch."""
+"""Converts nanoseconds since the epoch into microseconds of the page's clock."""
 
 
 def sections_of(
     run: RecordedRun, timelines: Sequence[Timeline], begin: int, end: int, micros: Micros
 ) -> dict[str, Any]:
-    """The sections by name, as JSON takes them."""
+    """Return the sections by name, ready for JSON."""
     items = {} if run.status is None else _items(run.status)
     experiences = _experiences(run.status)
     return {
@@ -44,7 +44,7 @@ def sections_of(
 def _channels(
     timelines: Sequence[Timeline], items: dict[str, int], micros: Micros, experiences: Container[str]
 ) -> list[dict[str, Any]]:
-    """Items over time.  Where operations were left out, puts and gets may be among them: then only a status knows."""
+    """Return items over time; after skipped events only the status knows a channel's content."""
     is_exact = not any(timeline.is_full for timeline in timelines)
     left_out = sum(timeline.skipped for timeline in timelines)
     return [
@@ -61,7 +61,6 @@ def _channels(
 
 
 def _experiences(status: dict[str, Any] | None) -> list[dict[str, Any]]:
-    """Ledgers of experiences: where each sample is that was put."""
     return [
         {
             "name": plain(queue["name"]),
@@ -123,7 +122,7 @@ def _steps(steps: Steps, micros: Micros) -> list[tuple[int, float]]:
 
 
 def _phases(timelines: Sequence[Timeline], begin: int, end: int) -> list[dict[str, Any]]:
-    """Durations in microseconds."""
+    """Return the phases, with durations in microseconds."""
     return [
         {
             "name": plain(phase.name),
@@ -140,7 +139,7 @@ def _phases(timelines: Sequence[Timeline], begin: int, end: int) -> list[dict[st
 
 
 def _troubles(run: RecordedRun, timelines: Sequence[Timeline], micros: Micros) -> list[dict[str, Any]]:
-    """Deaths, failed operations and words about long waits, the latest first."""
+    """Return deaths, failed operations and notes about long waits, the latest first."""
     found: list[dict[str, Any]] = []
     for death in run.deaths:
         told = {"kind": "death", "process": str(death.get("process", "?")), "text": str(death.get("text", ""))}
@@ -171,7 +170,7 @@ def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned(data: Any) -> Any:
-    """The same without control characters in any of its texts."""
+    """Return the data without control characters in its texts."""
     if isinstance(data, str):
         return "\n".join(plain(line) for line in data.split("\n"))
     if isinstance(data, dict):

@@ -1,11 +1,11 @@
-"""``PageServer``: the page of a run by HTTP on 127.0.0.1, for those who know its address, and its news as they come.
+"""``PageServer``: the page of a run over HTTP on 127.0.0.1, for clients that know its address, with live updates.
 
     GET /TOKEN/           the page
     GET /TOKEN/events     server-sent events: a message of ``page_data.py`` each, then ``end``
 
-Everything else is refused, and so is every host but this machine's own names: a foreign page may have made a name of
-its own point here.  A client is sent one message at a time, made of the latest look when it has taken the one before: a
-slow one skips looks, and one that takes nothing for a minute is closed.
+All other requests are refused, and so are host names other than this machine's own: a foreign page could let its own
+name resolve to this address.  A client gets one message at a time, made of the latest snapshot when it has received the
+previous one.  A slow client skips snapshots, and one that receives nothing for a minute is disconnected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from .page_data import Snapshot
-from .page_document import Document
+from .page_document import PageDocument
 from .page_feed import PageFeed
 
 ADDRESS: Final = "127.0.0.1"
@@ -30,8 +30,7 @@ ADDRESS: Final = "127.0.0.1"
 _HOSTS: Final = frozenset((ADDRESS, "localhost"))
 _MAX_HEAD_BYTES: Final = 16 << 10
 _MAX_CLIENTS: Final = 32
-_TIMEOUT_S: Final = 60.0
-"""For a client's request, and for it to take what it is sent."""
+_TIMEOUT_S: Final = 60.0  # seconds for a client's request, and for a client to receive a message
 
 _HEADERS: Final = (
     "Cache-Control: no-store",
@@ -44,14 +43,14 @@ _HEADERS: Final = (
 
 
 class PageServer:
-    """Serves one page.
+    """Server of one page.
 
     Args:
-        page: what is shown.
-        feed: its news; None for a page that has all its data.
+        page: the page.
+        feed: its updates; None for a page that contains all its data.
     """
 
-    def __init__(self, page: Document, feed: PageFeed | None) -> None:
+    def __init__(self, page: PageDocument, feed: PageFeed | None) -> None:
         self.token = secrets.token_urlsafe(24)
         self._page = page
         self._feed = feed
@@ -62,7 +61,7 @@ class PageServer:
 
     @asynccontextmanager
     async def serving(self, port: int) -> AsyncIterator[str]:
-        """Its address with the token, while it serves.
+        """Context manager: serves the page, and yields its address with the token.
 
         Raises:
             OSError: the port is taken.
@@ -78,14 +77,14 @@ class PageServer:
             await asyncio.gather(*clients, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not the coroutine itself: of tasks of its own asyncio complains, on Python 3.11, when they are cancelled.
+        # Not a coroutine function: asyncio on Python 3.11 complains about its own tasks when they are cancelled.
         client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # What a client does that goes away, or sends rubbish, concerns nothing but its own connection.
+            # Errors of a client that disconnects or sends rubbish concern its own connection only.
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -101,7 +100,7 @@ class PageServer:
             writer.close()
 
     def _answer(self, head: str) -> tuple[HTTPStatus, str]:
-        """Status of a request, and what below the token it is for."""
+        """Return the status of a request, and its path below the token."""
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         target = rest.partition(" ")[0].partition("?")[0]
@@ -122,11 +121,10 @@ class PageServer:
         return HTTPStatus.OK, path
 
     async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Sends news until the run has ended, or the client has."""
         assert self._feed is not None
         with self._feed.watched():
             news = asyncio.ensure_future(self._send_news(self._feed, writer))
-            gone = asyncio.ensure_future(reader.read())  # a client of events says nothing more: this is its end
+            gone = asyncio.ensure_future(reader.read())  # the client sends nothing more, so this is its end
             try:
                 await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -146,7 +144,7 @@ class PageServer:
 
 def _is_here(host: str) -> bool:
     try:
-        return urlsplit(f"//{host}").hostname in _HOSTS  # by any port: it may come through a tunnel
+        return urlsplit(f"//{host}").hostname in _HOSTS  # with any port, because of tunnels
     except ValueError:
         return False
 
@@ -166,5 +164,5 @@ async def _send(writer: asyncio.StreamWriter, data: bytes) -> None:
             writer.write(data)
             await writer.drain()
     except TimeoutError:
-        writer.transport.abort()  # a close would hold the rest until the client takes it
+        writer.transport.abort()  # close() would keep the buffer until the client reads it
         raise

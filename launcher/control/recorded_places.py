@@ -1,4 +1,4 @@
-"""Runs that have left files on this machine, those that have ended included, and the choice of one of them."""
+"""Runs that have left files on this machine, ended ones included, and the choice of one of them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
 def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """The run that is meant: by its id or the beginning of that, by the directory of its logs, or the only live one.
+    """Return the run named by its id, a prefix of that, or the directory of its logs; without a name the only live one.
 
     Args:
-        places: where run directories may lie.
-        usage: the command with ``RUN`` where a run is named, for an error.
+        places: folders of run directories.
+        usage: command with ``RUN``, for the error.
 
     Raises:
-        NoSuchRun: there are several, or none; lists the latest ones.
+        NoSuchRun: the choice is not unique, or there is no such run; lists the latest ones.
     """
     if wanted is not None and ("/" in wanted or Path(wanted).is_dir()):
         return _run_in(Path(wanted), find_runs(places))
@@ -49,17 +49,17 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
-    """Runs with a directory of their own in these places, or of logs in these or the usual one; the latest last."""
+    """Return runs with a run directory in these places, or with logs there or in the usual place, the latest last."""
     found = {run.run: run for run in find_runs(places)}
     for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
-        with contextlib.suppress(OSError):  # it is removed just now
+        with contextlib.suppress(OSError):  # the directory was just removed
             run = found.setdefault(logs.name, LocalRun(logs.name, logs.stat().st_mtime))
             run.logs = run.logs or logs
     return sorted(found.values(), key=lambda run: (run.since, run.run))
 
 
 def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path]:
-    """Of this user; ``launcher/daemon/run_logs.py`` makes them."""
+    # Made by ``launcher/daemon/run_logs.py``; other users' directories are left out.
     for place in places:
         for parent in sorted(place.glob(f"rlinf-logs-{os.getuid()}*")):
             if _is_own(parent):
@@ -71,10 +71,10 @@ def _is_own(path: Path) -> bool:
 
 
 def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
-    """The latest run that has its logs in a directory, which may be one of the user's choice."""
+    """Return the latest run with logs in a directory, which the user may have chosen."""
     found = []
     for node in node_facts(RunFiles(directory)):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # not one of ours
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # another program's file
             found.append((float(node["began"]), str(node["run"])))
     if not found:
         raise NoSuchRun(f"there is no log of a run in {directory}")

@@ -1,4 +1,4 @@
-"""``RecordedRun``: all that is known of a run, alive or ended: ``rlinf-ctl bundle`` keeps it, ``page`` shows it."""
+"""``RecordedRun``: everything known of a live or ended run: ``rlinf-ctl bundle`` stores it, ``page`` shows it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """One look at a run.
+    """State of a run at one moment.
 
     Attributes:
-        run: its id.
+        run: id of the run.
         taken_at: seconds since the epoch.
-        is_alive: a daemon of it answered; None if one listens and did not answer, or may live on another machine.
-        rings: flight recorders of its processes, also of those that have ended.
-        nodes: facts by node, as each daemon has left them beside the logs: ``node``, ``name``, ``host``, ``versions``
+        is_alive: a daemon of it answered; None if one listens without an answer, or may live on another machine.
+        rings: flight recorders of its processes, ended ones included.
+        nodes: facts by node, as each daemon wrote them beside the logs: ``node``, ``name``, ``host``, ``versions``
             (of Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
-        deaths: of processes, the oldest first: ``time`` (seconds since the epoch), ``node``, ``process`` ("actor:0"),
-            ``pid``, ``text`` (how it ended), ``last_words``.
-        logs: the last lines of log files, by path relative to the logs: ``rollout/rank_0.err``.
-        status: as ``rlinf-ctl status --json`` prints it; None of a run that has ended.
-        verdict: as ``rlinf-ctl stuck --json`` prints it; None of a run that has ended.
-        missing: what could not be had and why, by node: ``{"node 2 (gpu02)": "its daemon does not answer"}``.
+        deaths: ends of processes, the oldest first: ``time`` (seconds since the epoch), ``node``, ``process``
+            ("actor:0"), ``pid``, ``text`` (how it ended), ``last_words``.
+        logs: last lines of log files, by path relative to the logs: ``rollout/rank_0.err``.
+        status: as ``rlinf-ctl status --json`` prints it; None for an ended run.
+        verdict: as ``rlinf-ctl stuck --json`` prints it; None for an ended run.
+        missing: reasons for missing parts: ``{"node 2 (gpu02)": "its daemon does not answer"}``.
     """
 
     run: str

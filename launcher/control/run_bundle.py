@@ -1,4 +1,4 @@
-"""``rlinf-ctl bundle``: all that is known of a run as one file; the launcher makes the same one when a run fails."""
+"""``rlinf-ctl bundle``: everything known of a run as one file; the launcher writes the same file of a failed run."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from .bundle_file import write_bundle
 from .run_places import LocalRun
 from .run_snapshot import RunSnapshot
 from .snapshot_taking import VERDICT, take_snapshot
-from .text_output import Output, size
+from .text_output import TextOutput, size
 
 _ANSWERS, _READ, _WRITTEN = 0.6, 0.75, 0.9
-"""Parts of the time of ``keep_bundle`` after which it waits for no answer, reads no file, and writes no further one."""
+"""Shares of ``keep_bundle``'s timeout for answers of daemons, for reading files, and for writing files."""
 
 
 _UNASKED: Final = "the script had ended before the run could be asked"
 
 
-async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout: float) -> None:
-    """Writes a bundle, and says what is in it and what is missing.
+async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, timeout: float) -> None:
+    """Write a bundle, and print its contents and missing parts.
 
     Args:
-        path: of the file; None for one in the current directory.
+        path: path of the file; None for the default in the current directory.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     path = path or Path(bundle_name(run.run))
     snapshot = await take_snapshot(run, timeout)
@@ -45,13 +45,13 @@ async def show_bundle(run: LocalRun, output: Output, path: Path | None, timeout:
 
 
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
-    """Writes a bundle within so many seconds, with as much as can be had in them.
+    """Write a bundle within a time, as completely as possible.
 
     Args:
-        wants_verdict: False where the script has ended, and waits of its processes say nothing any more.
+        wants_verdict: False if the script has ended, so that its processes' waits mean nothing.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     began = time.monotonic()
     snapshot = await take_snapshot(
@@ -62,7 +62,7 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         read_by=began + timeout * _READ,
     )
     if not run.is_alive:
-        snapshot.is_alive = False  # on all machines: the launcher has ended their nodes
+        snapshot.is_alive = False  # also on other machines: the launcher has ended their nodes
     if not wants_verdict:
         snapshot.missing[VERDICT] = _UNASKED
     await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)

@@ -1,4 +1,4 @@
-"""``rlinf-ctl kill``, ``restart`` and ``down``: the end of ranks by their daemons, and of a run in order."""
+"""``rlinf-ctl kill``, ``restart`` and ``down``: ranks killed by their daemons, and a run ended in order."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rlinf_async.errors import ClosedError
 from .attachment import Attachment
 from .run_places import NoSuchRun
 from .run_view import look
-from .text_output import Output
+from .text_output import TextOutput
 
 _NOT_KILLED: Final = "it is a subprocess of a worker, or has ended meanwhile"
 _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
-async def kill(attachment: Attachment, output: Output, words: str, *, restart: bool = False) -> bool:
-    """Kills the ranks of ``GROUP[:RANKS]``; whether all of them were there to be killed.
+async def kill(attachment: Attachment, output: TextOutput, words: str, *, restart: bool = False) -> bool:
+    """Kill the ranks of ``GROUP[:RANKS]``; return False if some could not be killed.
 
     Args:
-        restart: their owners start them again, and count it against no limit.
+        restart: their owners start them again, outside the restart limit.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it.
+        NoSuchRun: there is no such group or rank.
     """
     chosen = (await look(attachment)).choose(words)
     if any(process.role == "driver" for process in chosen):
@@ -57,23 +57,23 @@ async def kill(attachment: Attachment, output: Output, words: str, *, restart: b
     return complete
 
 
-async def down(attachment: Attachment, output: Output) -> bool:
-    """Ends a run in order, and waits for the end of its daemons on this machine; whether they have ended.
+async def down(attachment: Attachment, output: TextOutput) -> bool:
+    """End a run in order and wait for its daemons on this machine; return True if they have ended.
 
-    Under ``rlinf-launch`` the launcher does it, as after a SIGTERM, from whichever node it is told.  A ``Cluster`` that
-    has started its nodes by itself is not asked: its daemons end, all of them on this machine, and its process goes on
+    Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  The process of a
+    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it goes on
     without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
     pidfd = os.pidfd_open(attachment.pid)
     try:
-        # The own daemon is the last one: the others are reached by way of it.  A launcher that is told several times
-        # begins to end the run once.
+        # The attached daemon is the last one, because it forwards the other requests.  A launcher that gets the request
+        # several times reacts once.
         answers, missing = await attachment.ask_nodes(
             lambda node: operations.EndRun(by) if node in run.sockets and node != attachment.node else None
         )
         by_launcher = any(answers.values())
-        with contextlib.suppress(ClosedError):  # it has ended before its answer left
+        with contextlib.suppress(ClosedError):  # it may end before its answer leaves
             by_launcher = await attachment.request(operations.EndRun(by)) or by_launcher
         ended = await _has_ended(attachment, pidfd) and not missing
     finally:

@@ -1,4 +1,4 @@
-"""``rlinf-ctl page``: a run or a bundle as a page, by a server of this command, or as one file."""
+"""``rlinf-ctl page``: a run or a bundle as a page, served by this command or written to a file."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from pathlib import Path
 from .bundle_file import BadBundle, read_bundle
 from .fresh_file import fresh_file
 from .page_data import PageData
-from .page_document import Document, document
+from .page_document import PageDocument, document
 from .page_feed import PageFeed
 from .page_server import PageServer
 from .recorded_places import choose_recorded
 from .recorded_run import RecordedRun
 from .run_places import NoSuchRun
 from .snapshot_taking import take_snapshot
-from .text_output import Output
+from .text_output import TextOutput
 
 
 async def show_page(
-    wanted: str | None, places: Sequence[Path], output: Output, path: Path | None, port: int, timeout: float
+    wanted: str | None, places: Sequence[Path], output: TextOutput, path: Path | None, port: int, timeout: float
 ) -> None:
-    """Writes the page to a file; or serves it until it is interrupted.
+    """Write the page to a file, or serve it until an interrupt.
 
     Args:
-        wanted: a run as ``choose_recorded`` takes it, or the path of a bundle.
-        path: of the file; None: the page is served.
-        port: that is listened on; 0 for a free one.
+        wanted: a run as for ``choose_recorded``, or the path of a bundle.
+        path: path of the file; None to serve the page.
+        port: port to listen on; 0 for a free one.
 
     Raises:
         NoSuchRun, BadBundle: there is no such run, or the file is no bundle.
@@ -55,8 +55,8 @@ async def show_page(
     _tell(output, str(path), {"path": os.fspath(path)})
 
 
-def document_of(recorded: RecordedRun) -> Document:
-    """The page with all its data."""
+def document_of(recorded: RecordedRun) -> PageDocument:
+    """Return the page with all its data."""
     return document(f"rlinf run {recorded.run}", PageData().snapshot(recorded).message())
 
 
@@ -68,14 +68,14 @@ def _recorded_in(path: str) -> RecordedRun:
         raise NoSuchRun(f"there is no bundle {path}\n  fix: {fix}") from None
 
 
-def _page_of_bundle(path: str, recorded: RecordedRun) -> Document:
+def _page_of_bundle(path: str, recorded: RecordedRun) -> PageDocument:
     try:
         return document_of(recorded)
-    except (ValueError, LookupError, TypeError, AttributeError) as error:  # its status or verdict is not as we write it
+    except (ValueError, LookupError, TypeError, AttributeError) as error:  # its status or verdict is malformed
         raise BadBundle(f"{path} is no bundle of a run: {type(error).__name__}: {error}") from error
 
 
-async def _serve(page: Document, feed: PageFeed | None, output: Output, port: int) -> None:
+async def _serve(page: PageDocument, feed: PageFeed | None, output: TextOutput, port: int) -> None:
     server = PageServer(page, feed)
     async with server.serving(port) as address:
         _tell(output, f"{address}  (Ctrl-C ends it)", {"address": address})
@@ -85,7 +85,7 @@ async def _serve(page: Document, feed: PageFeed | None, output: Output, port: in
         await asyncio.Event().wait()
 
 
-def _tell(output: Output, line: str, data: dict[str, str]) -> None:
+def _tell(output: TextOutput, line: str, data: dict[str, str]) -> None:
     if output.as_json:
         output.json(data)
     else:

@@ -19,14 +19,13 @@ from rlinf_async._wire.local_socket import connect
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
 _RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-\d+)?")
-"""``_make_run_dir`` of ``launcher/daemon/boot.py`` and of ``launcher/remote/preflight.py`` name directories so."""
+"""Names of run directories, as ``launcher/daemon/boot.py`` and ``launcher/remote/preflight.py`` create them."""
 _NODE_DIR: Final = re.compile(r"node-(\d+)")
 _MAX_LISTED: Final = 10
-"""Runs that an error lists: the latest ones."""
 
 
 class NoSuchRun(RLinfAsyncError):
-    """There is no such run here, or no such group or rank in it; lists the runs that there are."""
+    """There is no such run, group or rank here; lists the existing runs."""
 
     def __init__(self, said: str, runs: Sequence[LocalRun] = ()) -> None:
         super().__init__(said)
@@ -41,11 +40,11 @@ class LocalRun:
     """A run that has, or had, nodes on this machine.
 
     Attributes:
-        since: seconds since 1970 when its first node here began to listen.
-        sockets: of its nodes on this machine, by node; those of an ended run are left over.
+        since: time in seconds since 1970 at which its first local node began to listen.
+        sockets: sockets of its local nodes by node; an ended run may have left some.
         is_alive: some daemon of it listens here.
-        logs: the directory of its logs on this machine, where that is known.
-        script: the drivers' command lines and working directories, where a daemon has been asked.
+        logs: directory of its logs on this machine; None if unknown.
+        script: command lines and working directories of the drivers, if a daemon was asked.
     """
 
     run: str
@@ -68,13 +67,13 @@ class LocalRun:
 
 
 def clock_text(seconds: float) -> str:
-    """``18:10:16``, with the date where that is not today's; of seconds since 1970."""
+    """Format seconds since 1970 as ``18:10:16``, with the date unless it is today."""
     time_ = time.localtime(seconds)
     return time.strftime("%H:%M:%S" if time_[:3] == time.localtime()[:3] else "%Y-%m-%d %H:%M:%S", time_)
 
 
 def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
-    """Places where run directories may lie: only ``folder`` where the user names one."""
+    """Return the folders that may contain run directories: only ``folder`` if the user names one."""
     if folder is not None:
         return [folder]
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -83,7 +82,7 @@ def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
 
 
 def find_runs(places: Sequence[Path]) -> list[LocalRun]:
-    """The runs whose directories lie in these places, the latest last."""
+    """Return the runs with directories in these places, the latest last."""
     found: dict[str, LocalRun] = {}
     for place in places:
         for directory in (place, *_entries(place)):
@@ -94,13 +93,13 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
 
 
 def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """The live run that is meant: by its id or the beginning of that, or the only one.
+    """Return the live run named by its id or a prefix of that; without a name the only live one.
 
     Args:
-        usage: the command with ``RUN`` where a run is named, for an error.
+        usage: command with ``RUN``, for the error.
 
     Raises:
-        NoSuchRun: there are several, or none, or it has ended; lists those that there are.
+        NoSuchRun: the choice is not unique, there is no such run, or it has ended; lists the existing runs.
     """
     meant = [run for run in runs if wanted is None or run.run.startswith(wanted)]
     alive = [run for run in meant if run.is_alive]
@@ -123,17 +122,17 @@ def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path],
 
 
 def latest(runs: Sequence[LocalRun]) -> Sequence[LocalRun]:
-    """Those that an error lists: the live ones before all, and the latest."""
+    """Return the runs for an error text: live ones and the latest."""
     return sorted(runs, key=lambda run: run.is_alive)[-_MAX_LISTED:]
 
 
 def unknown(wanted: str, places: Sequence[Path]) -> str:
-    """The text of an error: neither a run directory nor logs in the usual place have this id."""
+    """Return the error text for an id without a run directory or logs."""
     return f"there is no run {wanted!r} of this user on this machine (looked in {', '.join(map(str, places))})"
 
 
 def ended_text(run: LocalRun) -> str:
-    """The text of an error: no daemon of the run is here to answer."""
+    """Return the error text for a run without a daemon here."""
     if run.logs is None:
         return f"run {run.run} has ended, and where its logs are is not known\n  fix: `rlinf-ctl bundle DIR` names them"
     return (
@@ -144,9 +143,9 @@ def ended_text(run: LocalRun) -> str:
 
 
 def end_text(run: LocalRun) -> str:
-    """Return how a run that no daemon of this machine serves has ended, and where it may go on.
+    """Describe when a run without a local daemon has ended, and where it may go on.
 
-    The time is that of the last change of its logs; where they are not known, of its begin.
+    The time is that of the last change of its logs; if these are unknown, the start of the run.
     """
     files = [] if run.logs is None else RunFiles(run.logs).listing()
     when = clock_text(max((file.changed for file in files), default=run.since))
@@ -155,22 +154,22 @@ def end_text(run: LocalRun) -> str:
 
 
 def other_hosts(run: LocalRun) -> list[str]:
-    """Return the other machines that the run had nodes on: this one cannot see whether their daemons live."""
+    """Return the run's other machines; the state of their daemons is unknown here."""
     nodes = [] if run.logs is None else [node for node in node_facts(RunFiles(run.logs)) if node["run"] == run.run]
     hosts = {str(each.get("host") or "") for node in nodes for each in (node, *node.get("peers", ()))}
     return sorted(hosts - {"", socket.gethostname()})
 
 
 def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
-    """Yield what nodes have told of themselves beside their logs; those of other runs in the same directory too."""
+    """Yield the facts that nodes have written beside their logs, also those of other runs in the same directory."""
     for file in files.listing():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # not one of ours, or cut short
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # another program's file, or truncated
             if file.path.startswith("recorder/node-"):
                 yield json.loads(files.read(file.path, 0, file.nbytes))
 
 
 def by(usage: str) -> str:
-    """The command that names a run, as the end of an error's first line."""
+    """Return the command that names a run, as the end of an error's first line."""
     return f": `{usage}`" if usage else ""
 
 
@@ -185,7 +184,7 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
     for entry in _entries(directory):
         node = _NODE_DIR.fullmatch(entry.name)
         path = entry / "node.sock"
-        with contextlib.suppress(OSError):  # it goes away just now
+        with contextlib.suppress(OSError):  # the directory was just removed
             status = path.lstat()
             if node is None or status.st_uid != os.geteuid():
                 continue
@@ -193,16 +192,16 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
             run.is_alive = listens(path) or run.is_alive
-            if (entry / "logs").is_dir():  # ``boot_of`` of ``launcher/daemon/boot.py`` has made it
+            if (entry / "logs").is_dir():  # made by ``boot_of`` of ``launcher/daemon/boot.py``
                 run.logs = (entry / "logs").resolve()
 
 
 def listens(path: Path) -> bool:
-    """True if a daemon has this socket open, one that is stopped too, or if that cannot be found out."""
+    """True if a daemon has this socket open, even a stopped one, or if the state is unknown."""
     try:
         connect(str(path), waits=False).close()
     except (AuthError, ConnectionError, FileNotFoundError):
         return False
-    except OSError:  # it accepts no more; or this process lacks descriptors, which is no end of the run
+    except OSError:  # its backlog is full, or this process lacks descriptors: the run may be alive
         return True
     return True

@@ -1,4 +1,4 @@
-"""``RunSnapshot``: one look at a run as its files were and its daemons answered; the material of a ``RecordedRun``."""
+"""``RunSnapshot``: a run's files and its daemons' answers at one moment, the source of a ``RecordedRun``."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 from .recorded_run import RecordedRun
 
 MAX_BYTES: Final = 2 << 30
-"""Of all files of one look."""
+"""Largest size of all files in a snapshot."""
 
 
 @dataclass
 class RunSnapshot:
-    """What a bundle holds.
+    """Contents of a bundle.
 
     Attributes:
         files: rings, black boxes and the ends of logs, by path relative to the logs.
-        run, taken_at, is_alive, status, verdict, missing: as ``RecordedRun`` has them.
+        run, taken_at, is_alive, status, verdict, missing: as in ``RecordedRun``.
     """
 
     run: str
@@ -38,7 +38,7 @@ class RunSnapshot:
     _room: int = field(default=MAX_BYTES, repr=False)
 
     def add(self, path: str, data: bytes) -> None:
-        """Takes a file in, as long as there is room."""
+        """Add a file if there is room."""
         if len(data) > self._room:
             self.missing[path] = f"a bundle has up to {MAX_BYTES >> 30} GiB"
             return
@@ -46,7 +46,7 @@ class RunSnapshot:
         self.files[path] = data
 
     def note_absent_files(self, logs: Path) -> None:
-        """Name recorders and logs in ``missing`` that the run must have had, and that are not there."""
+        """Name recorders and logs in ``missing`` that the run should have and that do not exist."""
         told = [*self.files, *self.missing]
         if not any(path.endswith(".ring") for path in told):
             self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
@@ -56,7 +56,7 @@ class RunSnapshot:
                 self.missing[f"logs of group '{name}'"] = _why_absent(logs / folder)
 
     def recorded(self) -> RecordedRun:
-        """The run as its files tell of it; those that make no sense are named in ``missing``."""
+        """Return the run by its files; malformed ones are named in ``missing``."""
         missing = dict(self.missing)
         rings, nodes = list(self._rings(missing)), list(self._nodes(missing))
         deaths = [death for path in self._named("recorder/deaths-") for death in _lines(self.files[path], self.run)]
@@ -70,7 +70,7 @@ class RunSnapshot:
         )
 
     def lost_nodes(self) -> dict[str, str]:
-        """Nodes that other nodes knew of, and of which there is no file: their logs are on machines of their own."""
+        """Return places of files by node that other nodes knew of and that has no file here."""
         nodes = list(self._nodes({}))
         here = {node.get("node") for node in nodes}
         return {
@@ -85,7 +85,7 @@ class RunSnapshot:
             if path.endswith(".ring"):
                 try:
                     ring = RingContents.read(self.files[path])
-                    if ring.identity["run"] == self.run:  # else of an earlier run, in a directory of the user's choice
+                    if ring.identity["run"] == self.run:  # a directory chosen by the user may contain earlier runs
                         yield ring
                 except (ValueError, LookupError, TypeError, RecursionError) as error:
                     missing[path] = f"{type(error).__name__}: {error}"
@@ -115,7 +115,7 @@ def _why_absent(folder: Path) -> str:
 
 
 def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:
-    """The lines of a black box; one that was cut short, by a kill or a full disk, is left out."""
+    """Yield the lines of a black box, without those truncated by a kill or a full disk."""
     for line in data.splitlines():
         try:
             facts = json.loads(line)

@@ -14,14 +14,13 @@ from rlinf_async.errors import RLinfAsyncError
 from .attachment import Attachment, attached
 from .run_places import LocalRun, end_text
 from .run_view import RunView, look, span_of
-from .text_output import Output, age, size
+from .text_output import TextOutput, age, size
 
-_MAX_CALLS: Final = 3
-"""Open calls of a process that a table names."""
+_MAX_SHOWN_CALLS: Final = 3
 
 
-async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) -> None:
-    """The runs that have nodes here, ended ones among them, each as its daemon tells of it."""
+async def show_runs(runs: Sequence[LocalRun], output: TextOutput, timeout: float) -> None:
+    """Print the runs with nodes here, ended ones included, by their daemons' answers."""
     rows = []
     for run in runs:
         facts = await _facts_of_run(run, timeout)
@@ -40,18 +39,17 @@ async def show_runs(runs: Sequence[LocalRun], output: Output, timeout: float) ->
 
 
 async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
-    """Asks the live ones of these runs at once whose script they run, and where."""
+    """Ask the live runs in parallel for their scripts and working directories."""
     alive = [run for run in runs if run.is_alive]
     for run, facts in zip(alive, await asyncio.gather(*(_facts_of_run(run, timeout) for run in alive)), strict=True):
-        run.script = " ".join(driver["command"] + _folder_of(driver["pid"]) for driver in facts["drivers"])
+        run.script = " ".join(driver["command"] + _working_directory_of(driver["pid"]) for driver in facts["drivers"])
         run.script = run.script or facts["trouble"]
 
 
-def _folder_of(pid: int) -> str:
-    """The working directory of a driver that runs here."""
+def _working_directory_of(pid: int) -> str:
     try:
         return f" in {Path(f'/proc/{pid}/cwd').readlink()}"
-    except OSError:  # it has ended, or is another machine's
+    except OSError:  # it has ended, or is on another machine
         return ""
 
 
@@ -80,13 +78,13 @@ async def _facts_of_run(run: LocalRun, timeout: float) -> dict[str, Any]:
 
 
 def script_of(command: str) -> str:
-    """A command line without the interpreter in front of it."""
+    """Return a command line without its interpreter."""
     first, _, rest = command.partition(" ")
     return rest if rest and Path(first).name.startswith("python") else command
 
 
-async def show_status(attachment: Attachment, output: Output) -> None:
-    """Everything that daemons know of a run without asking its processes."""
+async def show_status(attachment: Attachment, output: TextOutput) -> None:
+    """Print the state of a run as its daemons know it, without asking its processes."""
     view = await look(attachment, parts=["queues"], details=True, devices=True)
     if output.as_json:
         output.json(status_data(attachment, view))
@@ -116,7 +114,7 @@ async def show_status(attachment: Attachment, output: Output) -> None:
 
 
 def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:
-    """``status --json``: the report, and of nodes and processes what the daemons add."""
+    """Return ``status --json``: the report, with the daemons' facts about nodes and processes."""
     processes = [to_data(each) | view.detail(each) for each in view.report.processes]
     nodes = [
         {
@@ -151,7 +149,7 @@ def _node_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def _device(gpu: dict[str, Any], use: dict[str, int]) -> str:
-    """``0 H100: 3.2 of 85.9 GB, 97 %``, as far as that is known."""
+    """Format a device: ``0 H100: 3.2 of 85.9 GB, 97 %``, as far as known."""
     known = [f"{size(use['used'])} of {size(use['memory'])}"] if "memory" in use else []
     known += [f"{use['percent']} %"] if "percent" in use else []
     return f"{gpu['id']} {gpu['model']}" + (f": {', '.join(known)}" if known else "")
@@ -172,7 +170,7 @@ def _process_rows(view: RunView) -> list[list[str]]:
 
 
 def template_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
-    """A row per process that forks workers, and one per module that workers import themselves, with the reason."""
+    """Return a row per process that forks workers, and per module that is not preloaded, with the reason."""
     rows = []
     for node, details in sorted(view.details.items()):
         name = attachment.name_of(node)
@@ -186,18 +184,18 @@ def template_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
-    """How long the oldest call of a process is open, and what it does in words."""
+    """Return the age of a process's oldest call, and its activity in words."""
     calls = sorted(process.calls, key=lambda call: -call.age)
     words = [process.trouble] if process.trouble else []
-    words += [f"{call.method}()" for call in calls[:_MAX_CALLS]]
-    words += [f"{process.owed - _MAX_CALLS} more"] if process.owed > _MAX_CALLS else []
+    words += [f"{call.method}()" for call in calls[:_MAX_SHOWN_CALLS]]
+    words += [f"{process.owed - _MAX_SHOWN_CALLS} more"] if process.owed > _MAX_SHOWN_CALLS else []
     if not calls and process.role == "driver":
         words.append(command)
     return age(calls[0].age) if calls else "-", ", ".join(words) or "idle"
 
 
 def weight_rows(view: RunView) -> list[list[str]]:
-    """A row per model and version that is applied: ranks that have it, and how far they are behind."""
+    """Return a row per model and applied version: its ranks, and how far they are behind."""
     publishers: dict[str, tuple[int, str]] = {}
     holders: dict[tuple[str, int], list[ProcessReport]] = {}
     for process in view.report.processes:
@@ -218,7 +216,7 @@ def weight_rows(view: RunView) -> list[list[str]]:
 
 
 def _folded(processes: Sequence[ProcessReport]) -> list[str]:
-    """``rollout:0-3``, and the names of drivers."""
+    """Fold processes into texts: ``rollout:0-3``, and names of drivers."""
     groups: dict[str, list[ProcessReport]] = {}
     for process in sorted(processes, key=lambda each: (each.group or each.name, each.rank)):
         groups.setdefault(process.group, []).append(process)

@@ -1,4 +1,4 @@
-"""``RunView``: what all daemons of a run tell of it at one moment; names of endpoints, and the choice of ranks."""
+"""``RunView``: all daemons' answers about a run at one moment; names of endpoints, and the choice of ranks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 @dataclass(frozen=True)
 class RunView:
-    """A report and what goes with it.
+    """A report with the daemons' details.
 
     Attributes:
-        report: of all nodes that have answered.
-        details: of these nodes, by rank of the node: as ``NodeDetails`` answers.
-        missing: nodes that have not, each with the reason.
+        report: report of all nodes that have answered.
+        details: answers to ``NodeDetails`` by node.
+        missing: reasons by node that has not answered.
     """
 
     report: RunReport
@@ -33,8 +33,8 @@ class RunView:
     missing: dict[int, str]
 
     def detail(self, process: ProcessReport) -> dict[str, Any]:
-        """Command, log, devices, memory in bytes, weights and restarts of a process, and whether it has died and its
-        rank is coming back; nothing where it is not known."""
+        """Return command, log, devices, memory in bytes, weights and restarts of a process; ``away`` is True if it has
+        died and its rank is coming back.  Unknown facts are empty."""
         processes: dict[str, Any] = self.details.get(process.node, {}).get("processes", {})
         detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0, "weights": {}, "restarts": 0}
         detail["away"] = False
@@ -48,18 +48,18 @@ class RunView:
         return [process for process in self.report.processes if process.role == "driver"]
 
     def groups(self) -> dict[str, list[ProcessReport]]:
-        """The workers of each group, by rank."""
+        """Return the workers of each group, by rank."""
         found: dict[str, list[ProcessReport]] = {}
         for worker in sorted(self.workers(), key=lambda each: (each.group, each.rank)):
             found.setdefault(worker.group, []).append(worker)
         return found
 
     def choose(self, words: str) -> list[ProcessReport]:
-        """The processes of ``GROUP``, ``GROUP:RANKS`` or ``driver``, those with trouble as well.
+        """Return the processes of ``GROUP``, ``GROUP:RANKS`` or ``driver``, including those in trouble.
 
         Raises:
-            NoSuchRun: there is no such group, or no such rank in it.
-            ConfigError: the words are not written so.
+            NoSuchRun: there is no such group or rank.
+            ConfigError: the words are malformed.
         """
         groups = self.groups()
         group, ranks = split_ranks(words, groups)
@@ -77,12 +77,12 @@ class RunView:
 
 
 def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | None]:
-    """A group's name, which may have colons itself, and the ranks of ``:0-3,7`` behind it; None for all.
+    """Split a group's name, which may contain colons, from the ranks of ``:0-3,7`` after it; None for all ranks.
 
-    What is rank 2 of ``rollout`` and also the group that this rank has made, ``rollout:2``, means the rank.
+    ``rollout:2`` is rank 2 of ``rollout``, even if that rank has created a group of the same name.
 
     Raises:
-        ConfigError: what follows a group's name are no ranks, or they are in reverse.
+        ConfigError: the text after the group's name is not a list of ranks, or a range is reversed.
     """
     group, colon, ranks = words.rpartition(":")
     if colon and group in groups and words not in groups and not _RANKS.fullmatch(ranks):
@@ -99,7 +99,7 @@ def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | N
 
 
 def span_of(workers: Sequence[ProcessReport]) -> str:
-    """The ranks of workers of one group: ``0-3``, or ``0,2,5``."""
+    """Return the ranks of workers of one group as text: ``0-3``, or ``0,2,5``."""
     ranks = [worker.rank for worker in workers]
     if ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
@@ -114,16 +114,16 @@ async def look(
     details: bool = False,
     devices: bool = False,
 ) -> RunView:
-    """Asks all daemons at once, or those that have some of the ``chosen`` processes.
+    """Ask all daemons in parallel, or those of the ``chosen`` processes.
 
     Args:
-        parts: as ``Inspect`` has them.
-        chosen: the processes to ask; None for all.
-        details: ask for commands, logs and memory too.
-        devices: and for the use of GPUs.
+        parts: parts of the ``Inspect`` request.
+        chosen: processes to ask; None for all.
+        details: ask for commands, logs and memory, too.
+        devices: ask for the use of GPUs, too.
 
     Raises:
-        ClosedError: the daemon that passes the questions on has ended, and the run with it.
+        ClosedError: the attached daemon has ended, and the run with it.
     """
     numbers: dict[int, list[int]] = {}
     for process in chosen or ():

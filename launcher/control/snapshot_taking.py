@@ -1,7 +1,7 @@
-"""Takes a ``RunSnapshot``: files of this machine are read here, those of others by way of their daemons.
+"""Snapshots of runs: local files are read directly, those of other machines through their daemons.
 
-None of it waits for a process of the run, and for no daemon longer than the timeout: what is not there by then is named
-as missing.  Of a run whose daemons are gone there are the files of this machine.
+A snapshot waits for no process of the run, and for its daemons no longer than the timeout; parts that did not arrive by
+then are named as missing.  Without daemons it contains the files of this machine.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .run_view import RunView, look
 from .stuck_verdict import look_twice, verdict_data
 
 LOG_BYTES: Final = 256 << 10
-"""Of the end of each log."""
+"""Bytes from the end of each log."""
 
 VERDICT: Final = "its verdict"
-"""Among what is missing."""
+"""Key of the verdict in ``missing``."""
 _NO_TIME: Final = "there was no time to read it"
 
 
@@ -40,13 +40,13 @@ async def take_snapshot(
     wants_devices: bool = True,
     read_by: float = math.inf,
 ) -> RunSnapshot:
-    """A run as it is now, or as it was left.
+    """Return a snapshot of a live or ended run.
 
     Args:
         timeout: seconds for all answers of daemons.
-        read_by: of ``time.monotonic``, for the files of this machine.
-        wants_verdict: of a live run; takes two looks, half a second apart.
-        wants_devices: what GPUs do, by their driver.
+        read_by: time by ``time.monotonic`` for reading local files.
+        wants_verdict: judge a live run, which takes two reports, half a second apart.
+        wants_devices: ask the driver for the use of GPUs.
     """
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:
@@ -59,14 +59,14 @@ async def take_snapshot(
                 tasks.create_task(fetch_files(attachment, snapshot))
         except LaunchError as error:
             snapshot.missing["its daemons"] = str(error)
-            # A daemon that listens and does not answer is stopped, or is being started: its run has not ended.
+            # A daemon that listens without an answer is stopped or starting: its run has not ended.
             snapshot.is_alive = None if any(map(listens, run.sockets.values())) else False
     elif await asyncio.to_thread(other_hosts, run):
-        snapshot.is_alive = None  # this machine cannot see whether their daemons live
+        snapshot.is_alive = None  # the state of daemons on other machines is unknown
     if logs is None:
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
-        # Last, so that the events of the others' looks are there; and in a thread, for signals that come meanwhile.
+        # Last, so that the files contain events of the other parts; in a thread, so that signals are handled meanwhile.
         await asyncio.to_thread(_read, RunFiles(logs), snapshot, read_by)
         snapshot.note_absent_files(logs)
     snapshot.taken_at = time.time()
@@ -110,7 +110,7 @@ def _note_missing(attachment: Attachment, view: RunView, snapshot: RunSnapshot) 
 
 
 async def fetch_files(attachment: Attachment, snapshot: RunSnapshot) -> None:
-    """Files of the nodes on other machines; a path that several have is taken from where it was written to last."""
+    """Fetch files of nodes on other machines; a path that several nodes have comes from its last writer."""
     here = attachment.run.sockets
     answers, _ = await attachment.ask_nodes(lambda node: None if node in here else operations.ListRunFiles())
     latest: dict[str, tuple[float, int, RunFile]] = {}
@@ -130,7 +130,7 @@ async def _fetch_of(attachment: Attachment, node: int, files: list[RunFile], sna
                 await attachment.request(operations.ReadRunFile(file.path, offset, nbytes), node)
                 for offset, nbytes in _pieces(file)
             ]
-        except LaunchError as error:  # this file, for its disk or because it is gone
+        except LaunchError as error:  # this file only: it is gone, or its disk is broken
             snapshot.missing[file.path] = str(error)
         except (DeadlineExceeded, ClosedError) as error:
             snapshot.missing |= {each.path: str(error) for each in files[number:]}
@@ -153,7 +153,7 @@ def _read(files: RunFiles, snapshot: RunSnapshot, read_by: float) -> None:
 
 
 def _pieces(file: RunFile) -> Iterator[tuple[int, int]]:
-    """Offset and size of each piece of a file, or of the end of a log."""
+    """Yield offset and size of each piece of a file, or of the end of a log."""
     begin = max(0, file.nbytes - LOG_BYTES) if file.is_log else 0
     for offset in range(begin, file.nbytes, MAX_PIECE_BYTES):
         yield offset, min(MAX_PIECE_BYTES, file.nbytes - offset)
@@ -162,5 +162,5 @@ def _pieces(file: RunFile) -> Iterator[tuple[int, int]]:
 def _whole(file: RunFile, pieces: list[bytes]) -> bytes:
     data = b"".join(pieces)
     if file.is_log and file.nbytes > LOG_BYTES and b"\n" in data:
-        return data.partition(b"\n")[2]  # the first line is not whole
+        return data.partition(b"\n")[2]  # without the truncated first line
     return data

@@ -1,22 +1,22 @@
-"""``rlinf-ctl stack``: what the threads and tasks of a process do, as indented text; ``>`` marks the user's lines."""
+"""``rlinf-ctl stack``: threads and tasks of processes as indented text; ``>`` marks lines of user code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, to_data
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, ProcessReport, to_data
 
 from .attachment import Attachment
 from .run_view import RunView, look, span_of
-from .text_output import Output, age
+from .text_output import TextOutput, age
 
 
-async def show_stacks(attachment: Attachment, output: Output, words: str | None) -> None:
-    """Stacks of the ranks of ``GROUP[:RANKS]``, or of all processes.
+async def show_stacks(attachment: Attachment, output: TextOutput, words: str | None) -> None:
+    """Print the stacks of the ranks of ``GROUP[:RANKS]``, or of all processes.
 
     Raises:
-        NoSuchRun: there is no such group, or no such rank in it.
+        NoSuchRun: there is no such group or rank.
     """
     chosen = None if words is None else (await look(attachment)).choose(words)
     view = await look(attachment, parts=["activities"], chosen=chosen)
@@ -29,14 +29,14 @@ async def show_stacks(attachment: Attachment, output: Output, words: str | None)
     show_missing(view, output)
 
 
-def show_missing(view: RunView, output: Output) -> None:
-    """Names the nodes that did not answer."""
+def show_missing(view: RunView, output: TextOutput) -> None:
+    """Note the nodes that did not answer."""
     for name, reason in view.report.missing.items():
         output.note(f"nothing is known of node {name}: {reason}")
 
 
 def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
-    """The processes in the order of groups and ranks, those of one shape together; drivers are the first."""
+    """Return the processes by group and rank, drivers first, with processes of equal shape together."""
     found: dict[Any, list[ProcessReport]] = {}
     for process in sorted(processes, key=lambda each: (each.role != "driver", each.group, each.rank)):
         found.setdefault(_shape(process), []).append(process)
@@ -44,7 +44,7 @@ def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
 
 
 def _shape(process: ProcessReport) -> Any:
-    """Of two processes with one shape one text is enough: they differ in rank, place and ages."""
+    """Return a key that is equal for processes whose texts differ in rank, place and ages only."""
     activities = [
         (each.name, each.state, each.method, each.wait and (each.wait.kind, each.wait.what), *each.awaits, *each.stack)
         for each in process.activities
@@ -55,7 +55,7 @@ def _shape(process: ProcessReport) -> Any:
 
 
 def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
-    """Processes of one shape: the calls of the first, its threads, and its tasks below those that await them."""
+    """Yield the text of processes of one shape: the first one's calls, threads, and tasks below their awaiters."""
     process = processes[0]
     where = f"pid {process.pid} on {process.node_name}"
     trouble = f"  {process.trouble}" if process.trouble else ""
@@ -73,7 +73,7 @@ def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
     awaited = {name for each in process.activities for name in each.awaits}
     shown: set[str] = set()
     roots = [each for each in process.activities if each.name not in awaited] or process.activities
-    for activity in (*roots, *process.activities):  # those in a circle are awaited, and reached from no root
+    for activity in (*roots, *process.activities):  # activities in a cycle are reached from no root
         yield from _lines_of(activity, by_name, shown, 1)
 
 
@@ -96,11 +96,11 @@ def _headline(activity: Activity) -> str:
     wait = activity.wait
     if wait is not None:
         left = "" if wait.left is None else f", {age(wait.left)} to its deadline"
-        lasting = wait.age or activity.age  # neither is known at the first look at a wait that nothing records
+        lasting = wait.age or activity.age  # an unrecorded wait has no age at its first report
         waits = f"waits for {age(lasting)}" if lasting else "waits"
         return f"{activity.name}: {waits}: {wait.what}{left}{serves}"
     since = "" if activity.age is None else f" for {age(activity.age)}"
-    if activity.state is State.WAITING and activity.awaits:
+    if activity.state is ActivityState.WAITING and activity.awaits:
         return f"{activity.name}: awaits {_named(activity.awaits)}{since}{serves}"
     return f"{activity.name}: {activity.state}{since}{serves}"
 

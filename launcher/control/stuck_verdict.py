@@ -11,13 +11,13 @@ from rlinf_async._inspection.state.verdict import Verdict, judge, render
 from .attachment import Attachment
 from .run_view import RunView, look
 from .stack_text import show_missing
-from .text_output import Output
+from .text_output import TextOutput
 
 _ASK_AGAIN_S: Final = 0.5
 
 
-async def show_verdict(attachment: Attachment, output: Output) -> bool:
-    """Says why a run stands still, or that it does not; whether it goes on."""
+async def show_verdict(attachment: Attachment, output: TextOutput) -> bool:
+    """Print the verdict on a run; return False if it is stuck."""
     verdict, after = await look_twice(attachment)
     if output.as_json:
         output.json(verdict_data(verdict, after))
@@ -28,7 +28,7 @@ async def show_verdict(attachment: Attachment, output: Output) -> bool:
 
 
 async def look_twice(attachment: Attachment) -> tuple[Verdict, RunView]:
-    """The verdict on a run, and the later one of the two reports that it is about."""
+    """Return the verdict on a run, and the later one of its two reports."""
     before = await _look(attachment)
     await asyncio.wait({attachment.lost}, timeout=_ASK_AGAIN_S)
     after = await _look(attachment)
@@ -36,7 +36,7 @@ async def look_twice(attachment: Attachment) -> tuple[Verdict, RunView]:
 
 
 def verdict_data(verdict: Verdict, view: RunView) -> dict[str, Any]:
-    """``stuck --json``: the verdict and the whole report."""
+    """Return ``stuck --json``: the verdict and the whole report."""
     return {"verdict": verdict.to_data(), "report": to_data(view.report)}
 
 

@@ -1,4 +1,4 @@
-"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; nothing that a worker wrote moves the cursor."""
+"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; output of workers cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from typing import Any, Final, TextIO
 
 from rlinf_async._core.printable import plain, printable
 
-_GAP: Final = 2
-"""Blanks between two columns."""
+_COLUMN_GAP: Final = 2
 
 
-class Output:
-    """Where a command prints.
+class TextOutput:
+    """Output of a command.
 
     Attributes:
-        as_json: one JSON object a line, and nothing else.
+        as_json: print one JSON object per line, and nothing else.
     """
 
     def __init__(self, stream: TextIO, *, as_json: bool) -> None:
@@ -31,23 +30,23 @@ class Output:
         self._write(json.dumps(data))
 
     def line(self, text: str = "") -> None:
-        """Lines of our own making, in which names and texts of the run stand: without colours."""
+        """Print lines of this command, which may contain names from the run; without colours."""
         self._write("\n".join(plain(line) for line in text.split("\n")))
 
     def note(self, text: str) -> None:
-        """What is said beside the output, on stderr."""
+        """Print a note on stderr."""
         sys.stderr.write("\n".join(plain(line) for line in text.split("\n")) + "\n")
 
     def worker_line(self, prefix: str, text: str) -> None:
-        """A line that a worker wrote; its colours stay on a terminal."""
+        """Print a worker's line; on a terminal it keeps its colours."""
         self._write(plain(prefix) + (printable(text) if self._is_terminal else plain(text)))
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns; on a terminal that is too narrow the widest ones wrap, and nothing is cut."""
+        """Print aligned columns; on a narrow terminal the widest ones wrap, and no text is cut."""
         cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
         widths = [max((_width(line) for row in cells for line in row[at]), default=0) for at in range(len(titles))]
         widths = [max(width, _width(title)) for width, title in zip(widths, titles, strict=True)]
-        if self._is_terminal and sum(widths) + _GAP * len(widths) > shutil.get_terminal_size().columns:
+        if self._is_terminal and sum(widths) + _COLUMN_GAP * len(widths) > shutil.get_terminal_size().columns:
             self._write(self._wrapped(titles, cells))
             return
         lines = [_aligned(titles, widths)]
@@ -58,13 +57,13 @@ class Output:
         self._write("\n".join(lines))
 
     def _wrapped(self, titles: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]) -> str:
-        """By rich, whose import and layout take longer than all else where there are hundreds of rows."""
+        # Only where lines wrap: rich's import and layout take longer than all else for hundreds of rows.
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
 
         console = Console(file=self._stream, highlight=False, width=shutil.get_terminal_size().columns)
-        shown = Table(box=None, padding=(0, _GAP, 0, 0), header_style="bold")
+        shown = Table(box=None, padding=(0, _COLUMN_GAP, 0, 0), header_style="bold")
         for title in titles:
             shown.add_column(title, overflow="fold")
         for row in cells:
@@ -79,7 +78,7 @@ class Output:
 
 
 def _width(text: str) -> int:
-    """Columns that a text takes on a terminal."""
+    """Return the columns of a text on a terminal."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -88,12 +87,12 @@ def _width(text: str) -> int:
 
 
 def _aligned(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = (cell + " " * (width - _width(cell) + _GAP) for cell, width in zip(cells, widths, strict=True))
+    padded = (cell + " " * (width - _width(cell) + _COLUMN_GAP) for cell, width in zip(cells, widths, strict=True))
     return "".join(padded).rstrip()
 
 
 def age(seconds: float) -> str:
-    """``0.4 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
+    """Format a duration: ``0.4 s``, ``42 s``, ``3 min 20 s``, ``2 h 5 min``, ``3 d 4 h``."""
     if seconds < 10:
         return f"{max(seconds, 0.0):.1f} s"
     whole = round(seconds)
@@ -107,7 +106,7 @@ def age(seconds: float) -> str:
 
 
 def size(count: int) -> str:
-    """``0``, ``512 B``, ``1.5 MB``, ``80.0 GB``; empty text for what is not known is the caller's."""
+    """Format a number of bytes: ``0``, ``512 B``, ``1.5 MB``, ``80.0 GB``."""
     if count < 1000:
         return f"{count} B" if count else "0"
     for unit in ("kB", "MB", "GB"):

@@ -1,4 +1,4 @@
-"""Picture of a verdict's wait graph: boxes of alike processes, arrows to what they wait for, and their places."""
+"""Picture of a verdict's wait graph: boxes of similar processes, arrows to what they wait for, and a layout."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.descriptions import lines_of, names_of, seconds, what_of
 from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ProcessReport, RunReport, TargetKind, from_data
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode, is_stopped
 
 MAX_BOXES: Final = 48
 
 
 @dataclass
 class Box:
-    """A process, several alike, or a thing that is waited for.
+    """A process, several similar ones, or a resource that processes wait for.
 
     Attributes:
         state: ``waits``, ``runs``, ``idle``, ``stopped``, ``ended``, ``thing``.
-        lines: all that it does, as the verdict says it.
+        lines: all its activities, in the verdict's words.
         is_blamed: the verdict is about it.
-        column: and ``row``: its place; what waits is left of what it waits for, where there is no circle.
+        column, row: its place; without a cycle a waiting box is left of the one that it waits for.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A wait; ``is_coming``: what is waited for may be on its way."""
+    """A wait; ``is_coming``: the awaited thing may be under way."""
 
     start: int
     end: int
@@ -48,7 +48,7 @@ class Arrow:
 
 
 def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
-    """``boxes`` and ``arrows`` of what ``rlinf-ctl stuck --json`` has printed, and the boxes that were ``left_out``."""
+    """Return ``boxes`` and ``arrows`` for the output of ``rlinf-ctl stuck --json``, and the number ``left_out``."""
     report = from_data(RunReport, verdict["report"])
     needs = Needs(WaitGraph(report))
     waits = {process.endpoint: _waits_of(needs, process) for process in report.processes}
@@ -85,7 +85,7 @@ def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 _Waits = list[tuple[str, int | str, bool]]
-"""Kind, the endpoint or thing that is waited for, and whether it may be coming."""
+"""Kind of the wait, awaited endpoint or resource, and True if it may be under way."""
 
 
 def _waits_of(needs: Needs, process: ProcessReport) -> _Waits:
@@ -111,7 +111,7 @@ def _end_of(need: Need) -> int | str | None:
 
 
 def _shown(report: RunReport, waits: dict[int, _Waits], blamed: set[int]) -> list[ProcessReport]:
-    """The processes that wait or are waited for, and those that the verdict is about, drivers first."""
+    """Return processes in waits and those that the verdict is about, the latter first, then drivers."""
     ends = {end for each in waits.values() for _, end, _ in each}
     shown = [each for each in report.processes if waits[each.endpoint] or {each.endpoint} & (ends | blamed)]
     return sorted(shown, key=lambda each: (each.endpoint not in blamed, each.role != "driver", each.group, each.rank))
@@ -128,8 +128,8 @@ def _state(needs: Needs, process: ProcessReport, busy: set[int]) -> str:
     return "waits" if _foremost(nodes, process.endpoint in busy).waits else "runs"
 
 
-def _foremost(nodes: Iterable[Node], is_busy: bool) -> Node:
-    """The activity that says most of a process: its oldest wait, or what runs where a verdict says that it works."""
+def _foremost(nodes: Iterable[WaitNode], is_busy: bool) -> WaitNode:
+    """Return a process's main activity: its oldest wait, or its running one if the verdict calls it busy."""
     return min(nodes, key=lambda node: (node.waits is is_busy, node.wait is None, -(node.age or 0.0)))
 
 
@@ -153,7 +153,7 @@ def _box(needs: Needs, processes: list[ProcessReport], blamed: set[int], busy: s
 
 
 def _lay_out(boxes: list[Box], arrows: list[Arrow]) -> None:
-    """Columns by the distance from those that nothing waits for; of a circle from the first box."""
+    """Place boxes in columns by their distance from boxes that nothing waits for; in a cycle from its first box."""
     following = defaultdict(list)
     for arrow in arrows:
         following[arrow.start].append(arrow.end)

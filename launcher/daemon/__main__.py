@@ -1,7 +1,7 @@
 """Entry point of a node daemon's process: the guardian, which forks the daemon; worker template, log, event loop.
 
-``rlinf-launch`` or ``Cluster()`` starts it.  The worker template starts before anything else is imported, so that
-torch's import, the longest part of a start, runs beside everything.
+``rlinf-launch`` or ``Cluster()`` starts it.  The worker template starts before most other imports, because its import
+of torch takes longest and then runs in parallel.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int:
-    """The daemon's life; its exit code.
+    """Run the daemon to its end; return the exit code.
 
     Args:
-        data: stdin as far as it has been read: its first line, and maybe more.
-        leave_to_guardian: where it writes which folders the guardian removes if it cannot do so itself.
-        sign_of_life: what the guardian ends it by once it is silent for longer than its lease.
+        data: bytes of stdin read so far: at least the first line.
+        leave_to_guardian: descriptor to which the path of the run directory is written; the guardian removes it.
+        sign_of_life: timer by whose expiry the guardian recognises a silent daemon.
     """
     from rlinf_async import settings
     from rlinf_async._wire.node_config import NodeConfig
@@ -63,11 +63,11 @@ def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int
     try:
         if not boot.config.hidden:
             templates.get()
-        boot.logs.prune(int(settings.KEPT_RUNS()))  # beside the template's import of torch
+        boot.logs.prune(int(settings.KEPT_RUNS()))  # in parallel with the template's import of torch
         _live(boot, templates, sign_of_life)
     except Exception as error:
         own_logger(__name__).exception("the daemon failed")
-        while isinstance(error, ExceptionGroup):  # of the tasks beside it
+        while isinstance(error, ExceptionGroup):  # unwrap the task group's error
             error = error.exceptions[0]
         return _failed(marker, error)
     finally:
@@ -77,7 +77,7 @@ def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int
 
 
 def _failed(marker: str | None, error: Exception) -> int:
-    """Tell the near side of an error, by stderr where it speaks another protocol; return the exit code."""
+    """Report an error to the launcher, on stderr if its protocol is unknown; return the exit code."""
     text = f"{type(error).__name__}: {error}"
     if marker is None:
         sys.stderr.write(f"rlinf daemon: {text}\n")
@@ -87,11 +87,11 @@ def _failed(marker: str | None, error: Exception) -> int:
 
 
 def _raise_open_files() -> int:
-    """Lets this process open as many files as it may; the limit that it had, which is the user's and the workers'."""
+    """Raise the soft limit of open files to the hard one; return the old limit, which workers get."""
     import resource
 
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # where the system allows less than it says
+    with contextlib.suppress(OSError, ValueError):  # some systems refuse the hard limit that they report
         resource.setrlimit(resource.RLIMIT_NOFILE, (utmost, utmost))
     return usual
 
@@ -101,7 +101,7 @@ def _live(boot: Boot, templates: Templates, sign_of_life: SignOfLife) -> None:
 
     import uvloop
 
-    from .near_side import StandardStreams
+    from .daemon_control import StdioControl
     from .network import GrpcNetwork
     from .node import Node
     from .resources import facts
@@ -111,10 +111,10 @@ def _live(boot: Boot, templates: Templates, sign_of_life: SignOfLife) -> None:
         templates.watch(loop)
         known = facts(boot.config.gpus, boot.config.fake_gpus, boot.worker_environment)
         known["gpus"] = known["gpus"][: boot.config.max_gpus]
-        near_side = StandardStreams(loop, boot.config.marker, boot.rest_of_stdin)
-        node = Node(loop, boot, templates, known, near_side, GrpcNetwork(boot.config), sign_of_life=sign_of_life)
+        control = StdioControl(loop, boot.config.marker, boot.rest_of_stdin)
+        node = Node(loop, boot, templates, known, control, GrpcNetwork(boot.config), sign_of_life=sign_of_life)
         gc.collect()
-        gc.freeze()  # what is there now stays: no later collection needs to look at it
+        gc.freeze()  # later collections skip everything allocated so far
         await node.run()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -122,7 +122,7 @@ def _live(boot: Boot, templates: Templates, sign_of_life: SignOfLife) -> None:
 
 
 def _log_to(log_dir: Path, node: int) -> None:
-    """The daemon's own words go to a file beside its workers' logs, and its stderr with them."""
+    """Redirect the daemon's log and stderr to a file beside its workers' logs."""
     log_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = log_dir / f"daemon_{node}.log"
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""Admission of local connections that have not said hello: at most so many, each with a timeout, oldest evicted."""
+"""Admission of local connections that have not said hello: bounded in number, each with a timeout, oldest evicted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = own_logger(__name__)
 
 
 class _NewConnection:
-    """A connection that has not said hello; it has an endpoint as soon as it has said anything."""
+    """A connection without a HELLO; gets its endpoint with the first byte."""
 
     __slots__ = ("endpoint", "sock", "timer")
 
@@ -25,16 +25,16 @@ class _NewConnection:
         self.endpoint: Endpoint | None = None
 
 
-class Admission:
-    """The connections that have not said hello.
+class HelloAdmission:
+    """Connections that have not said hello yet.
 
-    Beyond their number the oldest one is ended, not the newest refused: silent connections thus keep nobody out who
-    speaks at once.  What the oldest one has said is read first, since it may have said hello in this very turn.  A
-    connection that says nothing costs a descriptor and no buffers.
+    Above the limit the oldest one is evicted and not the newest refused, so silent connections cannot lock out a client
+    that speaks at once.  Data of the oldest is read before its eviction: its HELLO may have arrived in this turn of the
+    loop.  A silent connection costs a descriptor and no buffers.
 
     Args:
-        begin: begins to read a connection, and returns its endpoint; OSError where it cannot.
-        end: ends an endpoint; calls ``remove``.
+        begin: starts to read a connection and returns its endpoint; raises OSError on failure.
+        end: ends an endpoint and calls ``remove``.
     """
 
     def __init__(
@@ -53,36 +53,35 @@ class Admission:
         self._ended = 0
 
     def __repr__(self) -> str:
-        return f"<Admission [{len(self._new_connections)} of {self._most} connections have not said hello]>"
+        return f"<HelloAdmission [{len(self._new_connections)} of {self._most} connections have not said hello]>"
 
     def add(self, sock: socket.socket) -> None:
-        """Takes a connection that has just been accepted."""
         sock.setblocking(False)
-        self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._give_up, sock))
+        self._new_connections[sock] = _NewConnection(sock, self._loop.call_later(self._timeout, self._evict, sock))
         self._loop.add_reader(sock.fileno(), self._read_hello, sock)
         if len(self._new_connections) > self._most:
             self.end_oldest()
 
     def remove(self, endpoint: Endpoint) -> None:
-        """It has said hello, or has ended; its socket is its connection's."""
+        """Stop to track an endpoint that has said hello or has ended."""
         sock = self._socks.pop(endpoint, None)
         if sock is not None:
             self._forget(sock)
 
     def end_oldest(self) -> bool:
-        """Makes room; False where there is nothing to end."""
+        """Evict the oldest connection; return False if there is none."""
         for sock in self._new_connections:
-            self._give_up(sock)
+            self._evict(sock)
             return True
         return False
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Evict all connections."""
         while self.end_oldest():
             pass
 
     def _read_hello(self, sock: socket.socket) -> None:
-        """It has said something, or hung up."""
+        """Begin a connection that has sent its first byte, or close one that hung up."""
         try:
             said = sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -102,7 +101,7 @@ class Admission:
         self._new_connections[sock].endpoint = endpoint
         self._socks[endpoint] = sock
 
-    def _give_up(self, sock: socket.socket) -> None:
+    def _evict(self, sock: socket.socket) -> None:
         new_connection = self._new_connections[sock]
         if new_connection.endpoint is None:
             self._read_hello(sock)

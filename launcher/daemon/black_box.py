@@ -1,11 +1,11 @@
-"""``BlackBox``: facts of a node, its groups and deaths as files beside its logs, which outlive a kill of everything.
+"""``BlackBox``: facts of a node, its groups and deaths in files beside its logs, which survive a kill of the whole run.
 
-    recorder/node-0.json        of the node, once: versions, resources, configuration, the other nodes
+    recorder/node-0.json        the node, once: versions, resources, configuration, the other nodes
     recorder/groups-0.jsonl     a line per launch of workers here: ranks, pids, devices, the cluster's configuration
     recorder/deaths-0.jsonl     a line per process that has ended abnormally
 
-Each line is one write.  A line that was cut short, by a full disk for one, spoils no other: each begins on a line of
-its own.  Secrets are masked, and of most variables there is the length alone (``_core/masking.py``).
+Each line is one write and begins with a newline, so a truncated line, for example on a full disk, spoils no other one.
+Secrets are masked, and most environment variables are recorded by length only (``_core/masking.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
 
 
 class BlackBox:
-    """One node's; nothing that goes wrong with its files disturbs the run."""
+    """Recorded facts of one node; an error with its files does not disturb the run."""
 
     def __init__(self, log_dir: Path, run: str, node: int) -> None:
         self._folder = log_dir / DIRECTORY
@@ -44,13 +44,13 @@ class BlackBox:
     def describe(
         self, facts: Mapping[str, Any], config: Mapping[str, Any], environment: Mapping[str, str], peers: list[Any]
     ) -> None:
-        """Writes the node's facts.
+        """Write the node's facts.
 
         Args:
-            facts: as `rlinf_launcher.daemon.resources` has them.
-            config: the node's, without credentials; ``environment`` takes the place of its ``env``.
-            environment: of the workers.
-            peers: the nodes of the run, and where their logs are.
+            facts: as `rlinf_launcher.daemon.resources` returns them.
+            config: the node's configuration without credentials; ``environment`` replaces its ``env``.
+            environment: environment of the workers.
+            peers: the nodes of the run, with their log directories.
         """
         told: dict[str, Any] = masked({
             "run": self._run,
@@ -70,14 +70,14 @@ class BlackBox:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             _write(fresh, os.O_TRUNC, json.dumps(told, default=str))
-            fresh.replace(path)  # there is all of it, or nothing
+            fresh.replace(path)  # atomic: readers see the whole file or none
         except OSError as error:
             logger.debug("the node's facts are not kept: %s", error)
             with contextlib.suppress(OSError):
                 fresh.unlink()
 
     def launched(self, op: operations.Spawn, started: Iterable[Sequence[Any]]) -> None:
-        """Notes workers of a group that have been started; ``started`` as the answer to ``Spawn``."""
+        """Record started workers of a group; ``started`` is the answer to ``Spawn``."""
         workers = [
             {
                 "rank": worker["rank"],
@@ -91,7 +91,7 @@ class BlackBox:
         self._append("groups", {"group": op.group, "workers": workers, "config": config})
 
     def death(self, process: str, pid: int, text: str, last_words: Sequence[str] = ()) -> None:
-        """Notes a process that has ended abnormally."""
+        """Record a process that has ended abnormally."""
         self._append("deaths", {"process": process, "pid": pid, "text": text, "last_words": list(last_words)})
 
     def _append(self, what: str, facts: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class BlackBox:
 
 
 def _versions() -> dict[str, str]:
-    from importlib import metadata  # a slow import, and the run has begun by then
+    from importlib import metadata  # imported late: slow, and the run must not wait for it
 
     found = {}
     for name, package in _PACKAGES.items():
@@ -115,11 +115,7 @@ def _versions() -> dict[str, str]:
 
 
 def _write(path: Path, mode: int, text: str) -> None:
-    """Writes in one call.
-
-    Raises:
-        OSError: it did not fit, or not all of it.
-    """
+    """Write a text in one call; raise OSError if it did not fit completely."""
     data = text.encode(errors="replace")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
     try:

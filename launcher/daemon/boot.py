@@ -35,39 +35,39 @@ class Boot:
 
     @property
     def told_config(self) -> dict[str, Any]:
-        """The configuration as others may read it: without credentials."""
+        """The configuration without credentials."""
         hidden = {"marker", "credentials"}
         return {key: value for key, value in self.config.to_json().items() if key not in hidden}
 
     @property
     def worker_environment(self) -> dict[str, str]:
-        """What every worker of this node inherits."""
+        """Environment of every worker of this node."""
         environment = {**os.environ, **self.config.env, "RLINF_RUN_ID": self.config.run}
-        environment.pop("RLINF_TRACE", None)  # of this run: one that a worker starts must not write into its file
+        environment.pop("RLINF_TRACE", None)  # a run that a worker starts must not write into this run's trace file
         return environment
 
 
 def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
-    """Make the folders of a node; return them with its configuration.
+    """Create a node's directories; return its boot configuration.
 
     Raises:
-        AuthError: the run's folder is not this user's alone.
-        LaunchError: there is no place for it.
+        AuthError: the run's directory belongs to, or is accessible to, another user.
+        LaunchError: no directory can be created.
     """
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
-    with contextlib.suppress(OSError):  # a full disk: an operator will have to know where the logs are
+    with contextlib.suppress(OSError):  # the link only helps an operator to find the logs; a full disk forbids it
         if logs.path != run_dir / "logs":
             (run_dir / "logs").symlink_to(logs.path.absolute())
     return Boot(config, run_dir, logs, rest_of_stdin)
 
 
 def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
-    """Make the node's own directory, mode 0700, under the run's, in the first place that takes one."""
+    """Create the node's directory (mode 0700) below the run's, in the first location that allows it."""
     places = [] if prepared is None else [Path(prepared)]
     refused = []
     if prepared is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
-        places.append(Path(runtime).absolute() / f"rlinf-{run}")  # workers and scripts leave this working directory
+        places.append(Path(runtime).absolute() / f"rlinf-{run}")  # absolute: workers change their working directory
     if prepared is None:
         try:
             places.append(Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}")
@@ -90,7 +90,7 @@ def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
 def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # whatever the umask says
+        directory.chmod(0o700)  # mkdir's mode is masked by the umask
     status = directory.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")

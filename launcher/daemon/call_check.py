@@ -1,8 +1,8 @@
 """Reconciles a daemon's pending calls with its local callers, which may have got the replies on direct sockets.
 
-Of a call that was answered directly the daemon hears some milliseconds later.  What it tells of open calls, in
-``status()`` and when a worker dies, waits until the callers have said what they know: a round trip, and at most
-``RLINF_CALL_CHECK_S`` where one of them does not listen::
+A caller reports a direct call and its answer some milliseconds later.  So before the daemon uses its list of open
+calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, and at most
+``RLINF_CALL_CHECK_S`` if a caller does not respond::
 
     daemon ── "check_calls": what you called, and is owed ──► caller
     daemon ◄── PENDING: what has not been told yet ──────────── caller
@@ -26,7 +26,7 @@ from .router import Router
 
 @dataclass
 class _Check:
-    """One question; ``silent`` are the callers that have not answered."""
+    """One round; ``silent`` are the callers that have not answered."""
 
     silent: set[int]
     then: Callable[[], None]
@@ -34,7 +34,7 @@ class _Check:
 
 
 class CallCheck:
-    """Rounds of questions to callers; each calls back when all have answered, or its time is up."""
+    """Rounds of requests to callers; a round calls back when all have answered or its time is up."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
@@ -43,7 +43,7 @@ class CallCheck:
         self._checks: dict[int, _Check] = {}
 
     def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
-        """Calls back once the pending calls of these workers are true; at once where no caller is of this node."""
+        """Call back once the pending calls of these workers are reconciled; at once if no caller is local."""
         unanswered: dict[int, list[list[int]]] = {}
         for worker in workers:
             for source, call in worker.pending_calls:
@@ -56,10 +56,10 @@ class CallCheck:
         timer = self._loop.call_later(settings.CALL_CHECK_S(), self._end, number)
         self._checks[number] = _Check(set(unanswered), then, timer)
         for source, calls in unanswered.items():
-            self._router.tell(source, "check_calls", {"check": number, "calls": calls})
+            self._router.send_event(source, "check_calls", {"check": number, "calls": calls})
 
     def _listens(self, source: int) -> bool:
-        """Of calls from other nodes this daemon relays the answers: it knows of them."""
+        # The answers to callers of other nodes pass this daemon, which therefore knows of them.
         caller = self._router.endpoints.get(frames.number_of(source))
         return frames.node_of(source) == self._router.node and caller is not None and caller.exit_report is None
 

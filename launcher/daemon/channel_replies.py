@@ -16,16 +16,14 @@ from rlinf_async._core.segment import close_fds
 from .endpoint import Endpoint
 from .router import Router
 
-_MAX_ITEMS: Final = 1024
-"""Small items in one frame."""
+_MAX_ITEMS_PER_FRAME: Final = 1024
 
 _MAX_GONE_GROUPS: Final = 64
-_MOST_KEYS: Final = 4
-"""Keys that the words about a long wait name."""
+_MAX_NAMED_KEYS: Final = 4
 
 
-class Segment:
-    """A descriptor of sealed memory; closed when its last reference goes."""
+class SegmentFile:
+    """A descriptor of sealed memory, closed with its last reference."""
 
     __slots__ = ("fd", "size")
 
@@ -42,46 +40,46 @@ class HostedChannel:
 
     noun = "channel"
     fewer = "fewer: get(), or get_many(n, wait=False)"
-    """The way out where a node cannot open as many files as the items need."""
+    """Advice in the error about a lack of descriptors for items."""
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:
-        """``is_bounded`` is whether users have set a bound: then puts are done when they are accepted."""
+        """``is_bounded``: a user set a bound, so a put completes when the queue accepts it."""
         self.number = number
         self.name = name
         self.owner = owner
         self.queue = queue
         self.is_bounded = is_bounded
         self.pending: dict[int, PendingReplies] = {}
-        """By client."""
+        """Replies to send at the end of the loop's turn, by client."""
         self.gone_producers: dict[str, set[int]] = {}
-        """By group, those ranks of this node that have put here and have ended since; of the latest groups."""
+        """Ended ranks of this node that have put here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
 
     def describe(self, key: bytes) -> str:
-        """Say in words how much is queued under a key, and how many requests wait."""
+        """Describe in words the items queued under a key and the waiting requests."""
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
         used = len(self.queue.clients)
         others = [repr(key_of(each)) for each in self.queue.used if each != key and self.queue.size(each)]
-        more = f" and {len(others) - _MOST_KEYS} more" if len(others) > _MOST_KEYS else ""
-        there = f"; there are items under {', '.join(others[:_MOST_KEYS])}{more}" if others and not items else ""
+        more = f" and {len(others) - _MAX_NAMED_KEYS} more" if len(others) > _MAX_NAMED_KEYS else ""
+        there = f"; there are items under {', '.join(others[:_MAX_NAMED_KEYS])}{more}" if others and not items else ""
         return (
             f"{items} item{'s' * (items != 1)} under this key, {puts} put{'s' * (puts != 1)} and {gets} "
             f"get{'s' * (gets != 1)} wait; {used} process{'es' * (used != 1)} use{'s' * (used == 1)} the channel{there}"
         )
 
     def ledger(self) -> dict[str, int]:
-        """Count the samples of an experience; nothing of a channel."""
+        """Return the counts of an experience's samples; empty for a channel."""
         return {}
 
     async def written(self) -> None:
-        """Wait until a durable experience has written whatever has become of its samples."""
+        """Wait until a durable experience has written the fate of all its samples."""
 
     def ended(self) -> None:
-        """Nothing is left of the channel here."""
+        """Free resources at the end of the queue."""
 
     def note_gone(self, producer: Endpoint) -> None:
-        """A process that has put here has ended."""
+        """Remember a rank that has put items here and has ended."""
         if producer.process is None:
             return
         setup = producer.process.setup
@@ -91,7 +89,7 @@ class HostedChannel:
 
 
 class PendingReplies:
-    """Sent once per turn of the loop, in one frame: puts that were accepted, small items, room."""
+    """Replies sent once per turn of the loop in one frame: accepted puts, small items, freed bytes."""
 
     __slots__ = ("accepted", "freed", "given")
 
@@ -102,7 +100,7 @@ class PendingReplies:
 
 
 class ChannelReplies:
-    """Replies to a channel's clients: small ones leave together at the end of the loop's turn, one frame a client."""
+    """Replies to the clients of queues; small ones are sent at the end of the loop's turn, one frame per client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
@@ -131,13 +129,13 @@ class ChannelReplies:
                 self._reply(hosted, client, pending)
 
     def flush(self, hosted: HostedChannel, client: int) -> None:
-        """Sends now what one client would be sent at the end of the turn."""
+        """Send a client's pending replies now."""
         pending = hosted.pending.pop(client, None)
         if pending is not None:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # Noted once for all items of a turn.  The first put of each client is answered, so this notes every producer.
+        # Noted once for all items of a turn.  The first put of each client is answered, so every producer is noted.
         self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
         self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.freed])
 
@@ -149,25 +147,25 @@ class ChannelReplies:
             known.has_got |= has_got
 
     def deliver(self, hosted: HostedChannel, get: Demand) -> None:
-        """The items of a get, as ``give()`` sends them; small ones at the end of the turn."""
+        """Send the items of a get: small ones at the end of the turn, others at once."""
         items = get.items
         first = items[0].body
         if type(first) is bytes and len(first) <= frames.MAX_BATCHED_BYTES and (len(items) == 1 or _are_small(items)):
             for item in items:
                 pending = self.pending(hosted, get.consumer)
                 pending.given.append((get.number, item is not items[-1], item.redelivered, item.body))
-                if len(pending.given) == _MAX_ITEMS:
+                if len(pending.given) == _MAX_ITEMS_PER_FRAME:
                     self.flush(hosted, get.consumer)
             return
         self._note(hosted, get.consumer, has_got=True)
-        self.flush(hosted, get.consumer)  # first come, first served
+        self.flush(hosted, get.consumer)  # keeps the order: earlier small items leave first
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:
-        """All of them, or none.
+        """Send all of the items, or none.
 
         Raises:
-            OSError: no more files can be opened for descriptors of them.
+            OSError: no descriptors are free for copies of the items' descriptors.
         """
         copies = _copies(items)
         for item, fds in zip(items, copies, strict=True):
@@ -190,11 +188,11 @@ def _are_small(items: Sequence[Item]) -> bool:
 
 
 def _copies(items: Sequence[Item]) -> list[list[int]]:
-    """Descriptors that can be sent: of each item that has one, one."""
+    """Return duplicated descriptors per item: one for an item in sealed memory, none for an inline one."""
     copies: list[list[int]] = []
     try:
         for item in items:
-            copies.append([os.dup(item.body.fd)] if type(item.body) is Segment else [])
+            copies.append([os.dup(item.body.fd)] if type(item.body) is SegmentFile else [])
     except OSError:
         for fds in copies:
             close_fds(fds)

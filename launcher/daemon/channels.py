@@ -1,14 +1,13 @@
 """Queues of the channels that this daemon hosts: handles PUT, GET and QUEUE frames, and closes with their owners.
 
-Plain calls from the router, no task and no wait: a frame is handled, and all that follows from it sent, before the next
-frame is read.  The items that a queue holds are held here, bytes or descriptors of sealed memory, so that they
-outlive their producers.
+The router calls these handlers synchronously: a frame and all its consequences are processed before the next frame is
+read.  The daemon holds the queued items, as bytes or descriptors of sealed memory, so they outlive their producers.
 
-A channel is its number (``name_service.py``): requests to one that is not here are answered with "gone".
+A channel is identified by its number (``name_service.py``); the answer to a request for an unknown number is "gone".
 
-A put into a channel without a bound is done for a process of this node as soon as it is on the socket.  So a question
-about a queue is answered, and a queue is closed, when those sockets have been read: either may follow a put of which
-its client was told by the producer.
+On one node, a put into an unbounded channel is complete once its frame is on the socket.  A producer may then tell
+another process of the put, whose question about the queue can arrive first.  So the daemon reads the producers' sockets
+before it answers a question about an unbounded queue, and before it closes one.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Container, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, QueueAction, Step
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Item
@@ -30,7 +29,7 @@ from rlinf_async._core.segment import close_fds
 from rlinf_async._inspection.state.run_report import QueueReport
 from rlinf_async.errors import ClosedError
 
-from .channel_replies import ChannelReplies, HostedChannel, Segment
+from .channel_replies import ChannelReplies, HostedChannel, SegmentFile
 from .cleanup import run_all
 from .handlers import Requester
 from .router import Router
@@ -38,14 +37,20 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DISCARDED_FOR_S: Final = 2.0
-"""Seconds for which items may still be on their way to a channel that was thrown away; these are no loss."""
+"""Seconds after a discarding close during which late items count as discarded, not as lost."""
 
 
 class Channels:
-    """The queues of one daemon."""
+    """Queues of one daemon.
+
+    The class has more than 30 methods: one for each kind of request to a queue, over one table of queues.
+
+    Args:
+        gone: endpoints that have ended.
+        budget: ``max_bytes`` of a channel that is created without one.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: Container[int], budget: int) -> None:
-        """``gone`` are the endpoints that are no more; ``budget`` is ``max_bytes`` where none is given."""
         self._loop = loop
         self._router = router
         self._gone = gone
@@ -53,12 +58,10 @@ class Channels:
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, HostedChannel] = {}
         self._replies = ChannelReplies(loop, router)
-        self._questions: list[list[Any]] = []
-        """Frames with questions about a queue, which wait until the sockets of producers have been read."""
+        self._questions: list[list[Any]] = []  # frames that wait until the sockets of producers have been read
         self._closing: list[tuple[HostedChannel, asyncio.Future[None]]] = []
-        """Queues whose close waits for the same."""
-        self._discarded: set[int] = set()
-        """Channels that were thrown away a moment ago."""
+        """Queues whose close waits until the sockets of producers have been read."""
+        self._discarded: set[int] = set()  # numbers of channels discarded within the last _DISCARDED_FOR_S
         router.on_channel = self.on_frame
 
     def __repr__(self) -> str:
@@ -67,7 +70,7 @@ class Channels:
     # -- frames of clients --------------------------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
-        """A PUT, GET or QUEUE for a queue of this daemon."""
+        """Handle a PUT, GET or QUEUE frame for a queue of this daemon."""
         kind, source, number = frame[0], frame[2], frame[4]
         hosted = self._hosted.get(number)
         if hosted is None:
@@ -87,7 +90,7 @@ class Channels:
         kind, source = frame[0], frame[2]
         if kind == frames.PUT:
             _, _, _, _, _, put, key, weight, mode, body = frame
-            carried: Any = Segment(fds[0], body) if fds else body
+            carried: Any = SegmentFile(fds[0], body) if fds else body
             self._put(hosted, source, put, key, weight, mode, carried)
         elif kind == frames.GET:
             _, _, _, _, _, get, key, target, taken = frame
@@ -104,7 +107,7 @@ class Channels:
         if type(body) is str:
             self._refuse_lost(hosted, source, number, body, is_sent=mode == frames.SENT)
             return
-        size = len(body) if type(body) is bytes else body.size if type(body) is Segment else -1
+        size = len(body) if type(body) is bytes else body.size if type(body) is SegmentFile else -1
         if type(key) is not bytes or type(weight) is not int or weight < 0 or size < 0:
             self._turn_down(hosted, source, number, f"a put with key {key!r}, weight {weight!r} and {size} bytes")
         steps = hosted.queue.put(
@@ -128,14 +131,14 @@ class Channels:
             self._follow(hosted, steps)
 
     def _turn_down(self, hosted: HostedChannel, source: int, number: int, what: str) -> NoReturn:
-        """Refuses a request that makes no sense: neither its caller nor later requests wait for it."""
+        """Answer a malformed request with an error and skip its number, so that later requests do not wait for it."""
         self._follow(hosted, hosted.queue.skip(source, number))
         text = f"{hosted.noun} '{hosted.name}' can make nothing of {what}"
         self._replies.send(source, hosted.number, "failed", [number, "ValueError", text])
         raise TypeError(text)
 
     def _refuse_lost(self, hosted: HostedChannel, source: int, number: int, why: str, *, is_sent: bool) -> None:
-        """Refuses a put whose content was lost on its way here, since no descriptor was free."""
+        """Refuse a put whose body was lost on its way because no descriptor was free."""
         self._follow(hosted, hosted.queue.skip(source, number))
         if is_sent:
             logger.warning("an item of %s '%s' is lost: %s", hosted.noun, hosted.name, why)
@@ -144,7 +147,7 @@ class Channels:
             self._replies.send(source, hosted.number, "failed", [number, "OSError", why])
 
     def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
-        for each in taken:  # all of them, before any of them counts
+        for each in taken:  # check all before applying any
             if len(each) != 2 or type(each[0]) is not int or type(each[1]) is not int:
                 raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
         steps = hosted.queue.taken(source, taken)
@@ -171,7 +174,7 @@ class Channels:
         elif what == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
-            self._replies.flush(hosted, source)  # a put that was accepted before this is done
+            self._replies.flush(hosted, source)  # a put accepted before the cancel is reported as accepted first
             self._replies.send(source, hosted.number, "cancelled", facts)
         elif what == "skip":
             (number,) = _numbers(facts)
@@ -187,7 +190,7 @@ class Channels:
         elif what in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            queue.client(source)  # which is told of the end of the queue, if that comes before the answer
+            queue.client(source)  # registered as a client: it gets "gone" if the queue ends before the answer
             self._answer(hosted, source, what, question, key)
 
     def _answer(self, hosted: HostedChannel, source: int, what: str, question: int, key: bytes) -> None:
@@ -216,7 +219,7 @@ class Channels:
     # -- questions ----------------------------------------------------------------------------------------------
 
     def _producers(self, hosted: HostedChannel, source: int) -> list[Any]:
-        """Return the connections of other processes of this node that have put there."""
+        """Return the connections of the other local processes that have put items into this queue."""
         connections = []
         for who, client in hosted.queue.clients.items():
             if client.has_put and who != source and frames.node_of(who) == self._router.node:
@@ -230,9 +233,9 @@ class Channels:
             self._loop.call_soon(self._drain_producers)
 
     def _drain_producers(self) -> None:
-        """Reads what had been said on the sockets of producers, and then answers."""
-        # The producer may have told another process of a put, whose question may be read first.  So before it is
-        # answered, what lies on those sockets now is read, once for all questions of one turn of the loop.
+        """Read what producers have sent so far, then answer the waiting questions and closes."""
+        # A producer may have told another process of a put, and that process's question may be read first.  Therefore
+        # the sockets of producers are read before the answer, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_who_asks_what_is_there_is_answered_when_others_have_been_heard
         while self._questions or self._closing:
             questions, self._questions = self._questions, []
@@ -257,7 +260,7 @@ class Channels:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        """Carry out what follows from something that no process of the run has asked for."""
+        """Carry out actions of a queue that no request has caused: an expired deadline, a finished write."""
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
@@ -270,21 +273,22 @@ class Channels:
                 except OSError as full:
                     text = self._cannot_give(hosted, full, len(what.items))
                     self._replies.send(what.consumer, hosted.number, "failed", [what.number, *text])
-                    steps += hosted.queue.cancel(what.consumer, what.number)  # they follow when these are through
+                    steps += hosted.queue.cancel(what.consumer, what.number)  # processed later in this loop
                 else:
                     if what.lease_s:
-                        # Not with the queue, whose items would outlive it for as long as a lease may last.
+                        # The timer holds the queue's number and not the queue: a closed queue and its items would
+                        # otherwise stay in memory until the lease expires.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
                         self._loop.call_later(what.lease_s, self._end_lease, hosted.number, what.consumer, what.number)
-            elif act == Act.FREED:
+            elif act == QueueAction.FREED:
                 client, freed = what
                 self._replies.pending(hosted, client).freed += freed
-            elif act == Act.SHARED:
+            elif act == QueueAction.SHARED:
                 self._replies.send(what, hosted.number, "shared", None)
-            elif act == Act.FAILED:
+            elif act == QueueAction.FAILED:
                 who, *failure = what
                 self._replies.send(who, hosted.number, "failed", failure)
-            elif act == Act.CLOSED and what.sent:
+            elif act == QueueAction.CLOSED and what.sent:
                 self._replies.send(what.producer, hosted.number, "lost", 1)
             else:
                 who = what.producer if type(what) is Item else what.consumer
@@ -294,7 +298,6 @@ class Channels:
             self._end(hosted, "")
 
     def _end_lease(self, channel: int, holder: int, number: int) -> None:
-        """A lease has lasted for as long as it may."""
         hosted = self._hosted.get(channel)
         client = None if hosted is None else hosted.queue.clients.get(holder)
         if hosted is not None and client is not None and number in client.gets:
@@ -304,34 +307,32 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def host(self, hosted: HostedChannel) -> None:
-        """Host a queue from now on.
+        """Start to host a queue.
 
         Raises:
-            ValueError: there is one of that number.
+            ValueError: a queue of that number exists.
         """
         if hosted.number in self._hosted:
             raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
         self._hosted[hosted.number] = hosted
 
     def hosted(self, number: int) -> HostedChannel | None:
-        """Return the queue of a channel on this node."""
         return self._hosted.get(number)
 
     def all_hosted(self) -> list[HostedChannel]:
         return list(self._hosted.values())
 
     async def host_channel(self, requester: Requester, op: operations.HostChannel) -> None:
-        """Makes the queue of a channel on this node."""
+        """Create the queue of a channel on this node."""
         max_bytes = op.max_bytes or self._budget
         queue = Queue(op.maxsize, max_bytes, self._gone)
         is_bounded = bool(op.maxsize or op.max_bytes)
         self.host(HostedChannel(op.number, op.name, requester.endpoint, queue, is_bounded))
 
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> bool:
-        """No more puts; the queue is gone once what is in it has been taken.  False if there is no such queue.
+        """Refuse further puts; the queue ends once all its items are taken.  Return False for an unknown queue.
 
-        Items whose puts were done before are in the queue.  Where what is in it is to be discarded, the queue is gone
-        at once.
+        Puts that completed before the close are in the queue.  With ``discard`` the queue ends at once.
         """
         hosted = self._hosted.get(op.number)
         if hosted is None:
@@ -345,8 +346,8 @@ class Channels:
             self._closing.append((hosted, drained))
             await drained
         if not (hosted.is_bounded or hosted.queue.closed or op.discard):
-            # Each put of these producers waits for its answer from now on, so one that hears of the close later loses
-            # nothing.  The flush notes producers whose first put has been accepted in this turn.
+            # From now on these producers wait for the answer to each put, so one that learns of the close later loses
+            # no item.  The flush registers producers whose first put was accepted in this turn of the loop.
             # tests/launcher/daemon/test_channels.py::
             # test_a_producer_whose_first_put_is_accepted_in_the_turn_of_the_close_hears_of_it
             self._replies.flush_all()
@@ -358,10 +359,10 @@ class Channels:
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
-        """What has become of a queue's items.
+        """Return how many items were put, taken and lost.
 
         Raises:
-            ClosedError: it is closed, and nothing is left in it.
+            ClosedError: the queue is closed and empty.
         """
         hosted = self._hosted.get(op.number)
         if hosted is None:
@@ -371,9 +372,10 @@ class Channels:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def drop_client(self, gone: int) -> None:
-        """A process is dead: its leases go back, what it waited for is forgotten.  What it has put stays."""
-        # An item that was delivered is leased until its consumer says that it took it: a consumer that dies in between
-        # has not handed it to anybody.  It goes back to its own place, not to the end: order holds across the death.
+        """Return a dead process's leased items and cancel its gets; the items that it put stay in the queue."""
+        # A delivered item is leased until its consumer confirms it.  A consumer that dies before the confirmation has
+        # handed the item to nobody.  The item returns to its old place, not to the end, so the order survives the
+        # death.
         # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
         # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
@@ -382,18 +384,18 @@ class Channels:
         client, endpoint = hosted.queue.clients.get(gone), self._router.endpoints.get(frames.number_of(gone))
         if client is not None and client.has_put and frames.node_of(gone) == self._router.node and endpoint is not None:
             hosted.note_gone(endpoint)
-        neighbour = self._router.neighbours.get(frames.node_of(gone))
-        is_lost = neighbour is not None and neighbour.lost is not None
+        node_link = self._router.node_links.get(frames.node_of(gone))
+        is_lost = node_link is not None and node_link.lost is not None
         self._follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
 
     def drop_owner(self, gone: int) -> None:
-        """Ends the channels of a driver that is gone, or of a worker whose group is."""
+        """End the channels of a driver that has ended, or of a worker whose group is closed."""
         why = "the process that had created it is gone, or its group is closed"
         owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
         run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
 
     def clients_and_owners(self) -> set[int]:
-        """Everybody for whom something is kept here."""
+        """Return the endpoints that own a queue here or have state in one."""
         known: set[int] = set()
         for hosted in self._hosted.values():
             known |= {hosted.owner, *hosted.queue.clients}
@@ -409,12 +411,12 @@ class Channels:
         hosted.ended()
 
     def describe(self, number: int, key: bytes) -> str:
-        """Says in words how much is queued under a key of a channel, and how many requests wait."""
+        """Describe in words the items queued under a key and the waiting requests."""
         hosted = self._hosted.get(number)
         return "not there" if hosted is None else hosted.describe(key)
 
     def reports(self) -> list[QueueReport]:
-        """Every queue of this node, and the processes that use it."""
+        """Return a report of every queue of this node, with the processes that use it."""
         return [self._report(hosted) for hosted in self._hosted.values()]
 
     def _report(self, hosted: HostedChannel) -> QueueReport:
@@ -436,14 +438,14 @@ class Channels:
         )
 
     def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
-        """Of each queue: the name of its channel; its items, their bytes, and the puts and gets that wait."""
+        """Yield each channel's name with its items, their bytes, waiting puts and waiting gets."""
         for hosted in self._hosted.values():
             queue = hosted.queue
             puts, gets = map(sum, zip(*map(queue.waiting, queue.used), strict=True)) if queue.used else (0, 0)
             yield hosted.name, (sum(map(queue.size, queue.used)), queue.budget.used, puts, gets)
 
     def status(self) -> dict[str, Any]:
-        """The queues by name; of several that have had one name all but the latest with their numbers."""
+        """Return the queues by name; older queues of a reused name carry their number in the key."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
             clients = hosted.queue.clients.values()
@@ -470,14 +472,14 @@ def _key(key: Any) -> bytes:
 
 
 def _is_question(frame: list[Any]) -> bool:
-    """Whether the answer depends on what the queue holds."""
+    """True if the answer depends on the queue's present items."""
     if frame[0] == frames.GET:
         return frames.is_for_now(frame[7])
     return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
 
 
 def _count_sent(frame: list[Any]) -> int:
-    """How many items a frame brings whose puts are done."""
+    """Return how many completed puts of unbounded channels a frame carries."""
     if frame[0] == frames.PUT:
         return int(frame[8] == frames.SENT)
     if frame[0] == frames.QUEUE and frame[5] == "requests":

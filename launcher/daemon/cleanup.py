@@ -1,7 +1,7 @@
-"""Runs every part of a cleanup, and logs the exceptions, so that a failing part does not skip the others.
+"""Cleanup in parts: a part that raises is logged and does not skip the others.
 
-What a dead process leaves is spread over many tables: calls, leases, locks, names, ports.  One exception in the first
-of them would leave held locks and waiting callers behind, for as long as the daemon lives.
+A dead process leaves entries in many tables: calls, leases, locks, names, ports.  If an exception in one of them
+skipped the others, locks would stay taken and callers would wait for as long as the daemon lives.
 
 tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_the_others_are_done_and_it_is_logged_once
 """
@@ -16,10 +16,10 @@ logger = own_logger(__name__)
 
 
 def run_all(what: str, parts: Iterable[Callable[[], object]]) -> None:
-    """Calls every part in order; what one raises is logged, once, and the next one is called.
+    """Call every part in order; log the exception of a part and go on with the next one.
 
     Args:
-        what: whose cleanup it is, for the log.
+        what: owner of the state that is cleaned up, for the log.
     """
     for part in parts:
         try:

@@ -1,4 +1,4 @@
-"""Death notifications: endpoints of any node watch workers of this node, and are told when those end."""
+"""Death notifications: endpoints of any node watch workers of this node and get an event at their ends."""
 
 from __future__ import annotations
 
@@ -12,39 +12,38 @@ from .router import Router
 
 
 class DeathWatch:
-    """The ends of this node's workers, told to the endpoints of any node that watch them.
+    """Watchers of this node's workers, on any node.
 
-    Each end is told as an ``ended`` event in the name of the one who has ended: so it comes after everything that it
-    had sent, large bodies that are still on their way between the nodes included.
+    The ``ended`` event about a worker carries the worker's own endpoint as its source.  Frames of one source keep their
+    order, so the event arrives after everything that the worker sent, including large bodies still in transfer.
     """
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._watchers: dict[int, set[int]] = {}
-        """By endpoint id of the watched."""
+        self._watchers_of: dict[int, set[int]] = {}
         self.deaths = 0
-        """Ends that were not expected."""
+        """Number of unexpected ends."""
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
-        """Tells the asker of the end of these workers of this node, also if that has been already."""
+        """Report the ends of these local workers to the requester, also of those that have ended already."""
         for number in op.numbers:
             self._watch(requester.endpoint, number)
 
     async def watched_by(self, requester: Requester, op: operations.WatchedBy) -> None:
-        """The asker is a worker of this node: its end is told to these endpoints, which it is about to write to.
+        """Report the requesting worker's end to these endpoints, which it is about to write to.
 
-        So whoever hears from a worker hears of its end as well, and before anything that its end has made possible.
+        A process that gets a message from a worker therefore learns of the worker's end, before any consequence of it.
         """
         for watcher in op.endpoints:
             self._watch(watcher, frames.number_of(requester.endpoint))
 
     async def how_ended(self, requester: Requester, op: operations.HowEnded) -> Any:
-        """Return the exit report of a worker of this node; None where it lives, or its end was expected."""
+        """Return the exit report of a local worker; None if it lives or its end was expected."""
         endpoint = self._router.endpoints.get(op.number) or self._router.replaced.get(op.number)
         return None if endpoint is None or endpoint.exit_report is None else _report_of(endpoint)
 
     def _watch(self, watcher: int, number: int) -> None:
-        # One that has made room for its rank's next process is not one of a group that was closed.
+        # A worker in ``replaced`` was not closed with its group: its rank has come back as another endpoint.
         endpoint = self._router.endpoints.get(number) or self._router.replaced.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
@@ -52,21 +51,21 @@ class DeathWatch:
         elif endpoint.exit_report is not None:
             self._notify(watcher, watched, _report_of(endpoint))
         else:
-            self._watchers.setdefault(watched, set()).add(watcher)
+            self._watchers_of.setdefault(watched, set()).add(watcher)
 
     def ended(self, endpoint: int, report: Any) -> None:
-        """A worker of this node has ended; ``report`` is None where its group was closed."""
+        """Notify the watchers of a local worker; ``report`` is None if its group was closed."""
         self.deaths += report is not None
-        for watcher in self._watchers.pop(endpoint, ()):
+        for watcher in self._watchers_of.pop(endpoint, ()):
             self._notify(watcher, endpoint, report)
 
     def forget(self, gone: int) -> None:
-        """An endpoint of any node does not listen any more, and is not watched."""
-        self._watchers.pop(gone, None)
-        for watched in [watched for watched, watchers in self._watchers.items() if gone in watchers]:
-            self._watchers[watched].discard(gone)
-            if not self._watchers[watched]:
-                del self._watchers[watched]
+        """Drop an ended endpoint as a watcher and as a watched one."""
+        self._watchers_of.pop(gone, None)
+        for watched in [watched for watched, watchers in self._watchers_of.items() if gone in watchers]:
+            self._watchers_of[watched].discard(gone)
+            if not self._watchers_of[watched]:
+                del self._watchers_of[watched]
 
     def _notify(self, watcher: int, endpoint: int, report: Any) -> None:
         facts = {"endpoint": endpoint, "report": report}
@@ -74,7 +73,7 @@ class DeathWatch:
 
 
 def _report_of(endpoint: Endpoint) -> Any:
-    """The exit report of a process that has ended; None where that was expected."""
+    """Return the exit report of an ended process; None if its end was expected."""
     assert endpoint.exit_report is not None
     process = (endpoint.root or endpoint).process
     return None if process is None or process.closing else frames.unpack(endpoint.exit_report)

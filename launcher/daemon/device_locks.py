@@ -12,7 +12,7 @@ from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks.  An acquisition is known by its requester.
+    """The run's device locks; an acquisition is identified by its requester.
 
     Args:
         answer: answers a request that has waited.
@@ -23,31 +23,31 @@ class Locks:
         self._devices = DeviceLocks()
 
     async def lock_devices(self, requester: Requester, op: operations.LockDevices) -> Any:
-        """Answered once the devices, ids of the whole cluster, are the requester's."""
+        """Lock devices, ids of the whole cluster; answers once the requester has all of them."""
         granted = self._devices.take(Ticket(*requester), op.name, op.devices)
         return None if granted else LATER
 
     async def unlock_devices(self, requester: Requester, op: operations.UnlockDevices) -> list[str]:
-        """Undoes the request of that number, answered or not; the names of those that it has waited for."""
+        """Undo the lock request of that number, granted or not; return the holders that it had to wait for."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
-        self._answer_acquired(self._devices.give_back(ticket))
+        self._answer_acquired(self._devices.release(ticket))
         return in_the_way
 
     def drop(self, holder: int) -> None:
-        """A process is no more."""
+        """Free the locks and requests of an ended process."""
         self._answer_acquired(self._devices.drop(holder))
 
     def in_the_way(self, ticket: Ticket) -> list[str]:
-        """The names of those whom a ticket that waits has to wait for."""
+        """Return the names of the holders that a waiting ticket waits for."""
         return self._devices.names(ticket)
 
     def holders(self) -> set[int]:
-        """The processes that have or want a lock."""
+        """Return the endpoints that hold or want a lock."""
         return self._devices.holders()
 
     def status(self) -> dict[str, list[int]]:
-        """The devices that are held, by the holder's name."""
+        """Return the locked devices by the holder's name."""
         held: dict[str, set[int]] = {}
         for request in self._devices.held.values():
             held.setdefault(request.name, set()).update(request.devices)

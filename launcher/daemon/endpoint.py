@@ -15,25 +15,25 @@ from rlinf_async._wire.unix import Connection
 from .worker_process import WorkerProcess
 
 MAX_QUEUED_BYTES: Final = 4 << 20
-"""Bytes that wait for an endpoint, beyond which it gets no lines of its workers any more."""
+"""Queued bytes of an endpoint beyond which its workers' output lines are left out."""
 
 
 class Endpoint:
     """A process attached to this node.
 
     Attributes:
-        number: its id on this node.
-        process: the worker process behind it; None for a driver, and for a worker's own subprocess.
-        root: of such a subprocess, the worker that it descends from; then it has a name, and exchanges messages.
-        pending_calls: calls that it has accepted and not yet answered.
-        exit_report: once it is dead, the facts of its death.
-        journal: once it is dead, how far its calls had come; None where it has left no journal.
-        is_known: it has said hello, and was welcome.
-        stacks: the descriptor of its own into which it writes stacks when ``stack_dump.SIGNAL`` comes; None without.
-        witness: the descriptor of its own at which a thread waits that answers for a blocked loop; None without.
-        has_direct_sockets: it may hand sockets of its own to those who call it.
-        awaited_by: endpoints that wait to hear from it how much of a direct socket has come, with the socket's owner.
-        resumed: callers whose socket of this worker has ended; answers that it said were given may have been lost.
+        number: the endpoint's number on this node.
+        process: the worker process; None for a driver and for a worker's own subprocess.
+        root: for a worker's subprocess, the worker that it descends from.
+        pending_calls: accepted calls not yet answered.
+        exit_report: packed facts of the death, once the process is dead.
+        journal: progress of its calls at the death; None if the process left no journal.
+        is_known: the process has said hello and was accepted.
+        stacks: the process's own descriptor for stack dumps on ``stack_dump.SIGNAL``; None without.
+        witness: the process's own descriptor of the thread that answers for a blocked loop; None without.
+        has_direct_sockets: the process may hand sockets of its own to callers.
+        awaited_by: endpoints that wait for the count of received frames of a direct socket, with the socket's owner.
+        resumed: callers whose direct socket to this worker broke; answers reported as sent may be lost.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -63,21 +63,21 @@ class Endpoint:
 
     @property
     def exchanges(self) -> bool:
-        """Whether it has messages for others, and they for it."""
+        """True if the process sends and receives messages: a worker or a worker's subprocess."""
         return self.process is not None or self.root is not None
 
     @property
     def os_pid(self) -> int:
-        """Its process id; 0 of a worker that is still being started."""
+        """Process id; 0 while a worker is being started."""
         return self.pid if self.process is None else self.process.pid
 
     @property
     def is_away(self) -> bool:
-        """Whether it has died and is to come back, as another endpoint that is not there yet."""
+        """True if the process has died and its rank will be started again."""
         return self.exit_report is not None and bool(frames.unpack(self.exit_report).get("returns"))
 
     def note_hello(self, facts: Any) -> None:
-        """Keeps what it says of itself, as far as that makes sense."""
+        """Store the facts of a HELLO frame; ignore malformed ones."""
         self.is_known = True
         stacks = facts.get("stacks") if type(facts) is dict else None
         self.stacks = stacks if type(stacks) is int and stacks >= 0 else None
@@ -85,10 +85,10 @@ class Endpoint:
         self.witness = witness if type(witness) is int and witness >= 0 else None
 
     def send_signal(self, number: int) -> None:
-        """By its pidfd: no other process can have its number meanwhile.
+        """Send a signal through the pidfd, so that a reused process id cannot receive it.
 
         Raises:
-            ProcessLookupError: it has ended.
+            ProcessLookupError: the process has ended.
         """
         if self.process is not None:
             self.process.send_signal(number)
@@ -98,10 +98,10 @@ class Endpoint:
             raise ProcessLookupError("it has ended")
 
     def death_of(self, source: int, call: int, method: str = "") -> bytes:
-        """Once it is dead, the answer to one of its calls.
+        """Return the packed answer to a call that died with this process.
 
         Args:
-            method: that was open when it died, though its daemon did not know.
+            method: a method that was open at the death, unknown to the daemon.
         """
         assert self.exit_report is not None
         execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)
@@ -109,7 +109,7 @@ class Endpoint:
             report = frames.unpack(self.exit_report)
             return frames.pack({**report, "execution": execution.value, "methods": [*report["methods"], method]})
         key = (self.exit_report, execution)
-        if key not in self._deaths:  # the same for thousands of calls
+        if key not in self._deaths:  # cached: thousands of calls may share one answer
             self._deaths[key] = frames.pack({**frames.unpack(self.exit_report), "execution": execution.value})
         return self._deaths[key]
 
@@ -120,10 +120,10 @@ class Endpoint:
             self.connection.send(frame, fds)
 
     def send_lines(self, frame: frames.Frame) -> None:
-        """Sends what a worker has written, an ``output`` event; where this process is far behind, its number of lines.
+        """Send an ``output`` event, or count its lines as left out while the endpoint is far behind.
 
-        From the first line that is left out nothing more is passed on until the socket is empty, so that it can be
-        said where they are missing.
+        After the first omitted line all lines are omitted until the socket is empty, so that the note of the omission
+        stands where the lines are missing.
         """
         connection = self.connection
         if connection is None:

@@ -1,4 +1,4 @@
-"""Exit status of a process: reaps it by pidfd; exit code, signal or out-of-memory kill, in words."""
+"""Exit status of a process, reaped by pidfd: exit code, signal or out-of-memory kill, in words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .oom import MemoryKills, explain_kill
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The end of a process: an exit code, or a signal and what is known of memory as its reason."""
+    """The end of a process: an exit code, or a signal and any memory shortage behind it."""
 
     exit_code: int | None = None
     signal: str | None = None
@@ -25,7 +25,7 @@ class ExitStatus:
 
 
 def reap(pidfd: int, at_start: MemoryKills) -> ExitStatus | None:
-    """The exit status of a child that has ended; None while it lives."""
+    """Return the exit status of an ended child; None while it lives."""
     result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     if result is None:
         return None
@@ -36,7 +36,7 @@ def reap(pidfd: int, at_start: MemoryKills) -> ExitStatus | None:
 
 
 def exit_status_of(status: int) -> ExitStatus:
-    """The exit status that a wait status stands for."""
+    """Convert a wait status."""
     if os.WIFSIGNALED(status):
         return ExitStatus(signal=_signal_name(os.WTERMSIG(status)))
     return ExitStatus(exit_code=os.waitstatus_to_exitcode(status))

@@ -1,4 +1,4 @@
-"""Experiences that this daemon keeps: queues among ``Channels``, with a clock, perhaps a disk, and a trainer."""
+"""Experiences hosted by this daemon: queues among ``Channels`` with deadlines, a trainer, and optionally a file."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from .handlers import Requester
 from .router import Router
 from .sample_store import SampleStore, dropped_of
 
-_ANSWER_S: Final = 2.0
-"""Seconds to wait for other nodes' publications; one that is away needs longer."""
+_PUBLICATIONS_TIMEOUT_S: Final = 2.0
 
 
 class HostedExperience(HostedChannel):
-    """An experience on this node, and the keeper of its state."""
+    """An experience on this node; the keeper of its queue's state."""
 
     noun = "experience"
     fewer = "fewer groups"
@@ -53,16 +52,14 @@ class HostedExperience(HostedChannel):
         self._alarm: asyncio.TimerHandle | None = None
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
-        self._away = 0
-        """The trainer's process that ended last, or the one in its place."""
-        self._is_closed = False
-        """The group of that one is closed."""
+        self._away = 0  # endpoint of the trainer's process that ended last, or of its replacement
+        self._is_closed = False  # true if the group of the _away process is closed
         if options.durable:
             whose = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, whose, loop, self._written)
 
     async def open(self) -> None:
-        """Take in what an earlier run has left.
+        """Load the samples of an earlier run.
 
         Raises:
             ConfigError: the file cannot be used.
@@ -104,14 +101,14 @@ class HostedExperience(HostedChannel):
     def trainer_gone(self, endpoint: int) -> None:
         self._is_closed &= endpoint == self._away
         self._away, node = endpoint, frames.node_of(endpoint)
-        neighbour = self._router.neighbours.get(node)
+        node_link = self._router.node_links.get(node)
         if self._question is not None:
             self._question.cancel()
-        if neighbour is None or neighbour.lost is None:
+        if node_link is None or node_link.lost is None:
             self._question = self._router.ask(node, operations.HowEnded(frames.number_of(endpoint)))
             self._question.add_done_callback(self._note_end)
         else:
-            story = f"node {node} ({neighbour.name}) is lost: {neighbour.lost}"
+            story = f"node {node} ({node_link.name}) is lost: {node_link.lost}"
             self._question = self._router.ask(0, operations.ComesBack(endpoint))
             self._question.add_done_callback(partial(self._note_loss, story))
 
@@ -130,12 +127,12 @@ class HostedExperience(HostedChannel):
             self._end_wishes(story)
 
     def node_lost(self, node: int) -> None:
-        """It answers no question any more."""
+        """Repeat an open question about the trainer's end: the lost node will not answer it."""
         if frames.node_of(self._away) == node and self._question is not None and not self._question.done():
             self.trainer_gone(self._away)
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """A process that was to come back is another one now, which may end in its turn; or it never will."""
+        """Record that the trainer's rank is back as another process, or will not return."""
         if op.was != self._away:
             return
         if self._question is not None:
@@ -144,12 +141,12 @@ class HostedExperience(HostedChannel):
             self._away = op.entry["endpoint"]
         elif "pid" in op.report:
             self._end_wishes(str(WorkerDied.from_exit_report({**op.report, "returns": False})))
-        else:  # of a lost node: nobody saw how it ended
+        else:  # a process of a lost node: its exit was not observed
             self._end_wishes(f"rank {op.rank} of group '{op.group}' {op.report['reason']}")
 
     def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._is_closed = True  # a question that is open is answered with its last words, whatever was to follow
+            self._is_closed = True  # the answer to an open question still brings its last words
             if self._question is None or self._question.done():
                 self._end_wishes("its group was closed")
 
@@ -166,7 +163,7 @@ class HostedExperience(HostedChannel):
         return self.queue.pool.ledger().summary()
 
     async def written(self) -> None:
-        # Else a run that is killed after a close would leave to the next one samples that were discarded.
+        # Without the wait, a run killed after the close would leave discarded samples to the next run.
         # tests/launcher/daemon/test_experiences.py::test_a_close_is_done_when_the_disk_has_it
         if self.store is not None and not self._has_ended:
             settled, done = _settling(self._loop)
@@ -183,22 +180,24 @@ class HostedExperience(HostedChannel):
 
 
 class Experiences:
-    """Handlers of the operations on experiences."""
+    """Handlers of the operations on experiences.
+
+    Args:
+        budget: ``max_bytes`` of an experience that is created without one.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
     ) -> None:
-        """``budget`` is ``max_bytes`` where none is given."""
         self._loop = loop
         self._router = router
         self._channels = channels
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """By group: the process that publishes its weights, their name, and the latest version.  A daemon is told of
-        the publications of its own node, and of those that experiences here have asked for."""
-        self._followers: dict[str, set[int]] = {}
-        """By group: other nodes with an experience of it."""
+        """Publisher, name of the weights and latest version by group, of groups here and of those that experiences here
+        follow."""
+        self._followers: dict[str, set[int]] = {}  # other nodes with an experience of a group, by group
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -210,7 +209,7 @@ class Experiences:
         return [hosted for hosted in self._channels.all_hosted() if isinstance(hosted, HostedExperience)]
 
     async def host_experience(self, requester: Requester, op: operations.HostExperience) -> None:
-        """Make an experience on this node, or open one that an earlier run has left."""
+        """Create an experience on this node, or reopen one of an earlier run."""
         options = ExperienceOptions.from_data({**op.options, "max_bytes": op.options.get("max_bytes") or self._budget})
         hosted = HostedExperience(
             op.number, op.name, requester.endpoint, options, self._channels, self._router, self._gone, self._loop
@@ -227,10 +226,10 @@ class Experiences:
             self._follow_publication(hosted, setter, name, version, restart=False)
 
     async def set_version(self, requester: Requester, op: operations.SetVersion) -> None:
-        """Note the trainer's version.
+        """Set the trainer's version.
 
         Raises:
-            ValueError: it goes back, another trainer sets it, or a group's publications do.
+            ValueError: the version decreases, another trainer sets it, or it follows a group's publications.
         """
         hosted = self._find(op.number)
         if of := hosted.options.of:
@@ -241,31 +240,31 @@ class Experiences:
         hosted.follow(hosted.queue.set_version(requester.endpoint, op.trainer, op.version, restart=op.restart))
 
     async def _ask_for_publications(self, group: str) -> None:
-        """Follow what the group publishes on other nodes; one that is away says it with its next version."""
-        there = [neighbour.node for neighbour in self._router.neighbours.values() if neighbour.over is None]
+        """Follow the group's publications on other nodes; an unreachable node reports with its next version."""
+        there = [node_link.node for node_link in self._router.node_links.values() if node_link.over is None]
         answers = [self._router.ask(node, operations.FollowPublications(group)) for node in there]
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_ANSWER_S):
+            async with asyncio.timeout(_PUBLICATIONS_TIMEOUT_S):
                 for found in await asyncio.gather(*answers, return_exceptions=True):
                     if isinstance(found, list):
                         self._published.setdefault(group, (found[0], found[1], found[2]))
 
     async def follow_publications(self, requester: Requester, op: operations.FollowPublications) -> Any:
-        """Have the requester's node told what a group publishes here; return the latest of it."""
+        """Follow a group's publications for the requester's node; return the latest one."""
         self._followers.setdefault(op.group, set()).add(frames.node_of(requester.endpoint))
         return self._published.get(op.group)
 
     async def published(self, requester: Requester, op: operations.Published) -> list[int]:
-        """Note the version of weights that a process has published, for the experiences ``of`` its group.
+        """Record a version of weights that a process has published, for the experiences ``of`` its group.
 
         Returns:
-            The nodes that have such experiences; the process tells the others.
+            The nodes with such experiences, which the publishing process informs.
         """
         if requester.endpoint in self._gone:
             return []
         setter, name, _ = self._published.get(op.group, (0, op.name, 0))
         if name != op.name and setter not in self._gone:
-            return []  # the group publishes several models: the first one counts
+            return []  # of several models that a group publishes, the first one counts
         self._published[op.group] = (requester.endpoint, op.name, op.version)
         nodes = set(self._followers.get(op.group, ()))
         for hosted in self.all():
@@ -281,11 +280,11 @@ class Experiences:
         hosted.follow(hosted.queue.set_version(setter, trainer, version, restart=restart))
 
     async def settle_groups(self, requester: Requester, op: operations.SettleGroups) -> None:
-        """Take groups of a lease out for good; done when a durable experience has written that.
+        """Remove groups of a lease for good; returns after a durable experience has written the removal.
 
         Raises:
-            LeaseLost: the lease is over.
-            OSError: it could not be written; the groups have gone back.
+            LeaseLost: the lease has expired.
+            OSError: the write failed; the groups are back in the queue.
         """
         hosted = self._find(op.number)
         settled, done = _settling(self._loop)
@@ -299,22 +298,22 @@ class Experiences:
         await settled
 
     async def count_samples(self, requester: Requester, op: operations.CountSamples) -> dict[str, Any]:
-        """Count what has become of the samples."""
+        """Return the counts of samples by fate."""
         return self._find(op.number).queue.pool.ledger().to_data()
 
     async def count_earlier(self, requester: Requester, op: operations.CountEarlier) -> None:
-        """Take over the counts of an experience that is loaded."""
+        """Adopt the counts of a loaded experience."""
         hosted = self._find(op.number)
         hosted.follow(hosted.queue.count_earlier(op.version, op.taken, op.dropped))
 
     def note_return(self, op: operations.RankReturned) -> None:
-        """A rank of a supervised group is back, or never will be."""
+        """Record that a rank of a supervised group is back or will not return."""
         for hosted in self.all():
             hosted.note_return(op)
 
     def drop_owner(self, gone: int) -> None:
-        neighbour = self._router.neighbours.get(frames.node_of(gone))
-        if neighbour is None or neighbour.lost is None:  # else its group may start it again elsewhere
+        node_link = self._router.node_links.get(frames.node_of(gone))
+        if node_link is None or node_link.lost is None:  # on a lost node: the group may start the rank elsewhere
             for hosted in self.all():
                 hosted.note_close(gone)
 
@@ -328,12 +327,11 @@ class Experiences:
 
 
 def _settling(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Future[None], Callable[[Exception | None], None]]:
-    """Return a future, and the function that ends it."""
     settled: asyncio.Future[None] = loop.create_future()
 
     def done(error: Exception | None) -> None:
         if settled.done():
-            return  # the daemon ends, and has cancelled the handler
+            return  # the daemon is ending and has cancelled the handler
         if error is None:
             settled.set_result(None)
         else:

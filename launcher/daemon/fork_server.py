@@ -1,6 +1,6 @@
-"""``ForkServer``, a process that forks workers as this daemon orders: the conversation with it, its silence and end.
+"""``ForkServer``, a process that forks workers for this daemon: requests to it, its timeout and its end.
 
-Its program is ``rlinf_async._worker.template``.
+The program of such a process is ``rlinf_async._worker.template``.
 """
 
 from __future__ import annotations
@@ -20,29 +20,55 @@ from typing import Any, Final
 from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.descriptors import limit_met
+from rlinf_async._core.printable import printable
 from rlinf_async._wire.send_buffer import PASSING, RETRY_S
 from rlinf_async.errors import LaunchError
 
 from .exit_status import reap
 from .oom import MemoryKills
 from .process_state import state_of
-from .template_log import log_tail
 
 PACKET_BYTES: Final = 512 * 1024
 
-_REPORTS: Final = frozenset({"ready", "importing", "refused"})
-"""Keys of messages that answer no order."""
+_REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messages that answer no request
 
 _Answer = asyncio.Future[dict[str, Any]]
 
 MARKER: Final = "RLINF_WORKER"
-"""Environment variable that every child of a daemon has, and every descendant of a worker, forked or executed."""
+"""Environment variable of every child of a daemon and every descendant of a worker."""
 
 PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""Environment variable with the path of this node's socket, in the run's folder: a worker's subprocesses may join."""
+"""Environment variable with the path of this node's socket, through which a worker's subprocesses may join."""
 
 NO_TOKEN: Final = "0" * 16
-"""Its value in a template, where each worker's own token will be written over, and in what is no worker's."""
+"""Value of ``MARKER`` in templates, where each worker's token overwrites it, and in processes of no worker."""
+
+_TAIL_BYTES: Final = 16 * 1024
+
+_MAX_TAIL_LINES: Final = 20
+_MAX_TAIL_LINE_CHARS: Final = 400
+
+
+def open_log(path: Path | None) -> int | None:
+    """Open a template's log for appending; return None to let the template share this process's output."""
+    if path is not None:
+        with contextlib.suppress(OSError):  # a full disk, for example
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return None
+
+
+def _log_tail(log: Path | None) -> str:
+    """Return the last lines of a template's log and its path, to be appended to an error."""
+    if log is None:
+        return ""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError as error:
+        return f"; what it said is not known: {error}"
+    lines = [printable(line)[:_MAX_TAIL_LINE_CHARS] for line in text.splitlines() if line.strip()][-_MAX_TAIL_LINES:]
+    return "".join(f"\n{line}" for line in (*(f"    | {line}" for line in lines), f"  full log    {log}"))
 
 
 def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
@@ -56,7 +82,7 @@ def _too_large(spec: Mapping[str, Any], nbytes: int, limit: int) -> str:
 
 
 def control_pair() -> tuple[socket.socket, socket.socket]:
-    """This side's and a template's end of their conversation."""
+    """Return this side's and a template's end of a new socket."""
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * PACKET_BYTES)
     far.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2 * PACKET_BYTES)
@@ -64,16 +90,22 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ForkServer:
-    """Conversation with one process that forks workers, of which this daemon is the parent."""
+    """Requests to one process that forks workers; the workers become children of this daemon."""
 
     doing = "importing torch"
-    """Its work until it is ready."""
+    """Activity until it is ready, for error texts."""
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
-        """``control`` is this side's end of its socket, and ``open_files`` the workers' limit; ``log`` has its output.
+        """Watch a process that was started already.
+
+        Args:
+            python: its interpreter.
+            control: this side's end of its socket.
+            open_files: limit of open files that workers get.
+            log: file with its output.
 
         Raises:
-            LaunchError: it cannot be watched; it is killed then.
+            LaunchError: the process cannot be watched; it is killed.
         """
         self.python = python
         self.pid = pid
@@ -91,21 +123,21 @@ class ForkServer:
         self.open_files = open_files
         self._to_send: deque[tuple[bytes, Sequence[int], _Answer]] = deque()
         self._waiting: deque[_Answer] = deque()
-        self._patience: asyncio.TimerHandle | None = None
+        self._timeout: asyncio.TimerHandle | None = None
         self._strays: dict[int, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._death: LaunchError | None = None
         self.facts: dict[str, Any] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Starts listening to it; separate from the constructor so that torch's import begins before the loop does."""
+        """Start to receive; separate from the constructor, so that torch's import begins before the loop runs."""
         self._loop = loop
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._readable)
         loop.add_reader(self._pidfd, self._ended)
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The pid of a new worker, whose parent is this daemon; the descriptors stay the caller's.
+        """Fork a worker as a child of this daemon; return its pid.  The descriptors stay the caller's.
 
         Raises:
             LaunchError: the template is dead or silent, or could not fork.
@@ -116,7 +148,7 @@ class ForkServer:
         return int(facts["pid"])
 
     async def ask(self, spec: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Its answer to an order; the descriptors stay the caller's.
+        """Return the answer to a request.  The descriptors stay the caller's.
 
         Raises:
             LaunchError: the template is dead or silent.
@@ -129,22 +161,22 @@ class ForkServer:
             raise LaunchError(_too_large(spec, len(packet), PACKET_BYTES))
         answer: _Answer = self._loop.create_future()
         self._to_send.append((packet, fds, answer))
-        if self._patience is None:
+        if self._timeout is None:
             self._arm_timeout()
         if len(self._to_send) == 1:
             self._writable()
         try:
             return await answer
         except asyncio.CancelledError:
-            if answer.done() and not (answer.cancelled() or answer.exception()):  # it has come in this very moment
-                self._end_unwanted(answer.result())
+            if answer.done() and not (answer.cancelled() or answer.exception()):  # answered in this turn of the loop
+                self._end_unclaimed(answer.result())
             raise
 
     def _writable(self) -> None:
         assert self._loop is not None
         while self._to_send:
             packet, fds, answer = self._to_send.popleft()
-            if answer.done():  # nobody waits for it any more, and its descriptors are closed
+            if answer.done():  # cancelled: its descriptors are closed
                 continue
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
@@ -158,7 +190,7 @@ class ForkServer:
                     self._to_send.appendleft((packet, fds, answer))
                     if error.errno in PASSING:
                         self._loop.call_later(RETRY_S, self._write_again)
-                    break  # it is dead; its pidfd says so
+                    break  # it is dead; its pidfd reports that
                 limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
                 answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
                 self._arm_timeout()
@@ -174,7 +206,7 @@ class ForkServer:
         self._read()
 
     def _read(self) -> bool:
-        """False when nothing more is there."""
+        """Process one message; return False if there is none."""
         try:
             packet = self._socket.recv(PACKET_BYTES)
         except OSError:
@@ -185,18 +217,18 @@ class ForkServer:
             return False
         facts = frames.unpack(packet)
         if not _REPORTS.isdisjoint(facts):
-            self._hear(facts)
+            self._on_report(facts)
         else:
             answer = self._waiting.popleft()
             if not answer.done():
                 answer.set_result(facts)
             else:
-                self._end_unwanted(facts)
+                self._end_unclaimed(facts)
         self._arm_timeout()
         return True
 
-    def _hear(self, facts: dict[str, Any]) -> None:
-        """Act on a message that answers no order."""
+    def _on_report(self, facts: dict[str, Any]) -> None:
+        """Process a message that answers no request."""
         self.facts = facts
 
     def _ended(self) -> None:
@@ -207,35 +239,34 @@ class ForkServer:
         while self._read():
             pass
         self._fail(self._why_ended(exit_status.text))
-        self._let_go()
+        self._release()
 
     def _why_ended(self, how: str) -> str:
-        return f"the worker template {how}{log_tail(self._log)}"
+        return f"the worker template {how}{_log_tail(self._log)}"
 
     def _arm_timeout(self) -> None:
-        """Gives the template its time anew, if anybody waits for it."""
+        """Restart the timeout while requests are open."""
         assert self._loop is not None
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
         if self._waiting or self._to_send:
             limit = settings.WORKER_IMPORT_TIMEOUT_S if self.facts is None else settings.WORKER_FORK_TIMEOUT_S
             seconds = limit()
-            self._patience = self._loop.call_later(seconds, self._give_up, seconds)
+            self._timeout = self._loop.call_later(seconds, self._on_timeout, seconds)
 
-    def _give_up(self, seconds: float) -> None:
+    def _on_timeout(self, seconds: float) -> None:
         doing = self.doing if self.facts is None else "forking a worker"
         silent = f"the worker template (pid {self.pid}) has said nothing for {seconds:g} s while {doing}"
-        self._fail(silent + log_tail(self._log))
-        self._kill()  # its pidfd brings the rest
+        self._fail(silent + _log_tail(self._log))
+        self._kill()  # its pidfd triggers the rest
 
     def _fail(self, reason: str) -> None:
-        """Nothing is forked any more."""
         if self._death is None:
             self._death = LaunchError(reason)
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
         for answer in (*self._waiting, *(answer for _, _, answer in self._to_send)):
             if not answer.done():
                 answer.set_exception(self._death)
@@ -246,8 +277,8 @@ class ForkServer:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _let_go(self) -> None:
-        """Closes what this side has of the conversation.  Idempotent."""
+    def _release(self) -> None:
+        """Close the socket and the pidfd.  Idempotent."""
         if self._pidfd < 0:
             return
         if self._loop is not None:
@@ -258,8 +289,8 @@ class ForkServer:
         self._pidfd = -1
         self._socket.close()
 
-    def _end_unwanted(self, facts: dict[str, Any]) -> None:
-        """End a worker, if it is one, whose start was given up while it was forked."""
+    def _end_unclaimed(self, facts: dict[str, Any]) -> None:
+        """Kill a forked worker whose start was cancelled meanwhile."""
         if "pid" in facts:
             self._end_stray(int(facts["pid"]))
 
@@ -269,7 +300,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             try:
                 pidfd = os.pidfd_open(pid)
-            except OSError:  # no descriptor is free: it ends at once
+            except OSError:  # no descriptor is free: wait for its end right here
                 os.waitpid(pid, 0)
                 return
             self._strays[pid] = pidfd
@@ -284,7 +315,7 @@ class ForkServer:
             os.waitpid(pid, os.WNOHANG)
 
     def describe(self) -> str:
-        """Return its state in words; an empty text if nobody waits for it."""
+        """Describe its state in words; empty if no request is open."""
         if not self._waiting and not self._to_send:
             return ""
         state = state_of(self.pid, None)
@@ -296,11 +327,11 @@ class ForkServer:
         return self._death is not None
 
     def close(self) -> None:
-        """Ends the template; workers that were forked from it live on."""
+        """End the template; the workers forked from it live on."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
-            os.waitpid(self.pid, 0)  # not by the pidfd, which uvloop makes a descriptor that does not block
+            os.waitpid(self.pid, 0)  # by pid: uvloop has made the pidfd non-blocking
         self._fail("this node is closing")
-        self._let_go()
+        self._release()
         for pid in list(self._strays):
             self._stray_ended(pid)

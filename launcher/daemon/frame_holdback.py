@@ -1,4 +1,4 @@
-"""Reordering guard of a node link, ``Holdback``: holds a source's frames until an earlier one's body has come in."""
+"""``Holdback``, order keeper of a node link: holds back a source's frames while an earlier body is incomplete."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ _Line = tuple[Hashable, Hashable]
 
 
 class Holdback:
-    """Keeps the frames of a source in order while the body of one of them is still on its way.
+    """Frames held back per source while the body of an earlier frame is in transfer.
 
-    A frame whose body comes in pieces on another stream must not be overtaken by what its source sent after it, and
-    nothing of another source waits for it.  The answers to one call are a *branch*: they keep their order among each
-    other and come after what the source had sent before, but nothing else waits for their bodies, or a large result
-    would hold up every later call.
+    A frame's body arrives in pieces on another stream.  Later frames of the same source must not overtake it; frames of
+    other sources may.  The replies of one call form a *branch*: they keep their own order and follow the frames that
+    the source sent before them, but do not hold up other frames, or a large result would delay every later call.
 
     Example:
-        holdback.push(7, reply, transfer=1, branch=("caller", 3))    # []: its body is still on its way
+        holdback.push(7, reply, transfer=1, branch=("caller", 3))    # []: its body is incomplete
         holdback.push(7, other_reply, branch=("caller", 4))          # [other_reply]
         holdback.push(7, ended, is_last=True)                        # []: after everything of this source
         holdback.arrived(1)                                          # [reply, ended]
@@ -25,13 +24,12 @@ class Holdback:
 
     def __init__(self) -> None:
         self._held: dict[_Line, list[tuple[int | None, Any]]] = {}
-        self._last: dict[Hashable, list[Any]] = {}
-        """By source, what comes after everything else of it."""
+        self._last: dict[Hashable, list[Any]] = {}  # final frames by source, released after all others
         self._arrived: set[int] = set()
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits for a body: then a frame without one passes."""
+        """True if no frame is held back: a frame without a body may pass."""
         return not self._held
 
     def push(
@@ -43,8 +41,8 @@ class Holdback:
         *,
         is_last: bool = False,
     ) -> list[Any]:
-        """The frames of this source that may pass now, in order."""
-        if not self._held:  # nearly always
+        """Add a frame; return the source's frames that may pass now, in order."""
+        if not self._held:  # the common case
             if transfer is None:
                 return [frame]
         elif is_last and self._holds(source):
@@ -66,7 +64,7 @@ class Holdback:
         return []
 
     def arrived(self, transfer: int) -> list[Any]:
-        """A body is complete: the frames that it lets pass."""
+        """Mark a body complete; return the frames that may pass now."""
         self._arrived.add(transfer)
         for line, held in self._held.items():
             if any(awaited == transfer for awaited, _ in held):
@@ -90,7 +88,7 @@ class Holdback:
         return any(origin == source for origin, _ in self._held)
 
     def drop(self) -> list[Any]:
-        """Forgets everything; what was held."""
+        """Clear the state; return the frames that were held back."""
         frames = [frame for held in self._held.values() for _, frame in held]
         frames += [frame for last in self._last.values() for frame in last]
         self._held.clear()

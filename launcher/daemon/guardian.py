@@ -1,12 +1,12 @@
 """Node guardian: forks the daemon; when it or the lifeline (stdin) ends, kills leftovers, removes run folders.
 
-It does nothing but wait, for the daemon's end or for the end of its own stdin (the *lifeline*: the kernel cuts it when
-the launcher, the ssh client or the embedding process goes, however it goes).  As a subreaper it inherits whatever the
-daemon and its workers leave behind, however deep and in whatever session, and ends it.  It also ends a daemon that is
-silent for longer than its lease: the other nodes have given it up, and may start its ranks again.
+The guardian only waits: for the daemon's end, or for the end of its own stdin, the *lifeline*.  The kernel closes that
+when the launcher, the ssh client or the embedding process ends, even by SIGKILL.  As a subreaper it adopts all
+processes that the daemon and its workers leave behind, in any session and at any depth, and kills them.  It also kills
+a daemon that is silent for longer than its lease: the other nodes have declared it lost and may start its ranks again.
 
-Where the guardian is the one that is killed, the kernel tells the daemon with a SIGTERM, which ends in order and sweeps
-up for itself: it is a subreaper too.
+If the guardian itself is killed, the kernel sends SIGTERM to the daemon, which then ends in order and kills leftovers
+itself: it is a subreaper, too.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ _PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
-"""Variable by which a preflight tells the guardian that it becomes which directory it has made."""
+"""Variable in which a preflight passes the run directory that it has created to the guardian that replaces it."""
 
 TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
-"""Parts of the command lines of processes that remove shared memory after its users: Python's and joblib's, torch's."""
+"""Parts of command lines of processes that remove shared memory after its users: Python's and joblib's, torch's."""
 
 TRACKERS_S: Final = 3.0
-"""Seconds that trackers have after the end of all other processes; torch's begins to clean up after two."""
+"""Seconds that trackers get after the end of all other processes; torch's begins its cleanup after two."""
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
-_ORDERLY_END_S: Final = 4.0
-"""Seconds that the daemon has for an orderly end after the lifeline was cut."""
+_ORDERLY_END_S: Final = 4.0  # seconds for the daemon's orderly end after the lifeline was cut
 
 _GRACE_S: Final = 0.5
-"""Seconds for a sign of life of a silent daemon, once its guardian runs: the machine itself may have paused."""
+"""Seconds for a sign of life of a silent daemon once its guardian runs; the machine itself may have been suspended."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -54,7 +53,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def children() -> list[int]:
-    """Pids of this process's children, adopted ones among them."""
+    """Return the pids of this process's children, adopted ones included."""
     return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in _children_of(task)]
 
 
@@ -66,7 +65,7 @@ def _children_of(task: Path) -> list[str]:
 
 
 def is_tracker(pid: int) -> bool:
-    """True if a process removes shared memory once its users have ended; killed before, it leaves all of it."""
+    """True if a process removes shared memory after its users' end; killed too early, it leaves all of that memory."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -75,26 +74,26 @@ def is_tracker(pid: int) -> bool:
 
 
 def remove_cuda_files(pid: int) -> None:
-    """Remove the files in which a process shared CUDA events: CUDA itself does so at ``exit()`` only, not at a kill."""
+    """Remove files of CUDA events that a process shared; CUDA removes them at ``exit()`` only, not after a kill."""
     for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
-    """Forks the daemon, waits for its end or the lifeline's, leaves nothing, and exits with the daemon's code.
+    """Fork the daemon, wait for its end or the lifeline's, clean up, and exit with the daemon's code.
 
     Args:
-        daemon: gets the first line of stdin (and what came with it), a descriptor to which it writes the path of the
-            folder that shall not outlive it, and its sign of life.
+        daemon: gets the bytes of stdin up to at least the first line, a descriptor to which it writes the path of the
+            folder to remove, and its sign of life.
     """
-    # A supervisor may have this ignored, and all that it starts inherits that: the kernel would keep no exit status.
+    # A supervisor may ignore SIGCHLD, and its children inherit that: the kernel would then keep no exit status.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
-    # A subreaper before the fork: what the daemon starts and leaves behind from its first moment on is adopted here,
-    # and not by init, where nothing would end it.  The child asks for its parent after PDEATHSIG: a guardian that was
-    # killed before that call sends no signal any more.
+    # Subreaper before the fork: processes that the daemon leaves from its first moment on are adopted here and not by
+    # init, where nothing would kill them.  The child checks its parent after PDEATHSIG is set: a guardian killed before
+    # that call sends no signal.
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
@@ -113,8 +112,8 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     os.close(tell)
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which this was, or its parent has held some back
-    # A daemon that is lost, and may have been stopped, is ended at once.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which exec'ed this program, may have blocked some
+    # SIGUSR1 kills the daemon at once: it is lost, and may be stopped.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
     with open(told, "rb") as folder:
@@ -126,15 +125,15 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, and what is left is being swept up
+    with contextlib.suppress(ProcessLookupError):  # it has ended, and the cleanup is running
         os.kill(pid, number)
 
 
 def read_first_line(prepared: str) -> bytes:
-    """Stdin as far as its first line, which tells the daemon everything; exits where there is none.
+    """Read stdin up to at least its first line, the daemon's configuration; exit if there is none.
 
     Args:
-        prepared: the run directory that the preflight has made, which is removed then; empty without a preflight.
+        prepared: the run directory that the preflight has created, removed without a line; empty without a preflight.
     """
     data = b""
     while b"\n" not in data:
@@ -148,7 +147,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """The folder that is there before the daemon is, where the near side has had one made."""
+    """Return the node's folder if the launcher's configuration names a run directory created before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         told = json.loads(line.partition(b"\n")[0])
         return [f"{told['run_dir']}/node-{told['node']}"] if told["run_dir"] else []
@@ -156,29 +155,29 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """SIGKILL for what speaks to a node through a socket in one of these folders, and for what that has started.
+    """Kill the processes that were attached to a node's socket in one of these folders, and their descendants.
 
-    The launcher, whose task this would be, may be gone.
+    This is the launcher's task, but the launcher may be gone.
     """
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):
                 pid = int(place.name)
-                if not is_tracker(pid):  # it ends with the last process that it works for
+                if not is_tracker(pid):  # a tracker ends after the last process that it works for
                     os.kill(pid, signal.SIGKILL)
 
 
 def remove(paths: list[str]) -> None:
-    """Removes folders, and the folder that they are in once it is empty."""
+    """Remove folders, and their parent once it is empty."""
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another node of this run still has its folder there
+        with contextlib.suppress(OSError):  # another node of this run has its folder there
             Path(path).parent.rmdir()
 
 
 def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
-    """Wait until the daemon has ended, or has to be ended; its exit code, and whether the lifeline was cut."""
+    """Wait until the daemon has ended or must be killed; return its exit code, and True if the lifeline was cut."""
     ended = os.pidfd_open(pid)
     poll = select.poll()
     poll.register(0, select.POLLRDHUP)
@@ -189,7 +188,7 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = {fd for fd, _ in poll.poll(left)}
         if 0 in ready:
-            # The daemon has seen it too and ends in order, or has ended already; this is for the case that it cannot.
+            # The daemon has seen the cut, too, and ends in order; the deadline is for a daemon that cannot.
             poll.unregister(0)
             deadline = time.monotonic() + _ORDERLY_END_S
         if ended in ready or (deadline is not None and not ready):
@@ -204,9 +203,9 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kills and reaps children, and what they leave in turn, until nothing is left; the exit codes by pid.
+    """Kill and reap children, and the processes that these leave, until none is left; return exit codes by pid.
 
-    Trackers of shared memory come last, and are killed only where they do not end by themselves.
+    Trackers of shared memory come last and are killed only if they do not end by themselves.
     """
     codes: dict[int, int] = {}
     while True:
@@ -215,7 +214,7 @@ def sweep() -> dict[int, int]:
         if not others:
             _await_ends(found, TRACKERS_S)
         for child in others or found:
-            with contextlib.suppress(PermissionError):  # it runs as another user: it ends when it likes
+            with contextlib.suppress(PermissionError):  # it runs as another user and cannot be killed
                 os.kill(child, signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)

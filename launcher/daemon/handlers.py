@@ -1,4 +1,4 @@
-"""Dispatches control requests to a daemon's handlers, registered by operation, and sends the ANSWER frames."""
+"""Dispatch of control requests to a daemon's handlers, registered by operation; sends their ANSWER frames."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .router import Router
 logger = own_logger(__name__)
 
 LATER: Final = object()
-"""The result of a handler whose request will be answered when it is time."""
+"""Result of a handler that answers its request later."""
 
 
 class Requester(NamedTuple):
-    """An endpoint, and the number of its request."""
+    """An endpoint and the number of its request."""
 
     endpoint: int
     number: int
@@ -32,7 +32,7 @@ class Handlers:
     """Table of handlers by operation; runs them and sends their answers.
 
     Args:
-        gone: endpoints that are no more; nothing is kept for them.
+        gone: endpoints that have ended; their waiting requests are refused.
     """
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
@@ -44,7 +44,7 @@ class Handlers:
         self.table[kind] = handler
 
     async def handle(self, requester: Requester, name: str, fields: Any) -> None:
-        """Does what is requested and sends the ANSWER; what the handler raises arrives as an error of the same name."""
+        """Run a request's handler and send its ANSWER; an exception arrives as an error of the same name."""
         ok, value = True, None
         try:
             operation = read(name, fields)
@@ -64,12 +64,12 @@ class Handlers:
         target, number = requester
         try:
             self._router.deliver((frames.ANSWER, 0, me, target, number, ok, value))
-        except (ValueError, TypeError) as error:  # it cannot travel
+        except (ValueError, TypeError) as error:  # the value cannot be packed
             self._router.deliver((frames.ANSWER, 0, me, target, number, False, ["LaunchError", str(error)]))
 
 
 def _first(error: Exception) -> Exception:
-    """The first of what a task group gathered: that is what went wrong."""
+    """Return the first error in a task group's exception, the cause of the others."""
     while isinstance(error, ExceptionGroup):
         error = error.exceptions[0]
     return error

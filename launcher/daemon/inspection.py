@@ -1,16 +1,16 @@
-"""Reports of a node's processes: the activities that each tells, and all that its daemon and the kernel know of it.
+"""Reports of a node's processes: the activities that each process sends, and facts of the daemon and the kernel.
 
-All are asked at once, and ``RLINF_INSPECTION_TIMEOUT_S`` later those that are silent have their stacks read, at once as
-well, in 1 s at most::
+All processes are asked at the same time.  ``RLINF_INSPECTION_TIMEOUT_S`` later the stacks of the silent ones are read,
+also in parallel, within 1 s::
 
     daemon ── "inspect": round ──────────────► process
     daemon ◄── Inspected: round, activities ── process
     daemon ── a byte ────────────────────────► a driver whose loop is blocked
-    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/loop_witness.py)
+    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/blocked_loop_responder.py)
     daemon ◄── stacks (stack_reader.py) ────── a process of which no thread answers
 
-A process that is stopped is neither asked nor sent a signal.  Each request has a round of its own, however many are
-under way; only the stacks of a process are read once for all that want them at the same time.
+A stopped process gets neither the request nor a signal.  Each request has a round of its own, even with several at the
+same time; only the stacks of a process are read once for all of them.
 """
 
 from __future__ import annotations
@@ -49,31 +49,24 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues", "oldest"})
 
-_OLDEST: Final = 5
-"""Open calls of a process in a report of the ``oldest`` ones: it may owe thousands."""
+_OLDEST: Final = 5  # open calls per process in a report with the part oldest; a process may owe thousands
 
-_ENDED: Final = "ended"
-"""Begins the words about a process that is no more, here and in ``process_state.py``."""
+_ENDED: Final = "ended"  # prefix of the state of a dead process, here and in process_state.py
 
 _ACTIVITIES_PER_TURN: Final = 64
-"""Activities that are checked without a break."""
 
-_WITNESS_S: Final = 0.5
-"""Seconds that a thread has which answers for a blocked loop: all of Python's threads may be at work meanwhile."""
+_WITNESS_S: Final = 0.5  # seconds for the thread that answers for a blocked loop; it may have to wait for Python's lock
 
-_MAX_LEFT: Final = 8
-"""Drivers that have left and are remembered; a notebook may come and go."""
+_MAX_LEFT: Final = 8  # departed drivers that are remembered; a notebook may attach and leave often
 
-_MAX_CALLS: Final = 1 << 14
-"""Open calls in one answer, of which each process has the same share: at 70 bytes each some 1 MiB."""
+_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes: some 1 MiB at 70 bytes each
 
-_MAX_TOLD_BYTES: Final = 6 << 20
-"""All activities in one answer; a frame may have 8 MiB."""
+_MAX_TOLD_BYTES: Final = 6 << 20  # bytes of all activities in one answer; a frame holds at most 8 MiB
 
 
 @dataclass(frozen=True)
-class _Told:
-    """Activities of a process as plain data, whether that is its own answer, and why not; its open calls then."""
+class _ProcessAnswer:
+    """Activities of a process as plain data, the reason (``trouble``) if it did not answer, and its open calls."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
@@ -85,8 +78,8 @@ class Inspection:
     """Handlers of one daemon for reports of its node.
 
     Args:
-        gone: endpoints that are no more.
-        in_debugger: ranks that stand in the debugger, and where.
+        gone: endpoints that have ended.
+        in_debugger: places at which ranks stand in the debugger.
     """
 
     def __init__(
@@ -106,10 +99,10 @@ class Inspection:
         self._in_debugger = in_debugger
         self._stacks = StackReader(loop)
         self._left: dict[int, tuple[float, str]] = {}
-        """Drivers that have left, by pid: when, and when they had started, as the kernel counts."""
+        """Departed drivers by pid: time of departure, and start time of the process as the kernel counts."""
         self._numbers = itertools.count(1)
-        self._rounds: dict[int, dict[int, asyncio.Future[_Told]]] = {}
-        """By round and endpoint: done with the answer of a process, or its end."""
+        self._rounds: dict[int, dict[int, asyncio.Future[_ProcessAnswer]]] = {}
+        """Futures of answers by round and endpoint; resolved by an answer or by the end of the process."""
 
     def __repr__(self) -> str:
         return f"<Inspection [{len(self._rounds)} rounds, {self._stacks!r}]>"
@@ -117,17 +110,17 @@ class Inspection:
     # -- operations ---------------------------------------------------------------------------------------------
 
     async def inspect(self, requester: Requester, op: operations.Inspect) -> dict[str, Any]:
-        """Reports of the processes with these numbers on this node; of all where there are no numbers.
+        """Return reports of the processes with these numbers on this node, or of all without numbers.
 
         Returns:
-            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` tells by endpoint how those have
-            ended that are no more.
+            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` describes the end of requested
+            processes by endpoint.
         """
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
         found, ended = self._look_up(op.numbers)
         told = await self._ask(found) if "activities" in op.parts else {}
-        most = _OLDEST if "oldest" in op.parts else self._share()
+        most = _OLDEST if "oldest" in op.parts else self._max_calls_per_process()
         processes = [self._report(endpoint, told.get(endpoint.id), most) for endpoint in found]
         if told:
             children = children_of({endpoint.os_pid for endpoint in self._router.endpoints.values() if endpoint.os_pid})
@@ -144,15 +137,16 @@ class Inspection:
         return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended, "left": left}
 
     async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
-        """The answer of a process; ignored where its round is over, or has not asked it."""
+        """Take the answer of a process; ignore it if its round is over or did not ask the process."""
         is_for_loop = op.round == operations.ALL_ROUNDS
         rounds = self._rounds.values() if is_for_loop else [self._rounds.get(op.round, {})]
         answers = [answers[requester.endpoint] for answers in rounds if requester.endpoint in answers]
         process = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if process is None or all(answer.done() for answer in answers):
             return
-        # Now, and not when all have answered: by then it may have answered a call that it tells to be at work on.
-        calls = _open_calls(process, self._share())
+        # Read the calls now, not when all have answered: the process may reply meanwhile to a call that it reports as
+        # running.
+        calls = _open_calls(process, self._max_calls_per_process())
         told = dataclasses.replace(await _checked(op.activities), calls=calls)
         if is_for_loop and told.answered:
             told = dataclasses.replace(told, trouble=LOOP_BLOCKED)
@@ -161,14 +155,14 @@ class Inspection:
                 answer.set_result(told)
 
     def drop(self, gone: int) -> None:
-        """A process has ended: no answer of it will come."""
+        """Resolve the open questions to an ended process."""
         self._stacks.drop(gone)
         for answers in self._rounds.values():
             if gone in answers and not answers[gone].done():
-                answers[gone].set_result(_Told())
+                answers[gone].set_result(_ProcessAnswer())
 
     def note_left(self, driver: Endpoint) -> None:
-        """A driver closes its connection; its process may live on."""
+        """Remember a driver that closed its connection; its process may live on."""
         if driver.role == "driver" and (start := start_of(driver.pid)):
             self._left.pop(driver.pid, None)
             self._left[driver.pid] = (clock.monotonic(), start)
@@ -182,10 +176,10 @@ class Inspection:
 
     # -- asking -------------------------------------------------------------------------------------------------
 
-    async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _Told]:
-        """What these processes tell, or their stacks do; within the timeout and 1 s, whatever they do meanwhile."""
-        told = {each.id: _Told(trouble=self.state_of(each)) for each in endpoints}
-        # Where only the kernel knows of an end so far, its handling here is awaited: it says how the process has ended.
+    async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _ProcessAnswer]:
+        """Return the processes' answers, or their stacks; takes the timeout and 1 s at most."""
+        told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in endpoints}
+        # If only the kernel knows of an end so far, wait until this daemon has handled it: it knows the exit status.
         ending = {each.id for each in endpoints if told[each.id].trouble.startswith(_ENDED) and not self._end_of(each)}
         asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL) or each.id in ending]
         if not asked:
@@ -194,23 +188,22 @@ class Inspection:
         answers = self._rounds[number] = {each.id: self._loop.create_future() for each in asked}
         try:
             for each in asked:
-                self._router.tell(each.id, "inspect", {"round": number})
+                self._router.send_event(each.id, "inspect", {"round": number})
             await asyncio.wait(answers.values(), timeout=settings.INSPECTION_TIMEOUT_S())
             silent = [each for each in asked if not answers[each.id].done()]
             if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
                 await asyncio.wait(woken, timeout=_WITNESS_S)
             told |= await self._read_stacks([each for each in silent if not answers[each.id].done()])
-            # An answer that came while its stacks were read says more than these.
+            # An answer that arrived during the dump is better than the stacks.
             return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
         finally:
             del self._rounds[number]
 
-    async def _read_stacks(self, silent: list[Endpoint]) -> dict[int, _Told]:
-        """The stacks of processes that have not answered."""
-        told = {each.id: _Told(trouble=self.state_of(each)) for each in silent}
+    async def _read_stacks(self, silent: list[Endpoint]) -> dict[int, _ProcessAnswer]:
+        told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in silent}
         dumps = {
             each.id: self._stacks.read(each) for each in silent if told[each.id].trouble in ("", IN_KERNEL)
-        }  # the others have been stopped meanwhile
+        }  # the other processes were stopped meanwhile
         if dumps:
             await asyncio.wait(dumps.values())
         for endpoint, dump in dumps.items():
@@ -218,13 +211,13 @@ class Inspection:
             state = f", {told[endpoint].trouble}" if told[endpoint].trouble else ""
             why = f": {stacks.trouble}" if stacks.trouble else ""
             threads = stack_dump.activities(stacks.text, settings.INSPECTION_TIMEOUT_S())
-            told[endpoint] = _Told([to_data(thread) for thread in threads], f"does not answer{state}{why}")
+            told[endpoint] = _ProcessAnswer([to_data(thread) for thread in threads], f"does not answer{state}{why}")
         return told
 
     # -- what is known here -------------------------------------------------------------------------------------
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
-        """The processes of the run with these numbers; and what became of those that are not there, by endpoint."""
+        """Return the requested processes of the run, and the fate of missing ones by endpoint."""
         here = self._router.endpoints
         wanted: Iterable[Endpoint | None] = map(here.get, dict.fromkeys(numbers)) if numbers else here.values()
         found = [each for each in wanted if each is not None and _is_of_the_run(each)]
@@ -233,7 +226,7 @@ class Inspection:
         return found, {each: "left the run" if each in self._gone else "is not of this run" for each in missing}
 
     def _end_of(self, endpoint: Endpoint) -> str:
-        """How a process has ended; empty while it lives."""
+        """Describe how a process has ended; empty while it lives."""
         if endpoint.exit_report is not None:
             verdict: str = frames.unpack(endpoint.exit_report)["verdict"]
             return f"{verdict}, is away and started again" if endpoint.is_away else verdict
@@ -242,7 +235,7 @@ class Inspection:
         return "left the run" if endpoint.id in self._gone else ""
 
     def state_of(self, endpoint: Endpoint) -> str:
-        """What is unusual about a process, in words; empty if nothing is."""
+        """Describe the unusual state of a process in words; empty if there is nothing unusual."""
         if how := self._end_of(endpoint):
             return f"{_ENDED}: {how}"
         if where := self._in_debugger.get(endpoint.id):
@@ -251,21 +244,15 @@ class Inspection:
         state = process_state.state_of(endpoint.os_pid, image) if endpoint.os_pid else ""
         return state or ("" if endpoint.is_known else "is being started")
 
-    def _share(self) -> int:
-        """Open calls of one process in an answer."""
+    def _max_calls_per_process(self) -> int:
         return max(_OLDEST, _MAX_CALLS // max(1, len(self._router.endpoints)))
 
-    def _report(self, endpoint: Endpoint, told: _Told | None, most: int) -> dict[str, Any]:
-        """The report of one process, as plain data.
-
-        Args:
-            told: None where its activities were not wanted.
-            most: open calls that it has, the oldest ones.
-        """
+    def _report(self, endpoint: Endpoint, told: _ProcessAnswer | None, most: int) -> dict[str, Any]:
+        """Return the report of one process as plain data, with its ``most`` oldest calls."""
         how = self._end_of(endpoint)
         answered = told is not None and told.answered and not how
         if how or told is None:
-            told = _Told(trouble=self.state_of(endpoint))
+            told = _ProcessAnswer(trouble=self.state_of(endpoint))
         role, name, group, rank = _identity(endpoint)
         report = ProcessReport(
             endpoint.id, role, name, group, rank, self._router.node, self._node_name, endpoint.os_pid,
@@ -276,12 +263,11 @@ class Inspection:
 
 
 def _is_of_the_run(endpoint: Endpoint) -> bool:
-    """Not somebody who only looks at it, nor a connection that has not said yet who it is."""
+    """True if a process belongs to the run: neither an operator nor an unidentified connection."""
     return endpoint.role != "operator" and (endpoint.process is not None or endpoint.is_known)
 
 
 def _identity(endpoint: Endpoint) -> tuple[str, str, str, int]:
-    """Role, name, group and rank."""
     if endpoint.process is not None:
         setup = endpoint.process.setup
         return "worker", setup.name, setup.group, setup.rank
@@ -296,7 +282,7 @@ def _open_calls(endpoint: Endpoint, most: int) -> list[OpenCall]:
 
 
 def _wake_witness(endpoint: Endpoint) -> bool:
-    """Has a thread of a process answer that its loop does not; False where there is none."""
+    """Wake the thread that answers for a process's blocked loop; return False if there is none."""
     if endpoint.witness is None:
         return False
     try:
@@ -304,32 +290,32 @@ def _wake_witness(endpoint: Endpoint) -> bool:
     except OSError:
         return False
     try:
-        # Another file may have the number by now, and a pipe of the user's as well: a byte that nothing reads there is
-        # the price, and only of one that has closed descriptors which were not its own.
+        # The number may belong to another file by now, even to a pipe of the user's: the price is a stray byte in that
+        # pipe, and only in a process that has closed descriptors that it does not own.
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"\0") == 1
-    except OSError:  # it is full: nothing reads it
+    except OSError:  # a full pipe: nothing reads from it
         return False
     finally:
         os.close(fd)
 
 
-async def _checked(activities: list[Any]) -> _Told:
-    """What a process tells, if it makes sense: nothing in it is trusted, and it must fit into another frame."""
+async def _checked(activities: list[Any]) -> _ProcessAnswer:
+    """Validate the activities that a process sent: they are untrusted and must fit into another frame."""
     checked: list[Any] = []
     try:
         for first in range(0, len(activities), _ACTIVITIES_PER_TURN):
             if first:
-                await asyncio.sleep(0)  # what else this daemon does is more urgent
+                await asyncio.sleep(0)  # other tasks of the daemon are more urgent
             part = activities[first : first + _ACTIVITIES_PER_TURN]
             checked += [to_data(from_data(Activity, activity)) for activity in part]
         frames.pack(checked)
     except (TypeError, KeyError, ValueError, AttributeError, OverflowError) as error:
-        return _Told(trouble=f"its answer makes no sense ({type(error).__name__}: {error})"[:200])
-    return _Told(checked, answered=True)
+        return _ProcessAnswer(trouble=f"its answer makes no sense ({type(error).__name__}: {error})"[:200])
+    return _ProcessAnswer(checked, answered=True)
 
 
 def _fit(processes: list[dict[str, Any]]) -> None:
-    """Leaves out stacks, and then activities, of those with the most, until all fit into one frame."""
+    """Drop stacks, then activities, of the largest processes until all fit into one frame."""
     sizes = {process["endpoint"]: len(frames.pack(process["activities"])) for process in processes}
     shorten: tuple[Callable[[dict[str, Any]], None], ...] = (_leave_out_stacks, _leave_out_activities)
     for leave_out in shorten:

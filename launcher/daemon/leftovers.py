@@ -1,7 +1,7 @@
-"""``Leftovers``, processes that a dead worker has left: finds them among this daemon's children, ends and reaps them.
+"""``Leftovers``, processes that a dead worker has left: found among this daemon's children, killed and reaped.
 
-A worker is a subreaper, and so is this daemon: while the worker lives, its descendants have it among their ancestors,
-and at its death the kernel makes all of them that have lost their parents children of this daemon.
+A worker is a subreaper, and so is this daemon.  While the worker lives, it is an ancestor of all its descendants; at
+its death the kernel makes its orphaned descendants children of this daemon.
 """
 
 from __future__ import annotations
@@ -25,38 +25,37 @@ logger = own_logger(__name__)
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
 
-_AGAIN_S: Final = 0.1
-"""Until a look for processes is repeated for which this daemon had no descriptors."""
+_AGAIN_S: Final = 0.1  # seconds until a failed search is repeated, after a lack of descriptors
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def note_session(session: int, pid: int, environment: Mapping[str, str]) -> None:
-    """Record the session of a process in the folder of its node, for a sweep once all daemons are killed.
+    """Record a process's session in its node's folder, for a sweep after all daemons were killed.
 
-    ``launcher/remote/sweeper.py`` reads it, and finds processes by it that have overwritten their environment.
+    ``launcher/remote/sweeper.py`` reads the file to find processes that have overwritten their environment.
     """
     if PARENT_SOCKET not in environment:
         return
-    start = start_of(session) or start_of(pid)  # the leader of a session may have ended before the others
+    start = start_of(session) or start_of(pid)  # the leader of the session may have ended already
     with (
-        contextlib.suppress(OSError),  # a full disk: a sweep has the environments of most processes
+        contextlib.suppress(OSError),  # a full disk: a sweep still finds most processes by their environment
         Path(environment[PARENT_SOCKET]).with_name(SESSIONS).open("a") as file,
     ):
         file.write(f"{session} {start} {_BOOT_ID.read_text().strip()}\n")
 
 
 class Leftovers:
-    """Processes that one worker leaves.
+    """Processes that one worker leaves behind.
 
     Args:
-        worker: its pid, which is the number of its session too.
-        token: the value of ``MARKER`` that its descendants inherit.
-        on_gone: is called once all of them have ended, after each ``end()``.
+        worker: pid of the worker, which is also the number of its session.
+        token: value of ``MARKER`` that its descendants inherit.
+        on_gone: called when all of them have ended, after each ``end()``.
     """
 
     _workers: ClassVar[set[int]] = set()
-    """Workers of this daemon that it has not reaped; one that overwrites its environment looks like a leftover."""
+    """Unreaped workers of this daemon; a worker that overwrites its environment looks like a leftover."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, worker: int, token: str, on_gone: Callable[[], None]) -> None:
         self._loop = loop
@@ -68,31 +67,31 @@ class Leftovers:
         self._workers.add(worker)
 
     def end(self) -> None:
-        """Begin to end them, now that the worker is dead and reaped."""
+        """Begin to kill the leftovers of the worker, which is dead and reaped."""
         self._workers.discard(self._worker)
         remove_cuda_files(self._worker)
         self._sweep()
 
     def release(self) -> None:
-        """Know the process no more; what it has left lives on."""
+        """Stop to track the worker; its leftovers live on."""
         self._workers.discard(self._worker)
 
     def _sweep(self) -> None:
         try:
-            self._end_those_left()
-        except OSError as error:  # no descriptor is free; else the group's end would wait for theirs for ever
+            self._kill_left()
+        except OSError as error:  # no descriptor is free: without a retry the group's close would wait for ever
             logger.warning("the processes that worker %d has left cannot be watched yet: %s", self._worker, error)
             self._loop.call_later(_AGAIN_S, self._sweep)
 
-    def _end_those_left(self) -> None:
+    def _kill_left(self) -> None:
         left = [pid for pid in children() if pid not in self._ending and self._is_left(pid)]
         for pid in left:
             if not is_tracker(pid) and self._watch(pid):
                 os.kill(pid, signal.SIGKILL)
         if self._ending:
             return
-        # A tracker sees the end of its pipe when the last process has ended that could use the memory, and not before:
-        # only now does its time begin.
+        # A tracker's pipe closes when the last process that could use the memory has ended, so only now does the
+        # tracker's time begin.
         # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
         trackers = [pid for pid in left if self._watch(pid)]
         if trackers:
@@ -109,16 +108,16 @@ class Leftovers:
             return False
         if self._marker in variables:
             return True
-        # The environment of every child that this daemon starts has a marker.  A child without one has overwritten its
-        # environment, as setproctitle does, or was started without it; it is a dead worker's, since living workers
-        # adopt their own.  An ending process has no environment either, and its parent needs its exit status.
+        # Every child that this daemon starts has a marker in its environment.  A child without one has overwritten its
+        # environment, as setproctitle does, or was started without it.  It belongs to a dead worker, since live workers
+        # adopt their own descendants.  A zombie has no environment either; its parent still needs its exit status.
         name = f"{MARKER}=".encode()
         if any(variable.startswith(name) for variable in variables) or pid in self._workers or _is_ending(pid):
             return False
         return int(start_of(pid) or 0) >= self._start > 0
 
     def _watch(self, pid: int) -> bool:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or is another user's now
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or runs as another user now
             os.kill(pid, 0)
             pidfd = self._ending[pid] = os.pidfd_open(pid)
             self._loop.add_reader(pidfd, self._ended, pid)
@@ -132,7 +131,7 @@ class Leftovers:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         remove_cuda_files(pid)
-        self._sweep()  # its own children are this daemon's now
+        self._sweep()  # its orphans are children of this daemon now
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -141,7 +140,7 @@ class Leftovers:
 
 
 def _is_ending(pid: int) -> bool:
-    """True if a process has no memory any more, and no environment."""
+    """True if a process has released its memory, and with it its environment."""
     try:
         return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     except OSError:
@@ -149,7 +148,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def session_of(pid: int) -> int:
-    """Return the session of a process, a zombie as well; that has no environment any more."""
+    """Return the session of a process or zombie; 0 if it does not exist."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

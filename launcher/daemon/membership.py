@@ -1,12 +1,13 @@
-"""Membership of the run: node 0 decides which nodes are lost, in epochs; the others report links, and act on its word.
+"""Membership of the run: node 0 decides which nodes are lost and numbers the losses; the others report broken links.
 
-A node whose link to another one is over knows only that: either may be cut off.  So it tells node 0, and what is sent
-there meanwhile waits for the word.  Node 0 takes a node for lost that it has lost itself; of two that it reaches both
-and that do not reach each other, the higher one.  Its word goes to every node, numbered, before anything that follows
-from it, and drivers and launcher hear it from their own node: all see the same.
+A node whose link to another one has ended does not know which of the two is cut off.  So it reports to node 0, and
+frames to the other node wait for the decision.  Node 0 declares a node lost if its own link to the node has ended; if
+it reaches two nodes that do not reach each other, it declares the one of higher number lost.  The numbered decision
+reaches every node before any consequence of it, and drivers and the launcher get it from their own node, so all of them
+see the losses in the same order.
 
-A node that node 0 does not reach, or has declared lost, must not go on: it is *cut off*, and ends itself.  Where node
-0's daemon itself is gone there is no more word to wait for, and each node goes by its own links.
+A node that node 0 does not reach, or has declared lost, must not go on: it is *cut off* and ends itself.  If the daemon
+of node 0 itself has ended, no decision can come, and each node goes by its own links.
 """
 
 from __future__ import annotations
@@ -28,65 +29,65 @@ logger = own_logger(__name__)
 
 
 class Membership:
-    """This node's part in it.
+    """Membership state of one node.
 
     Attributes:
-        epoch: losses that node 0 has declared.
-        on_lost: carries out the loss of another node: ``node``, ``name``, ``reason`` and ``epoch``.
-        on_cut_off: ends this node, for the reason given.
+        epoch: number of losses that node 0 has declared.
+        on_lost: carries out the loss of another node; gets ``node``, ``name``, ``reason`` and ``epoch``.
+        on_cut_off: ends this node, for the given reason.
     """
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self.on_lost: Callable[[NodeLink, dict[str, Any]], None]
         self.on_cut_off: Callable[[str], None]
-        self._hearings: dict[asyncio.Future[None], int] = {}
-        """Nodes that are asked whether they are there."""
+        self._open_checks: dict[asyncio.Future[None], int] = {}
+        """Nodes that were asked for a sign of life, by the future of their answer."""
         self._is_closed = False
         self.epoch = 0
 
-    def link_over(self, neighbour: NodeLink, reason: str) -> None:
-        """A link of this node has ended."""
-        first = self._router.neighbours.get(0)
-        if neighbour.lost is not None:
+    def link_over(self, node_link: NodeLink, reason: str) -> None:
+        """Handle the end of a link of this node."""
+        first = self._router.node_links.get(0)
+        if node_link.lost is not None:
             return
         if self._router.node == 0:
-            self._declare(neighbour.node, reason)
-        elif neighbour.node == 0 and not neighbour.peer_has_ended:
+            self._declare(node_link.node, reason)
+        elif node_link.node == 0 and not node_link.peer_has_ended:
             self.on_cut_off(reason)
-        elif neighbour.node == 0:
-            for each in list(self._router.neighbours.values()):
+        elif node_link.node == 0:
+            for each in list(self._router.node_links.values()):
                 if each.over is not None:
                     self._lose(each, each.over)
         elif first is None or first.lost is not None:
-            self._lose(neighbour, reason)
+            self._lose(node_link, reason)
         else:
-            self._router.request(0, operations.ReportLink(neighbour.node, reason))
+            self._router.request(0, operations.ReportLink(node_link.node, reason))
 
     async def report_link(self, requester: Requester, op: operations.ReportLink) -> None:
-        """Of another daemon: its link to a node is over."""
+        """Handle another daemon's report that its link to a node has ended."""
         reporter = self._daemon(requester)
-        # The links of a run that ends end one by one, and nothing more is decided then: no answer, and no link's end,
-        # would end the wait, and this daemon waits for its handlers.
+        # A run that ends closes its links one by one.  Once this node is closing, no answer and no end of a link
+        # resolves the wait below, and the daemon waits for its handlers: so later reports are ignored.
         # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_not_waited_for
         if self._is_closed or self._is_lost(reporter) or self._is_lost(op.node):
             return
-        # Whether that node is there still, it says itself, over its link to this one.  If it is not, that link's end
-        # declares it lost, and ends this wait.
+        # The reported node itself confirms over its link to this one that it is alive.  If it is not, the end of that
+        # link declares it lost and cancels this wait.
         answer = self._router.ask(op.node, operations.AnswerNode())
-        self._hearings[answer] = op.node
+        self._open_checks[answer] = op.node
         await asyncio.wait([answer])
-        del self._hearings[answer]
+        del self._open_checks[answer]
         if not answer.cancelled() and not self._is_lost(reporter) and not self._is_lost(op.node):
-            names = {node: self._router.neighbours[node].name for node in (reporter, op.node)}
+            names = {node: self._router.node_links[node].name for node in (reporter, op.node)}
             lost = max(names)
             self._declare(lost, f"no way between {names[reporter]} and {names[op.node]} ({op.reason})")
 
     async def answer_node(self, requester: Requester, op: operations.AnswerNode) -> None:
-        """This node is there."""
+        """Confirm that this node is alive."""
 
     async def node_is_lost(self, requester: Requester, op: operations.NodeIsLost) -> None:
-        """Node 0's word."""
+        """Carry out a loss that node 0 has declared."""
         if self._daemon(requester) != 0:
             raise AuthError(f"node {frames.node_of(requester.endpoint)} declares node {op.node} lost: node 0 does that")
         if op.epoch <= self.epoch:
@@ -94,49 +95,45 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        elif (neighbour := self._router.neighbours.get(op.node)) is not None:  # else it was lost before its link was up
-            self._lose(neighbour, op.reason)
+        elif (node_link := self._router.node_links.get(op.node)) is not None:  # None: lost before its link was up
+            self._lose(node_link, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:
-        """From now on that is the lease of each of this node's links; every node is told the same."""
+        """Set the lease of all of this node's links; every node gets the same request."""
         if not settings.LEASE_S.minimum <= op.seconds <= settings.LEASE_S.maximum:
             raise ValueError(f"a lease of {op.seconds:g} s is out of bounds")
-        for neighbour in self._router.neighbours.values():
-            neighbour.set_lease(float(op.seconds))
+        for node_link in self._router.node_links.values():
+            node_link.set_lease(float(op.seconds))
 
     def close(self) -> None:
-        """Nothing is decided any more."""
+        """Stop deciding and cancel open checks."""
         self._is_closed = True
-        for answer in self._hearings:
+        for answer in self._open_checks:
             answer.cancel()
 
     def _daemon(self, requester: Requester) -> int:
-        """The node whose daemon has said it.
-
-        Raises:
-            AuthError: a process has.
-        """
+        """Return the node whose daemon made the request; raise AuthError for other processes."""
         if frames.number_of(requester.endpoint):
             raise AuthError("only daemons tell each other which nodes are lost")
         return frames.node_of(requester.endpoint)
 
     def _is_lost(self, node: int) -> bool:
-        neighbour = self._router.neighbours.get(node)
-        return neighbour is None or neighbour.lost is not None
+        node_link = self._router.node_links.get(node)
+        return node_link is None or node_link.lost is not None
 
     def _declare(self, node: int, reason: str) -> None:
         self.epoch += 1
         logger.warning("epoch %d: node %d is lost", self.epoch, node)
-        for neighbour in self._router.neighbours.values():
-            if neighbour.over is None:
-                self._router.request(neighbour.node, operations.NodeIsLost(self.epoch, node, reason))
-        self._lose(self._router.neighbours[node], reason)
-        for answer, asked in self._hearings.items():
+        for node_link in self._router.node_links.values():
+            if node_link.over is None:
+                self._router.request(node_link.node, operations.NodeIsLost(self.epoch, node, reason))
+        self._lose(self._router.node_links[node], reason)
+        for answer, asked in self._open_checks.items():
             if asked == node:
                 answer.cancel()
 
-    def _lose(self, neighbour: NodeLink, reason: str) -> None:
-        if neighbour.lost is None:
-            neighbour.lost = reason
-            facts = {"node": neighbour.node, "name": neighbour.name, "reason": reason, "epoch": self.epoch}
-            self.on_lost(neighbour, facts)
+    def _lose(self, node_link: NodeLink, reason: str) -> None:
+        if node_link.lost is None:
+            node_link.lost = reason
+            facts = {"node": node_link.node, "name": node_link.name, "reason": reason, "epoch": self.epoch}
+            self.on_lost(node_link, facts)

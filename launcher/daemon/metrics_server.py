@@ -1,6 +1,6 @@
-"""HTTP server of a run's metrics: one address, GET of ``/metrics``, and nothing else; in the daemon's loop.
+"""HTTP server of a run's metrics: one address, ``GET /metrics``, in the daemon's event loop.
 
-Loaded where metrics are served: it brings ``prometheus_client`` along.
+Imported on demand only, because it imports ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from .metrics_text import CONTENT_TYPE, text_of
 logger = own_logger(__name__)
 
 _REQUEST_TIMEOUT_S: Final = 10.0
-"""From the connection to the end of the answer, which a scraper has to take in meanwhile."""
+"""Seconds from the connection to the end of the answer, which the scraper has to receive within them."""
 
 _MAX_CONNECTIONS: Final = 16
-"""At once; further ones are closed unheard."""
 
 _MAX_REQUEST_BYTES: Final = 16 << 10
 
 
 class MetricsServer:
-    """Answers scrapes, each on a connection of its own.
+    """Server of scrapes, one task per connection.
 
     Args:
-        ask: has all nodes tell their metrics; as ``text_of`` takes them.
+        ask: collects the metrics of all nodes, as ``text_of`` takes them.
     """
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Mapping[str, Any] | None]]]) -> None:
@@ -41,13 +40,17 @@ class MetricsServer:
         return f"<MetricsServer [{len(self._tasks)} connections]>"
 
     async def open(self, host: str, port: int) -> str:
-        """The address on which it listens, with the port that was chosen where that was 0.  Raises OSError."""
+        """Listen; return the address with the actual port.
+
+        Raises:
+            OSError: the address cannot be used.
+        """
         self._server = await asyncio.start_server(self._connected, host, port, limit=_MAX_REQUEST_BYTES)
         chosen = self._server.sockets[0].getsockname()[1]
         return f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"
 
     async def close(self) -> None:
-        """Ends what is being answered."""
+        """Stop to listen and cancel open answers."""
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)

@@ -1,4 +1,4 @@
-"""Prometheus text of all nodes' metrics, made by ``prometheus_client``; loaded where metrics are served."""
+"""Prometheus text of all nodes' metrics, by ``prometheus_client``; imported on demand only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 
 
 async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
-    """The metrics of a run, one family after the other, so that a daemon does other things in between.
+    """Return the metrics of a run as text; other tasks of the loop run after each metric family.
 
     Args:
-        answers: of ``NodeMetrics`` by the node's name; None of a node that has not answered.
+        answers: answers to ``NodeMetrics`` by the node's name; None for a node that did not answer.
     """
     parts = []
     for metric in families(answers):
@@ -30,7 +30,7 @@ async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
 
 
 class _One(CollectorRegistry):
-    """A registry of one family, which is all that ``generate_latest`` wants."""
+    """A registry of one family, all that ``generate_latest`` needs."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__(auto_describe=False)
@@ -41,7 +41,7 @@ class _One(CollectorRegistry):
 
 
 def families(answers: Mapping[str, Mapping[str, Any] | None]) -> list[Metric]:
-    """The framework's metrics in the order of their table, then the user's; those without a value are left out."""
+    """Return the framework's metrics in the order of their table, then the user's, without empty ones."""
     found = {family.name: _empty(family.name, family.kind, family.about) for family in table.ALL}
     labels = {family.name: ("node", *family.labels) for family in table.ALL}
     for node, answer in answers.items():
@@ -64,7 +64,7 @@ def families(answers: Mapping[str, Mapping[str, Any] | None]) -> list[Metric]:
 
 
 def _add_staleness(versions: Metric, staleness: Metric) -> None:
-    """How far each process that applies a model's weights is behind the latest that any has published."""
+    """Add for each process the versions by which its weights are behind the latest published ones."""
     latest: dict[str, float] = {}
     for _, labels, value, *_ in versions.samples:
         if labels["role"] == "published":
@@ -76,5 +76,5 @@ def _add_staleness(versions: Metric, staleness: Metric) -> None:
 
 
 def _empty(name: str, kind: MetricKind, about: str) -> Metric:
-    # Of a counter the library adds the ending of the name by itself.
+    # ``prometheus_client`` appends "_total" to the name of a counter.
     return Metric(name.removesuffix("_total") if kind == MetricKind.COUNTER else name, about, kind.name.lower())

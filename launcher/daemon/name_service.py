@@ -1,4 +1,4 @@
-"""Names of the run's groups, channels and promised channels, on node 0; lookups may wait."""
+"""NameService of the run's groups, channels and promised channels, on node 0; lookups may wait."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlinf_async.errors import ClosedError
 from .handlers import LATER, Requester
 
 
-class Names:
+class NameService:
     """Handlers of the operations on names.
 
     Args:
         answer: answers a request that has waited.
-        gone: processes that are no more; nothing is done for them.
-        lost: the nodes that are lost.
+        gone: endpoints that have ended; no request of theirs is served.
+        lost: facts of the lost nodes.
     """
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
@@ -41,19 +41,19 @@ class Names:
         return self._table(op.kind).reserve(op.name, requester.endpoint)
 
     async def publish(self, requester: Requester, op: operations.Publish) -> Any:
-        """Make a roster known; return None, or that of the entry that has the name already."""
+        """Publish the roster of a name; return None, or the roster of the entry that holds the name already."""
         table = self._table(op.kind)
         known = table.publish(op.name, op.number, requester.endpoint, op.roster)
         self._settle(table)
         return known
 
     async def find(self, requester: Requester, op: operations.Find) -> Any:
-        """Return the roster of a name, once there is one."""
+        """Return the roster of a name, at once or after its publication."""
         found = self._table(op.kind).find(requester, op.name, op.rank, op.after)
         return LATER if found is PENDING else found
 
     async def cancel_find(self, requester: Requester, op: operations.CancelFind) -> list[str]:
-        """End the request of that number; return the names that there are."""
+        """Cancel the lookup of that number; return the known names."""
         table = self._table(op.kind)
         table.cancel((requester.endpoint, op.number))
         return table.names()
@@ -65,36 +65,36 @@ class Names:
         return released
 
     async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:
-        """Make a worker known that was not launched; the others of its name may come later."""
+        """Add a worker that was not launched to the group of its name; the other ranks may follow later."""
         self.groups.join(op.name, op.rank, op.size, requester.endpoint, op.entry)
         self._settle(self.groups)
 
     def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Note that a rank of the requester's group is back, or will not be."""
+        """Record that a rank of the requester's group is back, or will not return."""
         self.groups.replace(op.number, requester.endpoint, op.rank, op.was, op.entry)
         self._settle(self.groups)
 
     async def is_alive(self, requester: Requester, op: operations.IsAlive) -> bool:
-        """True if there is a worker of that group and rank, and it has not ended."""
+        """True if the group has a live worker of that rank."""
         entry = self.groups.rank_of(op.group, op.rank)
         return entry is not None and not self._is_gone(entry["endpoint"])
 
     async def comes_back(self, requester: Requester, op: operations.ComesBack) -> bool:
-        """True if the worker that has this endpoint is to come back once it has ended."""
+        """True if the rank of this endpoint will be started again after its end."""
         return self.groups.comes_back(op.endpoint)
 
     async def queue_ended(self, requester: Requester, op: operations.QueueEnded) -> None:
-        """Note that a daemon has nothing of a channel any more."""
+        """Record that a daemon has ended its queue of a channel."""
         if frames.number_of(requester.endpoint):
             raise ValueError("queue_ended: only a daemon knows that")
         self.channels.end(op.number, frames.node_of(requester.endpoint))
 
     async def pin_key(self, requester: Requester, op: operations.PinKey) -> int | None:
-        """Return the node that has a key of a distributed channel: that of whoever touched it first."""
+        """Return the node of a distributed channel's key: the node of its first user."""
         return self.channels.pin(op.number, op.key, op.node)
 
     def progress(self, op: operations.Find) -> str:
-        """Say what a lookup waits for."""
+        """Describe in words why a lookup waits."""
         if op.kind == self.promises.kind:
             return "the process that has passed it on is still making it"
         table = self._table(op.kind)
@@ -103,20 +103,20 @@ class Names:
         return f"{op.kind} '{op.name}' is not there; there are: {', '.join(table.names()) or 'none'}"
 
     def drop_client(self, gone: int) -> None:
-        """Free what a process had, but for its channels, and have nobody told for it."""
+        """Release the names of an ended process, but not its channels, and cancel its lookups."""
         for table in self._tables.values():
             table.drop_client(gone)
         self._settle(*self._tables.values())
 
     def drop_owner(self, gone: int) -> None:
-        """Close the channels of a driver that is no more, or of a worker whose group is."""
+        """Close the channels of a driver that has ended, or of a worker whose group is closed."""
         self.channels.drop_owner(gone)
 
     def lose_node(self, node: int) -> None:
         self.channels.lose_node(node)
 
     def clients(self) -> set[int]:
-        """Everybody for whom something is kept here."""
+        """Return the endpoints with an entry or a lookup here."""
         return set().union(*(table.clients() for table in self._tables.values()))
 
     def _settle(self, *tables: NameTable[Any]) -> None:

@@ -1,4 +1,4 @@
-"""``Network``, how a node's daemon and those of the other nodes reach each other: gRPC over TLS."""
+"""``Network``: links between the daemons of a run, over gRPC and TLS."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from rlinf_async._wire.node_config import NodeConfig
 
 
 class Network(Protocol):
-    """Links to the daemons of other nodes."""
+    """Interface for links to the daemons of other nodes."""
 
     async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
-        """Listens for daemons of lower rank; where, or None of a node that is alone."""
+        """Listen for daemons of lower number; return the address, or None for a single node."""
 
     async def dial(self, peer: int, address: str) -> PeerLink:
-        """A link to a daemon of higher rank.
+        """Connect to a daemon of higher number.
 
         Raises:
-            RLinfAsyncError: there is none.
+            RLinfAsyncError: the connection failed.
         """
 
     async def stop(self) -> None:
-        """Listens no more."""
+        """Stop to listen."""
 
 
 class GrpcNetwork:
-    """Links over gRPC, as the node's configuration says."""
+    """Links over gRPC, with the addresses and credentials of the node's configuration."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config

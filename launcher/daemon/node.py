@@ -1,4 +1,4 @@
-"""``Node``, a daemon's main object: life from boot to stop, launcher's protocol, local socket, links to nodes."""
+"""``Node``, a daemon's main object: life from boot to stop, launcher's commands, local socket, links to other nodes."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rlinf_async._wire.local_socket import check_peer, listen, peer_of
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, LaunchError, RLinfAsyncError
 
-from .admission import Admission
+from .admission import HelloAdmission
 from .boot import Boot
+from .daemon_control import DaemonControl
 from .endpoint import Endpoint
 from .fork_server import PARENT_SOCKET
 from .guardian import remove
 from .handlers import Requester
-from .near_side import NearSide
 from .network import Network
 from .node_link import NodeLink
 from .process_state import is_exiting
@@ -36,37 +36,37 @@ from .router import Router
 from .service import DaemonService
 from .sign_of_life import SignOfLife
 from .templates import Templates
-from .worker_groups import Group, NewProcess, Site
+from .worker_groups import LocalGroup, NewProcess, Site
 from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
 LOG_DIR: Final = "RLINF_LOG_DIR"
-"""What tells workers where this node's logs are."""
+"""Environment variable that tells workers where this node's logs are."""
 
-_ACCEPT_AGAIN_S: Final = 0.1
-"""Seconds until a connection is accepted again where there were no descriptors or memory for one."""
+_ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
 
-_KEPT_BODIES_BYTES: Final = 64 << 20
-"""Memory that is kept for the next bodies of other nodes' messages."""
+_REUSED_MEMORY_BYTES: Final = 64 << 20
 
 _SHORT: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 _SWEPT_BY: Final = "swept-by"
-"""``launcher/remote/sweeper.py`` writes it into the run directory of a live node."""
+"""File in the run directory in which ``launcher/remote/sweeper.py`` names the sweep that ends a live node."""
 
 _HASTY_GRACE_S: Final = 2.0
-"""Seconds that workers have at most where this node does not end in order: the guardian waits no longer than 4 s."""
+"""Longest grace of workers when the node ends abnormally; must stay below the guardian's ``_ORDERLY_END_S`` (4 s)."""
 
 _END_TIMEOUT_S: Final = 5
-"""Seconds after a SIGTERM, or once it is cut off, in which this process ends in order; then the kernel ends it."""
+"""Seconds for an orderly end after SIGTERM or a cut-off; then the kernel ends the process (``signal.alarm``)."""
 
 
 class Node:
-    """A node's daemon: ``run`` lasts from the first line on stdin to the end of the last process.
+    """A node's daemon; ``run`` returns after the end of the last process.
 
-    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop, or lifeline cut or
-    SIGTERM -> groups closed, links closed, run directory removed.
+    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop command, lifeline cut
+    or SIGTERM -> groups closed, links closed, run directory removed.
+
+    The class has more than 30 methods: it joins launcher, local socket and links, and their callbacks end here.
     """
 
     def __init__(
@@ -75,14 +75,14 @@ class Node:
         boot: Boot,
         templates: Templates,
         facts: dict[str, Any],
-        near_side: NearSide,
+        control: DaemonControl,
         network: Network,
         new_process: NewProcess = WorkerProcess,
         sign_of_life: SignOfLife | None = None,
     ) -> None:
         self._loop = loop
         self._sign_of_life = sign_of_life
-        self._near_side = near_side
+        self._control = control
         self._network = network
         self._boot = boot
         self._templates = templates
@@ -94,7 +94,7 @@ class Node:
         self._tasks: asyncio.TaskGroup
         self._expected_links: dict[int, asyncio.Future[Any]] = {}
         self._names: dict[int, str] = {boot.config.node: boot.config.name}
-        self._bodies = Pool(_KEPT_BODIES_BYTES)
+        self._bodies = Pool(_REUSED_MEMORY_BYTES)
         site = Site(
             run=boot.config.run,
             node=boot.config.node,
@@ -112,7 +112,7 @@ class Node:
             ports=boot.config.ports,
         )
         self._router = Router(loop, boot.config.node, self._on_request)
-        self._admission = Admission(loop, self._begin, self._driver_gone)
+        self._admission = HelloAdmission(loop, self._begin, self._driver_gone)
         self._service = DaemonService(loop, site, templates, self._router, self._abandon, new_process)
         self._service.handlers.register(operations.EndRun, self._end_run)
         self._service.membership.on_lost = self._on_node_lost
@@ -124,38 +124,40 @@ class Node:
     async def run(self) -> None:
         listener = listen(str(self._boot.socket_path))
         self._listen(listener)
-        self._near_side.on_sigterm(self._on_sigterm)
+        self._control.on_sigterm(self._on_sigterm)
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 address = await self._network.serve(self._on_link)
                 self._start(self._service.probes.find_renderers(self._facts), "the search for EGL devices")
-                conversation = self._tasks.create_task(_logged(self._converse(address), "the talk with the launcher"))
+                commands = self._tasks.create_task(
+                    _logged(self._follow_commands(address), "the talk with the launcher")
+                )
                 await self._stop.wait()
                 self._loop.remove_reader(listener.fileno())
                 await self._close_everything()
-                conversation.cancel()
+                commands.cancel()
             if self._service.unobserved:
-                self._say({"event": "unobserved", "failures": list(self._service.unobserved.values())})
+                self._send_to_launcher({"event": "unobserved", "failures": list(self._service.unobserved.values())})
             if self._fenced_for:
                 raise LaunchError(self._fenced_for)
         finally:
             if self._sign_of_life is not None:
-                self._sign_of_life.wind_up(0)  # no loop winds it up while this process sweeps up
-            self._loop.remove_reader(listener.fileno())  # also of a start that failed: uvloop aborts without its file
+                self._sign_of_life.wind_up(0)  # disarmed: the loop no longer winds the timer up during the cleanup
+            self._loop.remove_reader(listener.fileno())  # before close(): uvloop aborts on a reader of a closed file
             listener.close()
             self._service.groups.close_stores()
             self._service.traces.close()
             self._bodies.close()
             remove([str(self._boot.run_dir)])
 
-    # -- the near side ------------------------------------------------------------------------------------------
+    # -- the launcher -------------------------------------------------------------------------------------------
 
-    def _say(self, event: dict[str, Any]) -> None:
-        self._near_side.say(event)
+    def _send_to_launcher(self, event: dict[str, Any]) -> None:
+        self._control.send(event)
 
-    async def _converse(self, address: str | None) -> None:
-        """Does what the near side says until it says stop, or is gone."""
-        self._say(
+    async def _follow_commands(self, address: str | None) -> None:
+        """Report this node as up and carry out the launcher's commands until "stop" or the end of the lifeline."""
+        self._send_to_launcher(
             {
                 "event": "up",
                 "address": address,
@@ -167,20 +169,20 @@ class Node:
             }
         )
         try:
-            async with contextlib.aclosing(self._near_side.orders()) as orders:
-                async for order in orders:
-                    if order["op"] == "stop":
+            async with contextlib.aclosing(self._control.commands()) as commands:
+                async for command in commands:
+                    if command["op"] == "stop":
                         self._in_order = True
                         return
-                    if order["op"] == "peers":
-                        await self._meet(order["peers"])
+                    if command["op"] == "peers":
+                        await self._meet(command["peers"])
         finally:
             self._stop.set()
 
     # -- other nodes --------------------------------------------------------------------------------------------
 
     def _on_link(self, link: Any) -> None:
-        self._add_neighbour(link)
+        self._add_node_link(link)
         expected = self._expected(link.peer)
         if not expected.done():
             expected.set_result(None)
@@ -188,23 +190,23 @@ class Node:
     def _expected(self, node: int) -> asyncio.Future[Any]:
         return self._expected_links.setdefault(node, self._loop.create_future())
 
-    def _add_neighbour(self, link: Any) -> None:
+    def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
-            # This node may have taken leave of the others already: the sender of this link's bodies would never end,
-            # and this node waits for all its tasks.
+            # This node may have closed its links already.  The new link's sender of bodies would then never end, and
+            # the task group of this node would wait for it for ever.
             # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
         name = self._names.get(link.peer, f"node {link.peer}")
-        neighbour = NodeLink(link.peer, name, link, self._from_neighbour, self._on_link_over, self._bodies)
-        self._router.neighbours[link.peer] = neighbour
-        self._start(neighbour.send_bodies(), f"sending to node {neighbour.node}")
-        neighbour.open()
-        if neighbour.node == 0 and self._sign_of_life is not None:
-            self._give_sign(neighbour, self._sign_of_life)
+        node_link = NodeLink(link.peer, name, link, self._from_node, self._on_link_over, self._bodies)
+        self._router.node_links[link.peer] = node_link
+        self._start(node_link.send_bodies(), f"sending to node {node_link.node}")
+        node_link.open()
+        if node_link.node == 0 and self._sign_of_life is not None:
+            self._give_sign(node_link, self._sign_of_life)
 
     def _give_sign(self, root: NodeLink, sign_of_life: SignOfLife) -> None:
-        """Wind up the timer by which the guardian ends this process about when node 0, which decides, gives it up."""
+        """Arm the timer by which the guardian kills a silent daemon, about when node 0 declares the node lost."""
         if root.over is not None or self._stop.is_set():
             sign_of_life.wind_up(0)
             return
@@ -212,11 +214,11 @@ class Node:
         self._loop.call_later(root.lease / 10, self._give_sign, root, sign_of_life)
 
     async def _meet(self, peers: list[dict[str, Any]]) -> None:
-        """Opens the links: this node dials those of higher rank and waits for those of lower rank."""
+        """Open the links: dial nodes of higher number, await the links of lower ones; report ready or failed."""
         for peer in peers:
             self._names[peer["node"]] = peer["name"]
-        for node, neighbour in self._router.neighbours.items():
-            neighbour.name = self._names.get(node, neighbour.name)
+        for node, node_link in self._router.node_links.items():
+            node_link.name = self._names.get(node, node_link.name)
         self._service.welcome = {"run": self._boot.config.run, "nodes": peers, "log_dir": str(self._boot.log_dir)}
         event: dict[str, Any] = {"event": "ready"}
         timeout = settings.NODE_LINK_TIMEOUT_S()
@@ -230,11 +232,11 @@ class Node:
         except* RLinfAsyncError as errors:
             event = {"event": "failed", "error": "; ".join(str(error) for error in _leaves(errors))}
         except* TimeoutError:
-            here = {*self._router.neighbours, self._boot.config.node}
+            here = {*self._router.node_links, self._boot.config.node}
             missing = ", ".join(peer["name"] for peer in peers if peer["node"] not in here)
             text = f"no link to {missing} within {timeout:g} s (is a firewall between the nodes?)"
             event = {"event": "failed", "error": text}
-        self._say(event)
+        self._send_to_launcher(event)
         boot = self._boot
         self._service.black_box.describe(self._facts, boot.told_config, boot.worker_environment, _places(peers))
 
@@ -242,47 +244,47 @@ class Node:
         await self._expected(node)
 
     async def _dial(self, peer: dict[str, Any]) -> None:
-        self._add_neighbour(await self._network.dial(peer["node"], peer["address"]))
+        self._add_node_link(await self._network.dial(peer["node"], peer["address"]))
 
-    def _from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if neighbour.lost is not None:  # one that is there, and is out of the run: its link is about to be closed
+    def _from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        if node_link.lost is not None:  # a node out of the run: its link is about to be closed
             close_fds(fds)
             return
         if frame[0] == frames.GONE:
-            if frames.node_of(frame[3]) == neighbour.node:
+            if frames.node_of(frame[3]) == node_link.node:
                 self._service.drop_owner(frame[3], ended=bool(frame[4]))
             return
         try:
-            self._router.from_neighbour(neighbour, frame, fds)
+            self._router.from_node(node_link, frame, fds)
         except Exception:
-            # A process of that node has made it up.  Out of here it would end the link, and so this whole node.
+            # A process of that node has sent a malformed frame.  If the error left this callback, the link would end,
+            # and the whole node with it.
             # tests/test_bad_frames.py::test_a_frame_that_makes_no_sense_ends_its_connection_only
-            logger.exception("node %d sent a frame that makes no sense", neighbour.node)
+            logger.exception("node %d sent a frame that makes no sense", node_link.node)
 
-    def _on_link_over(self, neighbour: NodeLink, reason: str) -> None:
+    def _on_link_over(self, node_link: NodeLink, reason: str) -> None:
         if not self._stop.is_set():
-            logger.warning("the link to node %d (%s) is over: %s", neighbour.node, neighbour.name, reason)
-            self._service.membership.link_over(neighbour, reason)
+            logger.warning("the link to node %d (%s) is over: %s", node_link.node, node_link.name, reason)
+            self._service.membership.link_over(node_link, reason)
 
-    def _on_node_lost(self, neighbour: NodeLink, facts: dict[str, Any]) -> None:
+    def _on_node_lost(self, node_link: NodeLink, facts: dict[str, Any]) -> None:
         if self._stop.is_set():
             return
         reason = facts["reason"]
-        logger.warning("node %d (%s) is lost: %s", neighbour.node, neighbour.name, reason)
-        self._say({"event": "node_lost", "node": neighbour.node, "reason": reason})
-        self._service.black_box.death(f"node {neighbour.node} ({neighbour.name})", 0, f"was lost: {reason}")
+        logger.warning("node %d (%s) is lost: %s", node_link.node, node_link.name, reason)
+        self._send_to_launcher({"event": "node_lost", "node": node_link.node, "reason": reason})
+        self._service.black_box.death(f"node {node_link.node} ({node_link.name})", 0, f"was lost: {reason}")
         self._service.lost.append(facts)
-        self._router.tell_all("node_lost", facts)
-        self._service.drop_node(neighbour.node)
-        # Where this side gave up, the other one still has to learn it.
-        self._start(neighbour.close(), f"closing the link to node {neighbour.node}")
+        self._router.broadcast_event("node_lost", facts)
+        self._service.drop_node(node_link.node)
+        # This side declared the loss; the other side learns of it by the closed link.
+        self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
-        """The others go on without this node, and may start again elsewhere what runs here: it ends.
-
-        Its workers are killed at once.  The rest ends in order within seconds; then the kernel ends this process, and
-        the guardian what is left.  None of it needs the lifeline, which may seem intact for hours.
-        """
+        """End this node: the others go on without it and may start its ranks elsewhere."""
+        # The workers are killed first, since their replacements may be running.  The rest ends in order within seconds;
+        # then the kernel kills this process, and the guardian the remaining ones.  No step needs the lifeline, for it
+        # may seem intact for hours after a network failure.
         if self._stop.is_set():
             return
         self._fenced_for = f"node {self._boot.config.node} is cut off from the others and has ended: {reason}"
@@ -290,8 +292,8 @@ class Node:
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.process is not None:
                 endpoint.process.kill(self._fenced_for)
-        self._say({"event": "cut_off", "reason": reason})
-        self._router.tell_all("node_lost", {"node": 0, "name": self._names.get(0, "node 0"), "reason": reason})
+        self._send_to_launcher({"event": "cut_off", "reason": reason})
+        self._router.broadcast_event("node_lost", {"node": 0, "name": self._names.get(0, "node 0"), "reason": reason})
         self._end_soon()
 
     # -- local processes ----------------------------------------------------------------------------------------
@@ -301,12 +303,11 @@ class Node:
             self._loop.add_reader(listener.fileno(), self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """A driver connects, or a worker's subprocess."""
         try:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno in _SHORT and not self._admission.end_oldest():
-                # It would be readable all the time until something is closed.
+                # The socket stays readable: without the pause the loop would spin until a descriptor is free.
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._listen, listener)
             return
@@ -319,7 +320,7 @@ class Node:
         self._admission.add(sock)
 
     def _begin(self, sock: socket.socket) -> Endpoint:
-        """It has said something: it gets an endpoint, and has to say hello first."""
+        """Create the endpoint of a connection that has sent its first bytes; its first frame must be HELLO."""
         pid, _ = peer_of(sock)
         pidfd = os.pidfd_open(pid)
         endpoint = self._router.new_endpoint("driver")
@@ -330,7 +331,7 @@ class Node:
             on_frame=lambda frame, fds: self._from_driver(endpoint, frame, fds),
             on_closed=lambda reason: self._cut_off(endpoint),
         )
-        # A forked child of the driver may hold its socket open: its pidfd tells the truth.
+        # A forked child of the driver may hold the socket open, so end-of-file proves nothing; the pidfd does.
         self._loop.add_reader(pidfd, self._driver_gone, endpoint)
         endpoint.connection.open()
         return endpoint
@@ -356,8 +357,8 @@ class Node:
                 f"protocol {facts.get('protocol')} of the driver (rlinf_async in Python {facts.get('python')}) is not "
                 f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
             )
-            self._router.tell(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
-            self._loop.call_soon(self._driver_gone, endpoint)  # once these words have left
+            self._router.send_event(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
+            self._loop.call_soon(self._driver_gone, endpoint)  # after the "refused" event has left
             return
         parent = None
         if facts.get("role") == "worker":
@@ -365,17 +366,17 @@ class Node:
                 parent = self._service.sub_workers.admit(endpoint, facts)
             except AuthError as error:
                 logger.warning("a process is refused: %s", error)
-                self._router.tell(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
+                self._router.send_event(endpoint.id, "refused", {"error": ["AuthError", str(error)]})
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         elif facts.get("role") == "operator":
-            endpoint.role = "operator"  # it looks at the run, and is none of its processes
+            endpoint.role = "operator"  # an observer, not a process of the run
         endpoint.note_hello(facts)
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)
 
     def _cut_off(self, endpoint: Endpoint) -> None:
-        """A driver that closes its socket has left, and so has a subprocess that lives; else its pidfd tells soon."""
+        """Handle the end of a socket: a driver or a live subprocess has left; else the pidfd reports the death soon."""
         if endpoint.root is None or not is_exiting(endpoint.pid):
             self._driver_gone(endpoint)
 
@@ -387,55 +388,55 @@ class Node:
         os.close(pidfd)
         self._admission.remove(endpoint)
         if endpoint.connection is not None:
-            endpoint.connection.drain()  # its last words
+            endpoint.connection.drain()  # reads its last frames
             endpoint.connection.close()
-            endpoint.connection = None  # each refers to the other, and the collector would leave both for long
+            endpoint.connection = None  # breaks the reference cycle; the collector would keep both for long
         if endpoint.root is not None:
             self._service.end_sub_worker(endpoint)
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
-            if endpoint.is_known:  # else nothing was done for it, and nobody has heard of it
+            if endpoint.is_known:  # an unknown process owns nothing and was announced to nobody
                 self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:
         self._start(self._service.handlers.handle(Requester(source, number), operation, fields), operation)
 
-    def _abandon(self, group: Group) -> None:
+    def _abandon(self, group: LocalGroup) -> None:
         self._start(self._service.groups.close_group(group, group.close_grace), f"closing group '{group.name}'")
 
     def _start(self, work: Coroutine[Any, Any, None], what: str) -> None:
-        """Makes it one of this node's tasks: what goes wrong in it is logged and ends nothing else."""
+        """Run a coroutine as a task of this node; its exception is logged and cancels no other task."""
         task = _logged(work, what)
         try:
             self._tasks.create_task(task)
-        except RuntimeError:  # this node has ended
+        except RuntimeError:  # the task group has ended
             task.close()
             work.close()
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
-        """Has the launcher end the run, or ends this node where there is no launcher; whether it is the launcher."""
+        """Ask the launcher to end the run, or end this node if there is none.  Return True if there is a launcher."""
         logger.info("%s: ending", op.by)
         if self._boot.config.launched:
-            self._say({"event": "end_run", "by": op.by})
+            self._send_to_launcher({"event": "end_run", "by": op.by})
         else:
-            self._loop.call_soon(self._on_sigterm)  # once the answer has left
+            self._loop.call_soon(self._on_sigterm)  # after the answer has left
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """The guardian is gone, or passes on what ends this machine; or a sweep has left a note, and ends the run."""
+        """End the node: the guardian is gone or forwards SIGTERM, or a sweep has left a note for the launcher."""
         note = self._boot.socket_path.with_name(_SWEPT_BY)
         with contextlib.suppress(OSError):
-            self._say({"event": "swept", "by": note.read_text()})
+            self._send_to_launcher({"event": "swept", "by": note.read_text()})
             note.unlink()
         logger.info("SIGTERM: ending")
         self._end_soon()
 
     def _end_soon(self) -> None:
-        self._near_side.end_within(_END_TIMEOUT_S)
+        self._control.end_within(_END_TIMEOUT_S)
         self._stop.set()
 
     async def _close_everything(self) -> None:
@@ -444,15 +445,16 @@ class Node:
         self._service.probes.close()
         await self._service.run_metrics.close()
         if not self._in_order:
-            # Whoever counts on this node learns that it is lost now, and not when its groups have had their time.
-            await asyncio.gather(self._take_leave(), self._close_groups())
+            # Other nodes learn of the loss at once, and do not wait for the grace of this node's groups.
+            await asyncio.gather(self._close_connections(), self._close_groups())
         else:
             await self._close_groups()
-            await self._take_leave()
+            await self._close_connections()
         await self._network.stop()
-        # The other daemons end at the same time, and some before they answer: a handler that waits for one would keep
-        # this node from its end.  tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
-        self._router.end_questions()
+        # The other daemons end at the same time and may not answer any more: a handler that waits for one would keep
+        # this node's task group open.
+        # tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
+        self._router.cancel_requests()
         self._templates.close()
 
     async def _close_groups(self) -> None:
@@ -464,15 +466,14 @@ class Node:
             )
         )
 
-    async def _take_leave(self) -> None:
-        """Of the other nodes and of the drivers."""
+    async def _close_connections(self) -> None:
         self._admission.close()
         for endpoint in list(self._router.endpoints.values()):
             if endpoint.pidfd >= 0:
                 self._driver_gone(endpoint)
-        neighbours = self._router.neighbours.values()
+        node_links = self._router.node_links.values()
         await asyncio.gather(
-            *(_logged(neighbour.close(), f"closing the link to node {neighbour.node}") for neighbour in neighbours)
+            *(_logged(node_link.close(), f"closing the link to node {node_link.node}") for node_link in node_links)
         )
 
 
@@ -484,7 +485,6 @@ async def _logged(work: Coroutine[Any, Any, None], what: str) -> None:
 
 
 def _places(peers: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Where the nodes of the run are, and their logs."""
     return [
         {"node": peer["node"], "name": peer["name"], "host": peer["facts"].get("hostname", ""), "logs": peer["log_dir"]}
         for peer in peers

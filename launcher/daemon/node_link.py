@@ -13,7 +13,7 @@ from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._core.pool import Pool, Segment
+from rlinf_async._core.pool import Pool, PooledSegment
 from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import ClosedError, NodeLost
 
@@ -24,11 +24,11 @@ logger = own_logger(__name__)
 _WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
 _OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})
 _HEADER: Final = struct.Struct("<QQQ")
-"""Of a piece: transfer, size of the whole body, offset of this piece."""
+"""Header of a piece: number of the transfer, bytes of the whole body, offset of the piece."""
 
 
-class Link(Protocol):
-    """The part that is used here of a gRPC link (``rlinf_async._wire.daemon_link.PeerLink``)."""
+class NodeTransport(Protocol):
+    """Interface of the gRPC link that ``NodeLink`` uses (``rlinf_async._wire.daemon_link.PeerLink``)."""
 
     @property
     def peer_has_ended(self) -> bool: ...
@@ -52,25 +52,25 @@ OnFrame = Callable[["NodeLink", list[Any], list[int]], None]
 
 
 class NodeLink:
-    """The frames between this node and one other, in order per source.
+    """Frames between this node and one other, in order per source.
 
-    A body that rides on a frame as a descriptor crosses in pieces; the frame itself goes ahead at once and is held
-    back on the other side until its body is complete, and with it whatever its source sends later.
+    A frame whose body is a descriptor is sent at once; the body follows in pieces on the bulk stream.  The receiver
+    holds the frame back, and later frames of the same source, until the body is complete.
 
     Args:
-        pool: what bodies are received into: memory that is written for the first time costs more than its encryption.
+        pool: memory for received bodies; first writes to fresh memory cost more than the encryption.
 
     Attributes:
-        over: why nothing comes or goes any more; what is sent then is dropped.
-        lost: why the node is lost to the run, which is decided elsewhere (``Membership``).
-        calls_sent: CALL frames that have left for this node; a group call is one, however many ranks live there.
+        over: reason of the link's end; later frames are dropped.
+        lost: reason why the node is lost to the run, as ``Membership`` decided.
+        calls_sent: CALL frames sent to this node; a group call counts once for all its ranks there.
     """
 
     def __init__(
         self,
         node: int,
         name: str,
-        link: Link,
+        link: NodeTransport,
         on_frame: OnFrame,
         on_lost: Callable[[NodeLink, str], None],
         pool: Pool,
@@ -90,15 +90,15 @@ class NodeLink:
         self._transfers = 0
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
-        self._incoming: dict[int, tuple[Segment | str, int, int]] = {}
-        """By transfer: memory, or why there is none; bytes in all, bytes that have come."""
+        self._incoming: dict[int, tuple[PooledSegment | str, int, int]] = {}
+        """Partial bodies by transfer: memory or the reason of its lack, bytes in all, bytes received."""
         self._complete: dict[int, int | str] = {}
 
     def __repr__(self) -> str:
         return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
-        """Starts listening; frames that came earlier arrive now."""
+        """Start to receive; frames that arrived earlier are delivered now."""
         self._link.on_lost = self._gone
         self._link.on_control = self._control
         self._link.on_bulk = self._bulk
@@ -106,7 +106,7 @@ class NodeLink:
     # -- sending ------------------------------------------------------------------------------------------------
 
     def send(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
-        """Sends a frame; descriptors given belong to the neighbour from then on."""
+        """Send a frame; takes ownership of the descriptors."""
         if self.over is not None:
             close_fds(fds)
             return
@@ -122,7 +122,7 @@ class NodeLink:
         self._link.send(self._packer.pack(frame))
 
     async def send_bodies(self) -> None:
-        """Sends the bodies that wait, piece by piece, for as long as the node lives."""
+        """Send queued bodies piece by piece until the link ends."""
         try:
             while self.over is None:
                 await self._bulk_ready.wait()
@@ -130,7 +130,7 @@ class NodeLink:
                 while self._outgoing and self.over is None:
                     await self._send_body(*self._outgoing.popleft())
         except (NodeLost, ClosedError) as error:
-            # The link says so itself, after the last that came from there (on_lost).
+            # The link reports its own end (``on_lost``), after the last frame received.
             logger.info("a body for node %d is left: %s", self.node, error)
         except OSError as error:
             self._gone(f"a body could not be read to its end: {error}")
@@ -162,11 +162,12 @@ class NodeLink:
             transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
             kind, source = frame[0], frame[2]
             target, number = frame[3:5] if len(frame) > 4 else (None, None)
-            # The daemon's own words about channels are many conversations, and one does not wait for another's body.
+            # Frames about channels come from the daemon itself; each channel and client is a stream of its own, and
+            # must not wait for the body of another one.
             line = (target, number) if kind in _OF_A_DAEMON and not frames.number_of(source) else source
             branch = (target, number) if kind == frames.REPLY else None
-            # The end of a worker, told in its name, comes after everything that it had sent, and so does the word that
-            # it is gone: until then, a queue there has not heard what it had taken.
+            # GONE and the events about a worker come after everything that the worker sent: a queue must receive its
+            # last confirmations before the queue takes its leases back.
             is_last = kind in (frames.EVENT, frames.GONE)
             if kind == frames.GONE:
                 line = target
@@ -196,7 +197,7 @@ class NodeLink:
         if offset + len(piece) > size:
             self._gone("a piece of a body lies outside the body")
             return
-        if isinstance(segment, Segment):
+        if isinstance(segment, PooledSegment):
             segment.write_at(piece, offset)
         if received < size:
             self._incoming[transfer] = (segment, size, received)
@@ -204,20 +205,20 @@ class NodeLink:
         self._complete[transfer] = self._whole(segment, size)
         self._pass_on(self._holdback.arrived(transfer))
 
-    # A shortage here, of descriptors say, is no reason to give the other node up: the one body is dropped, and its
-    # frame says why, as where it comes from a process of this node.
+    # A local shortage, of descriptors for instance, must not end the link to a healthy node: only the one body is
+    # dropped, and an error text replaces it in its frame, as for a frame of a local process.
     # tests/launcher/daemon/test_node_link.py::test_a_body_for_which_nothing_is_free_is_told_and_ends_no_link
 
-    def _segment_for(self, size: int) -> Segment | str:
+    def _segment_for(self, size: int) -> PooledSegment | str:
         try:
             return self._pool.borrow(size)
         except (OSError, MemoryError) as error:
             return self._shortage(size, error)
 
-    def _whole(self, segment: Segment | str, size: int) -> int | str:
-        """The descriptor of a body that has come, or why it was dropped."""
+    def _whole(self, segment: PooledSegment | str, size: int) -> int | str:
+        """Return the descriptor of a complete body, or the reason why it was dropped."""
         try:
-            return segment if isinstance(segment, str) else self._pool.give_back(segment)
+            return segment if isinstance(segment, str) else self._pool.finish(segment)
         except OSError as error:
             return self._shortage(size, error)
 
@@ -228,17 +229,17 @@ class NodeLink:
 
     @property
     def peer_has_ended(self) -> bool:
-        """The node's daemon is known to be gone, and not only out of reach."""
+        """True if the node's daemon has ended, as opposed to being unreachable."""
         return self._link.peer_has_ended
 
     @property
     def seconds_down(self) -> float:
-        """For how long nothing has come from there that should have; 0 of a link that is up or over."""
+        """Seconds without an expected sign of life; 0 while the link is up, and after its end."""
         return self._link.seconds_down if self.over is None else 0.0
 
     @property
     def lease(self) -> float:
-        """Seconds without a sign of life of the other node that end the link."""
+        """Seconds without a sign of life after which the link ends."""
         return self._link.lease
 
     def set_lease(self, seconds: float) -> None:
@@ -250,7 +251,7 @@ class NodeLink:
             self._on_lost(self, reason)
 
     async def close(self) -> None:
-        """Ends the link in order: frames that were sent arrive, bodies that were not sent yet do not."""
+        """Close the link in order: sent frames arrive, queued bodies are dropped."""
         if self.over is None:
             self._drop("this node has closed it")
         await self._link.close()
@@ -260,7 +261,7 @@ class NodeLink:
         self._bulk_ready.set()
         self._holdback.drop()
         for segment, _, _ in self._incoming.values():
-            if isinstance(segment, Segment):
+            if isinstance(segment, PooledSegment):
                 segment.close()
         close_fds([content for content in self._complete.values() if isinstance(content, int)])
         self._complete.clear()

@@ -1,6 +1,6 @@
-"""Metrics of one node, as its daemon and the kernel know them, and as its processes have them in their rings.
+"""Metrics of one node, from the daemon, the kernel and the metric cells in its processes' rings.
 
-No process is asked: one that is stopped, or whose loop is blocked, has its metrics read as well.
+No process is involved, so the metrics of a stopped process or a blocked loop are readable, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import CELL, CELLS_AT, SLOTS_AT, ring_path
 from rlinf_async._recorder.state.metric_table import MetricFamily
-from rlinf_async._recorder.state.ring_contents import Metric, has_metrics, metrics_of
+from rlinf_async._recorder.state.ring_contents import RingMetric, has_metrics, metrics_of
 
 from .channels import Channels
 from .death_watch import DeathWatch
@@ -29,24 +29,23 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 1.0
-"""Of the graphics driver; without its answer the rest is served."""
+"""Seconds to wait for the graphics driver; without its answer the other metrics are served."""
 
 _PROCESSES_PER_TURN: Final = 32
-"""Rings that are read without a break."""
 
 MAX_CELLS_PER_NODE: Final = 1 << 15
-"""Values that the processes of a node may have in their cells: an answer must fit into a frame."""
+"""Metric cells served per node; more would not fit into one frame."""
 
 Samples = dict[str, list[list[Any]]]
-"""By metric: the values of its labels, ``node`` left out, and the value."""
+"""Rows by metric: label values without ``node``, then the value."""
 
 
-def metrics_in(log_dir: Path, endpoint: int) -> list[Metric]:
-    """Metrics in the ring of a process; none where it has no ring, or is making it just now."""
+def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
+    """Return the metrics in the ring of a process; none if it has no complete ring."""
     try:
         with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:
             file.seek(CELLS_AT)
-            if not has_metrics(file.read(CELL.size)):  # most have none: a run of hundreds of ranks is asked for them
+            if not has_metrics(file.read(CELL.size)):  # the common case, with hundreds of ranks per scrape
                 return []
             file.seek(0)
             return metrics_of(file.read(SLOTS_AT))
@@ -54,7 +53,7 @@ def metrics_in(log_dir: Path, endpoint: int) -> list[Metric]:
         return []
 
 
-class NodeMetrics:
+class NodeMetricsReader:
     """Handler of one daemon for the metrics of its node."""
 
     def __init__(
@@ -65,16 +64,14 @@ class NodeMetrics:
         self._death_watch = death_watch
         self._probes = probes
         self._log_dir = log_dir
-        self._drivers: dict[int, int] = {}
-        """By endpoint: the rank that a driver has here."""
+        self._rank_of_driver: dict[int, int] = {}
         self._driver_ranks = itertools.count()
 
-    async def node_metrics(self, requester: Requester, op: operations.NodeMetrics) -> dict[str, Any]:
-        """Samples of the framework's metrics.
+    async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
+        """Return samples of the framework's metrics.
 
         Returns:
-            ``samples``; and ``cells``: by name with labels of a cell, its kind and the values that processes have in
-            it, each with group and rank.
+            ``samples``, and ``cells``: kind and values by cell name with labels, each value with group and rank.
         """
         samples: Samples = defaultdict(list)
         began = clock.monotonic()
@@ -85,7 +82,7 @@ class NodeMetrics:
         room = MAX_CELLS_PER_NODE
         for number, endpoint in enumerate(alive):
             if number % _PROCESSES_PER_TURN == 0:
-                await asyncio.sleep(0)  # what else this daemon does is more urgent
+                await asyncio.sleep(0)  # other tasks of the daemon are more urgent
             who = self._identity(endpoint)
             self._add_process(samples, endpoint, who)
             found = metrics_in(self._log_dir, endpoint.id) if room else []
@@ -99,15 +96,15 @@ class NodeMetrics:
         return {"samples": samples, "cells": cells}
 
     def _identity(self, endpoint: Endpoint) -> tuple[str, str]:
-        """Group and rank; drivers are counted from 0 on."""
+        """Return group and rank; drivers are numbered from 0."""
         if endpoint.process is not None:
             return endpoint.process.setup.group, str(endpoint.process.setup.rank)
         if endpoint.root is not None:
             group, _, rank = endpoint.name.rpartition(":")
             return group, rank
-        if endpoint.id not in self._drivers:
-            self._drivers[endpoint.id] = next(self._driver_ranks)
-        return "driver", str(self._drivers[endpoint.id])
+        if endpoint.id not in self._rank_of_driver:
+            self._rank_of_driver[endpoint.id] = next(self._driver_ranks)
+        return "driver", str(self._rank_of_driver[endpoint.id])
 
     def _add_process(self, samples: Samples, endpoint: Endpoint, who: tuple[str, str]) -> None:
         samples[table.MEMORY.name].append([*who, resident_bytes(endpoint.os_pid)])
@@ -118,19 +115,19 @@ class NodeMetrics:
             samples[table.CALL_AGE.name].append([*who, oldest[0][3] if oldest else 0.0])
 
     def _add_node(self, samples: Samples) -> None:
-        links = self._router.neighbours.values()
+        links = self._router.node_links.values()
         samples[table.NODE_LINKS.name] = [[sum(each.over is None and not each.seconds_down for each in links)]]
         samples[table.DEATHS.name] = [[self._death_watch.deaths]]
         ranks: dict[str, int] = defaultdict(int)
         away: dict[str, int] = defaultdict(int)
         for endpoint in self._router.endpoints.values():
             if endpoint.process is not None:
-                ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # 0 of a group that has died
+                ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # a dead group counts 0
                 away[endpoint.process.setup.group] += endpoint.is_away
         samples[table.RANKS.name] = [[group, count] for group, count in ranks.items()]
         samples[table.AWAY.name] = [[group, count] for group, count in away.items()]
         families = (table.CHANNEL_ITEMS, table.CHANNEL_BYTES, table.CHANNEL_PUTS, table.CHANNEL_GETS)
-        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # several in a row may have had one name
+        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # sums channels that reused one name
         for channel, values in self._channels.measures():
             for family, value in zip(families, values, strict=True):
                 channels[family, channel] += value
@@ -150,7 +147,7 @@ class NodeMetrics:
 
 
 def _is_alive(endpoint: Endpoint) -> bool:
-    """A process of the run that has not ended; no operator, and none that has not said yet who it is."""
+    """True if a process of the run has not ended; operators and unidentified connections do not count."""
     if endpoint.process is not None:
         return bool(endpoint.process.pid) and endpoint.process.exit_status is None
     return endpoint.is_known and endpoint.role != "operator" and endpoint.exit_report is None

@@ -1,7 +1,7 @@
 """Out-of-memory diagnosis of a SIGKILL: evidence from the kernel's log, or from cgroup and machine counters.
 
-The kernel's log names the process, and decides where it can be read and reaches back far enough.  A cgroup's count says
-that *some* process of it was killed, so each kill that it counts explains one death.  The count of the whole machine
+The kernel's log names the killed process, and is decisive if it is readable and reaches back far enough.  A cgroup's
+counter says only that *some* process of it was killed, so each counted kill explains one death.  The machine's counter
 is no evidence, only a possibility.
 """
 
@@ -19,21 +19,18 @@ from typing import Final
 KERNEL_LOG: Final = Path("/dev/kmsg")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
-_INITIAL_PIDS: Final = "pid:[4026531836]"
-"""The pid namespace whose numbers stand in the kernel's log (PROC_PID_INIT_INO)."""
-_CLOCK_SLACK_S: Final = 0.1
-"""Between the clock of the kernel's log and the monotonic one."""
+_INITIAL_PIDS: Final = "pid:[4026531836]"  # pid namespace whose numbers the kernel's log contains (PROC_PID_INIT_INO)
+_CLOCK_SLACK_S: Final = 0.1  # largest difference between the kernel log's clock and the monotonic one
 
 _KILLED: Final = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) ", re.MULTILINE)
 _RECORD: Final = re.compile(rb"^\d+,\d+,(\d+),", re.MULTILINE)
 
-_explained = 0
-"""Kills of the cgroup's count that are the cause of a death already."""
+_explained = 0  # kills in the cgroup's counter that were used to explain a death
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """The counts at the start of a process; ``None`` for a counter that cannot be read."""
+    """Counters at the start of a process; None for an unreadable one."""
 
     when: float
     cgroup: int | None
@@ -46,7 +43,7 @@ class MemoryKills:
 
 
 def explain_kill(pid: int, at_start: MemoryKills) -> str:
-    """Why a process that got a SIGKILL may have got it from the kernel; empty where it did not."""
+    """Explain a SIGKILL as an out-of-memory kill; empty if the kernel did not send it."""
     global _explained
     if (logged := _is_in_kernel_log(pid, at_start.when)) is not None:
         return "out of memory, as the kernel's log says" if logged else ""
@@ -64,7 +61,7 @@ def explain_kill(pid: int, at_start: MemoryKills) -> str:
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """Whether the log names the process since then; None where it cannot be read, has other pids, or begins later."""
+    """True if the log names the process since then; None if it is unreadable, has other pids, or begins later."""
     if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
         return None
     records = _read_kernel_log()
@@ -83,11 +80,11 @@ def _read_kernel_log() -> bytes:
         descriptor = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             while True:
-                with contextlib.suppress(BrokenPipeError):  # the oldest records were overwritten meanwhile
+                with contextlib.suppress(BrokenPipeError):  # the oldest records were overwritten during the read
                     if not (piece := os.read(descriptor, 8192)):
                         break
                     pieces.append(piece)
-        except BlockingIOError:  # the end
+        except BlockingIOError:  # end of the log
             pass
         finally:
             os.close(descriptor)
@@ -96,7 +93,7 @@ def _read_kernel_log() -> bytes:
 
 @functools.cache
 def _cgroup_counter() -> Path | None:
-    """The file that counts the kills of this process's memory cgroup, which is its workers' too."""
+    """Return the file that counts kills in this process's memory cgroup, which its workers share."""
     lines = ""
     with contextlib.suppress(OSError):
         lines = Path("/proc/self/cgroup").read_text()

@@ -25,7 +25,7 @@ from .templates import Templates
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 2.0
-"""Of a probe that an operator waits for; a driver that hangs must not keep the rest of an answer back."""
+"""Seconds to wait for a device probe; a hanging driver must not delay the rest of the answer."""
 
 
 class OperatorRequests:
@@ -40,7 +40,7 @@ class OperatorRequests:
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Facts of each process, ranks that are away among them; templates; where asked, what the devices do."""
+        """Return facts of each process, including ranks that are away, templates, and on request device use."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
@@ -57,7 +57,7 @@ class OperatorRequests:
         }
 
     async def kill_ranks(self, requester: Requester, op: operations.KillRanks) -> list[int]:
-        """SIGKILL for the workers with these numbers; those that it was sent to."""
+        """Kill the workers with these numbers; return the numbers of those that got the signal."""
         killed = []
         for number in op.numbers:
             worker = self._router.endpoints.get(number)
@@ -69,14 +69,14 @@ class OperatorRequests:
         return killed
 
     async def list_run_files(self, requester: Requester, op: operations.ListRunFiles) -> list[list[Any]]:
-        """Path, bytes and time of change of each file of the run in this node's log directory."""
+        """Return path, size in bytes and modification time of each file of the run on this node."""
         return [list(each) for each in self._files.listing()]
 
     async def read_run_file(self, requester: Requester, op: operations.ReadRunFile) -> bytes:
-        """A piece of such a file, and of no other one.
+        """Return a piece of a file from ``list_run_files``.
 
         Raises:
-            ValueError, LaunchError: it is none, or cannot be read.
+            ValueError, LaunchError: the run has no such file, or it cannot be read.
         """
         try:
             return self._files.read(op.path, op.offset, op.nbytes)
@@ -89,7 +89,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
     pid = endpoint.pid if process is None else process.pid
     environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
     return {
-        "command": command_of(pid) if process is None else "",  # a worker's is its template's
+        "command": command_of(pid) if process is None else "",  # a worker's command line is its template's
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": resident_bytes(pid),
@@ -98,7 +98,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _weights(log_dir: Path, endpoint: int) -> dict[str, dict[str, int]]:
-    """By model: the versions that a process has ``published`` and ``applied``, as its flight recorder has them."""
+    """Return the ``published`` and ``applied`` versions by model, from the process's flight recorder."""
     found: dict[str, dict[str, int]] = {}
     for metric in metrics_in(log_dir, endpoint):
         name, labels = split_cell(metric.name)

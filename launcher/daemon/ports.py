@@ -1,4 +1,4 @@
-"""Port allocator of a node: opens listening sockets, finds free ports, leases them to processes until those end."""
+"""Port allocator of a node: opens listening sockets, finds free ports, leases ports to processes."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _KERNELS_CHOICE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Ports:
-    """Port allocator: a port leased to one process goes to no other until that process has ended.
+    """Port allocator: a port leased to a process goes to no other one before that process has ended.
 
     Args:
-        address: this node's own.
-        ports: those that may be listened on; None for the kernel's choice.
+        address: this node's own address.
+        ports: allowed ports; None to let the kernel choose.
     """
 
     def __init__(self, address: str, ports: Sequence[int] | None = None) -> None:
@@ -34,10 +34,10 @@ class Ports:
         self._ports = ports
         self._leases = PortLeases()
         self._marks: dict[int, socket.socket] = {}
-        """By leased port: what tells other nodes of this machine."""
+        """Sockets by leased port that mark it as taken for other nodes on this machine."""
 
     def listen(self, what: str) -> socket.socket:
-        """A listening socket on this node's address, on a port that is promised to nobody.
+        """Listen on this node's address, on a port that is not leased.
 
         Raises:
             LaunchError, OSError: as `listening_sockets`.
@@ -45,7 +45,7 @@ class Ports:
         return next(listening_sockets(self._address, self._ports, what))
 
     async def free_port(self, requester: Requester, op: operations.FreePort) -> int:
-        """A port that was free on this node's address a moment ago, and is promised to nobody."""
+        """Return a port that was free on this node's address a moment ago and is not leased."""
         while True:
             with self.listen("find_free_port()") as probe:
                 port = int(probe.getsockname()[1])
@@ -53,18 +53,19 @@ class Ports:
                 return port
 
     async def lease_port(self, requester: Requester, op: operations.LeasePort) -> int:
-        """A port that nobody uses now, promised to the requester for as long as it lives.
+        """Lease a free port to the requester for its lifetime; return the port.
 
         Raises:
-            RuntimeError: there is none; ValueError: there can be none.
-            OSError: no descriptor is free to look for one.
+            RuntimeError: no port is free.
+            ValueError: the allowed range is empty.
+            OSError: no descriptor is free for the search.
         """
-        ports: Sequence[int] = port_range(_ephemeral(), op.max_port)
+        ports: Sequence[int] = port_range(_kernel_port_range(), op.max_port)
         if self._ports is not None:
             ports = [port for port in self._ports if port <= (op.max_port or port)]
             if not ports:
                 raise ValueError(f"max_port_num={op.max_port} is below --port-range {self._ports[0]}-{self._ports[-1]}")
-        first = random.randrange(len(ports))  # not where the last run had its own, whose connections may still linger
+        first = random.randrange(len(ports))  # avoids the last run's ports, whose connections may linger
         for index in range(min(_MAX_TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port in self._leases.owners or (mark := promise(port)) is None:
@@ -82,7 +83,7 @@ class Ports:
         )
 
     def drop(self, owner: int) -> None:
-        """A process is no more."""
+        """End the leases of an ended process."""
         for port in self._leases.drop(owner):
             self._marks.pop(port).close()
 
@@ -90,7 +91,7 @@ class Ports:
         return set(self._leases.owners.values())
 
     def status(self) -> list[int]:
-        """The ports that are promised."""
+        """Return the leased ports."""
         return sorted(self._leases.owners)
 
     def _is_free(self, port: int) -> bool:
@@ -101,12 +102,11 @@ class Ports:
                     probe.bind((address, port))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # it says nothing of the port, nor of the thousands that would be tried next
+                raise  # a lack of descriptors says nothing about this port, nor about thousands of further ones
             return False
         return True
 
 
-def _ephemeral() -> tuple[int, int]:
-    """First and last port that the kernel chooses by itself."""
+def _kernel_port_range() -> tuple[int, int]:
     first, last = _KERNELS_CHOICE.read_text().split()
     return int(first), int(last)

@@ -1,7 +1,7 @@
 """Templates that have imported modules beside torch: forked from a plain template, one per modules and surroundings.
 
-The imports happen in the child.  A module that workers must not inherit, that raises, hangs or ends its process costs
-that child; another one imports the rest, and the workers import the module themselves.
+The imports run in the child.  A module that raises, hangs, ends its process or must not be inherited costs only that
+child: the next child imports the other modules, and the workers import this one themselves.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ from rlinf_async._core import operations
 from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 
-from .fork_server import MARKER, ForkServer, control_pair
+from .fork_server import MARKER, ForkServer, control_pair, open_log
 from .leftovers import Leftovers
 from .process_state import private_bytes, resident_bytes
-from .template_log import open_log
 
 MOST_KEPT: Final = 8
-"""Templates with modules that a node keeps: a script that changes its environment asks for ever more of them."""
+"""Preloaded templates kept per node; a script that changes its environment would create ever more of them."""
 
 MOST_REFUSED: Final = 64
-"""Refusals that a node remembers, for the same reason."""
+"""Refusals remembered per node, bounded for the same reason."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +42,17 @@ class Surroundings:
     script: str | None
     module: str | None
     own_variables: frozenset[str]
-    """Environment variables whose values differ from worker to worker: an import that reads one is refused."""
+    """Environment variables whose values differ between workers: an import that reads one is refused."""
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """Modules that a launch wants to have imported before its workers are forked.
+class PreloadRequest:
+    """Modules to import before a launch's workers are forked.
 
     Attributes:
         node: name of the node, for errors.
-        modules: in their order.
-        asked: those that the user names: one that does not exist fails the launch.
+        modules: names in the order of their import.
+        asked: modules that the user named; the launch fails if one does not exist.
     """
 
     node: str
@@ -69,18 +68,18 @@ def wanted_by(
     variables: Mapping[str, str],
     paths: Sequence[str],
     here: Callable[[str], str],
-) -> Wanted:
-    """The modules that a launch wants to have imported on this node.
+) -> PreloadRequest:
+    """Return the modules that a launch imports on this node before the fork.
 
     Args:
         op: the launch.
         node: name of this node.
-        python: the interpreter of its workers.
-        variables: environment variables that all its workers have.
-        paths: folders that come before the script's ``sys.path``.
+        python: interpreter of the workers.
+        variables: environment variables that all workers share.
+        paths: folders before the script's ``sys.path``.
         here: translates a path of the driver's machine into one of this machine.
     """
-    # For a single worker, a template costs as much as it saves, unless the worker is started again.
+    # For a single worker a template costs as much as it saves, unless the worker is restarted later.
     own = op.own_modules if len(op.workers) > 1 or op.supervised else []
     forked = any(worker.get("profiler") is None for worker in op.workers)
     modules = dict.fromkeys([*op.preload, *own]) if forked and settings.PRELOAD_TIMEOUT_S() else {}
@@ -93,7 +92,7 @@ def wanted_by(
         module=op.module,
         own_variables=frozenset({MARKER, RESTARTS}.union(*(worker["env"] for worker in op.workers))),
     )
-    return Wanted(node, tuple(modules), frozenset(op.preload), surroundings)
+    return PreloadRequest(node, tuple(modules), frozenset(op.preload), surroundings)
 
 
 class Refusal(NamedTuple):
@@ -106,10 +105,10 @@ OnRefused = Callable[[Refusal], None]
 
 
 class PreloadedTemplate(ForkServer):
-    """A child of a plain template that imports modules, and forks workers from then on.
+    """A child of a plain template that imports modules and then forks workers.
 
     Attributes:
-        outcome: None once it is ready; or why it does not come to be.
+        outcome: resolves to None when ready, or to the refusal.
         users: launches that are about to fork from it.
     """
 
@@ -132,17 +131,17 @@ class PreloadedTemplate(ForkServer):
         seconds = settings.PRELOAD_TIMEOUT_S()
         self._deadline = loop.call_later(seconds, self._too_late, seconds)
         self.watch(loop)
-        with contextlib.suppress(OSError):  # it has ended, as its pidfd will say
-            control.send(b"\0")  # the process in between is gone: from here on this daemon is the parent
+        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
+            control.send(b"\0")  # the intermediate process is gone: this daemon is the parent now
 
-    def _hear(self, facts: dict[str, Any]) -> None:
+    def _on_report(self, facts: dict[str, Any]) -> None:
         if "importing" in facts:
             self._importing = facts["importing"]
             self.doing = f"importing {self._importing}"
         elif "refused" in facts:
             self._settle(Refusal(facts["refused"], facts["reason"], facts["is_missing"]))
         else:
-            super()._hear(facts)
+            super()._on_report(facts)
             self._settle(None)
 
     def _settle(self, outcome: Refusal | None) -> None:
@@ -163,15 +162,15 @@ class PreloadedTemplate(ForkServer):
         super()._fail(reason)
         self._settle(Refusal(self._importing, reason))
 
-    def _let_go(self) -> None:
-        # One that is ready had no children; those that it has forked since are workers, which outlive it.
+    def _release(self) -> None:
+        # A ready template has no children but workers, which outlive it.
         (self._leftovers.end if self.facts is None else self._leftovers.release)()
-        super()._let_go()
+        super()._release()
 
     def end(self) -> None:
-        """Kill the process; workers that were forked from it live on."""
+        """Kill the process; the workers forked from it live on."""
         self._fail("it is not needed any more")
-        self._kill()  # its pidfd brings the rest
+        self._kill()  # its pidfd triggers the rest
 
     def describe(self) -> str:
         if not self.outcome.done():
@@ -183,17 +182,16 @@ _Key = tuple[tuple[str, ...], Surroundings]
 
 
 class Preloads:
-    """The templates of a node that have imported modules, made when they are first wanted."""
+    """A node's templates with imported modules, created on demand."""
 
     def __init__(self, next_log: Callable[[], Path | None]) -> None:
         self._next_log = next_log
-        self._made: dict[_Key, PreloadedTemplate] = {}
-        """The one that was used last is the last."""
+        self._made: dict[_Key, PreloadedTemplate] = {}  # templates in order of their last use
         self._refused: dict[tuple[str, Surroundings], str] = {}
         self._forking = asyncio.Lock()
 
     @contextlib.asynccontextmanager
-    async def use(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
+    async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
         """The template for workers that want these modules: ``plain`` where none of them can be inherited.
 
         It stays until the block is left.  ``on_refused`` hears of each module that workers import themselves, once.
@@ -208,7 +206,7 @@ class Preloads:
             if template is not None:
                 self._leave(template)
 
-    async def _find(self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused) -> PreloadedTemplate | None:
+    async def _find(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> PreloadedTemplate | None:
         place = wanted.surroundings
         while modules := tuple(each for each in wanted.modules if (each, place) not in self._refused):
             key = (modules, place)

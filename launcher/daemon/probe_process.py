@@ -12,10 +12,10 @@ from .fork_server import MARKER, NO_TOKEN
 
 
 class ProbeProcess:
-    """The process, running.  What it reads and writes is anonymous memory, so that nobody need pump pipes.
+    """A running probe; its input and output are memfds, so no pipe must be serviced.
 
-    ``subprocess`` and not ``asyncio`` starts it: the event loop's own way forks, and gRPC, which has connections in
-    this process, does not survive that.
+    ``subprocess`` starts it and not ``asyncio``: the event loop would fork, and gRPC's connections in this process do
+    not survive a fork.
     """
 
     def __init__(self, program: Sequence[str], question: str, environment: Mapping[str, str]) -> None:
@@ -41,7 +41,7 @@ class ProbeProcess:
             undo.pop_all()
 
     async def answer(self) -> tuple[str, str, int]:
-        """What it has written to stdout and to stderr when it has ended, and its exit code."""
+        """Wait for the end; return stdout, stderr and the exit code."""
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
 
@@ -62,7 +62,7 @@ class ProbeProcess:
         self._process.kill()
 
     def close(self) -> None:
-        """Ends it, if it has not ended, and lets its memory go."""
+        """Kill the process if it runs, and free its memory."""
         self._process.kill()
         self._process.wait()
         for fd in (self._pidfd, *self._files):

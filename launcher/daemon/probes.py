@@ -24,25 +24,24 @@ _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
 class Probes:
-    """Runs the probes of one node, and corrects workers' rendering variables by what they found.
+    """Probes of one node; corrects workers' rendering variables by their results.
 
     Args:
-        node: its name, for errors.
-        environment: what its workers inherit.
-        here: a path of the driver's machine, as it is called on this one.
+        node: name of the node, for errors.
+        environment: environment of the probes and workers.
+        here: translates a path of the driver's machine into one of this machine.
     """
 
     def __init__(self, node: str, environment: Mapping[str, str], here: Callable[[str], str] = str) -> None:
         self._node = node
         self._here = here
         self._environment = dict(environment)
-        self._gpus: list[str] = []
-        """Ids of GPUs of a maker that tells what they do."""
+        self._gpus: list[str] = []  # ids of GPUs of a maker whose tools report their use
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
 
     async def find_renderers(self, facts: Mapping[str, Any]) -> None:
-        """Learns which EGL device is which GPU, where the node has GPUs of a maker that tells."""
+        """Map GPUs to EGL devices, if the node's GPUs support that."""
         if facts.get("accelerator_type") != "NV_GPU" or facts.get("rehearsed") or not facts["gpus"]:
             return
         self._renderers = asyncio.get_running_loop().create_future()
@@ -57,11 +56,11 @@ class Probes:
             self._renderers.set_result(found)
 
     async def rendering(self, worker: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-        """A worker's variables with its EGL device as this node knows it.
+        """Return a worker's variables with the right EGL device.
 
         Args:
-            worker: those of the worker alone, where the device is guessed.
-            said: all of them, which says whether EGL renders at all.
+            worker: variables of the worker alone, with a guessed device.
+            said: all its variables, which tell if EGL renders at all.
         """
         changed = dict(worker)
         if said.get("MUJOCO_GL", "").lower() in _OTHER_RENDERERS:
@@ -78,8 +77,8 @@ class Probes:
             changed |= {"MUJOCO_EGL_DEVICE_ID": str(number), "EGL_DEVICE_ID": str(number)}
         return changed
 
-    async def inventory(self, requester: Requester, op: operations.Inventory) -> list[str]:
-        """What the node has besides accelerators: a pickle, in hex, and a warning (or nothing) for the user."""
+    async def inventory(self, requester: Requester, op: operations.FindHardware) -> list[str]:
+        """Return the node's registered hardware as a pickle in hex, and a warning for the user or an empty text."""
         sys_path = [self._here(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
         told = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
@@ -88,7 +87,7 @@ class Probes:
         return [told["resources"], f"on {self._node}: {told['warning']}" if told["warning"] else ""]
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
-        """Memory in bytes, ``used`` of ``memory``, and ``percent`` of time at work of each GPU, where that is known."""
+        """Return ``used`` and ``memory`` in bytes and load in ``percent`` of each GPU, as far as known."""
         found: dict[str, Any] = {}
         if self._gpus:
             try:
@@ -99,7 +98,7 @@ class Probes:
         return found
 
     def close(self) -> None:
-        """Ends what is still being found out."""
+        """Kill all running probes."""
         for inquiry in self._inquiries:
             inquiry.kill()
 
@@ -111,11 +110,7 @@ class Probes:
         variables: Mapping[str, str] | None = None,
         python: str | None = None,
     ) -> dict[str, Any]:
-        """The answer of ``python -m rlinf_async.hardware.<module>``.
-
-        Raises:
-            LaunchError: it does not answer, with the last lines that it wrote.
-        """
+        """Run ``python -m rlinf_async.hardware.<module>`` and return its answer."""
         program = [python or sys.executable, "-P", "-m", f"rlinf_async.hardware.{module}", *words]
         try:
             inquiry = ProbeProcess(program, json.dumps(question), {**self._environment, **(variables or {})})

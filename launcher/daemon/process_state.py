@@ -15,29 +15,27 @@ _STATES: Final = {
     "D": IN_KERNEL,
     "Z": "ended (Z)",
 }
-"""Words for the states in which a process does not run."""
 
 _MAX_STAT_BYTES: Final = 4096
+# Indices of fields in /proc/PID/stat after the program's name.
 _STATE: Final = 0
 _FLAGS: Final = 6
 _CPU_TIMES: Final = slice(11, 13)
 _START_TIME: Final = 19
 _START_STACK: Final = 25
-"""Places in /proc/PID/stat behind the name of the program."""
 
-_PF_EXITING: Final = 0x4
-"""Flag of a process that runs no program any more, from before its descriptors are closed."""
+_PF_EXITING: Final = 0x4  # flag of an exiting process, set before its descriptors are closed
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 Image = tuple[str, str]
-"""Program that a process runs, and where its stack begins: a fork leaves both, exec changes at least the second."""
+"""Program and start address of the stack; a fork keeps both, exec changes at least the second."""
 
 
 def image_of(pid: int) -> Image | None:
-    """What a process runs; None where that cannot be read."""
+    """Return the program that a process runs; None if unreadable."""
     try:
         return _image(pid, stat_of(pid))
     except (OSError, IndexError):
@@ -45,17 +43,17 @@ def image_of(pid: int) -> Image | None:
 
 
 def state_of(pid: int, image: Image | None) -> str:
-    """Return what is unusual about a process, in words; empty if nothing is, or if that cannot be read.
+    """Describe the unusual state of a process in words; empty if there is nothing unusual, or if it is unreadable.
 
     Args:
-        image: what it ran when it was started; None where that is not known.
+        image: the program that it ran at its start; None if unknown.
     """
     try:
         stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return "ended"
-    except OSError:  # a verdict must not take a shortage of descriptors for the end of a process, which is asked then
+    except OSError:  # a lack of descriptors here must not pass for the end of the process
         return ""
     with contextlib.suppress(OSError, IndexError):
         if image is not None and (now := _image(pid, stat)) != image:
@@ -64,7 +62,7 @@ def state_of(pid: int, image: Image | None) -> str:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether SIGSTOP or a debugger keeps a process from running."""
+    """True if SIGSTOP or a debugger has stopped a process."""
     try:
         return stat_of(pid)[_STATE] in ("T", "t")
     except (OSError, IndexError):
@@ -72,7 +70,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def is_exiting(pid: int) -> bool:
-    """True if a process has ended, or is about to."""
+    """True if a process has ended or is exiting."""
     try:
         return bool(int(stat_of(pid)[_FLAGS]) & _PF_EXITING)
     except (OSError, IndexError):
@@ -80,10 +78,10 @@ def is_exiting(pid: int) -> bool:
 
 
 def catches(pid: int, number: int) -> bool:
-    """Whether a process has a handler for a signal; one without may die of it.
+    """True if a process has a handler for a signal; without one the signal may kill it.
 
     Raises:
-        OSError: that cannot be read.
+        OSError: the state is unreadable.
     """
     lines = Path(f"/proc/{pid}/status").read_bytes().splitlines()
     mask = next((line for line in lines if line.startswith(b"SigCgt:")), b"SigCgt: 0").split()[1]
@@ -95,7 +93,7 @@ def _image(pid: int, stat: list[str]) -> Image:
 
 
 def start_of(pid: int) -> str:
-    """When a process has started, in the kernel's ticks; empty where it has ended."""
+    """Return the start time of a process in kernel ticks; empty if it has ended."""
     try:
         stat = stat_of(pid)
         return "" if stat[_STATE] in ("Z", "X") else stat[_START_TIME]
@@ -104,7 +102,7 @@ def start_of(pid: int) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds of processors that a process has had, with all its threads; 0 where that cannot be read."""
+    """Return the processor seconds of a process with all its threads; 0 if unreadable."""
     try:
         return sum(map(int, stat_of(pid)[_CPU_TIMES])) / _TICKS_PER_S
     except (OSError, IndexError):
@@ -112,7 +110,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """Bytes of memory in which a process stands; 0 where that cannot be read."""
+    """Return the resident bytes of a process; 0 if unreadable."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):
@@ -120,7 +118,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Bytes of memory that a process shares with no other one; 0 where that cannot be read."""
+    """Return the bytes of memory that a process shares with no other one; 0 if unreadable."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -129,14 +127,18 @@ def private_bytes(pid: int) -> int:
 
 
 def stat_of(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat behind the name of the program; OSError where it is not there."""
-    # Its name, which the kernel cuts at 15 bytes wherever these are, may be no text.
+    """Return the fields of /proc/PID/stat after the program's name.
+
+    Raises:
+        OSError: the process does not exist.
+    """
+    # Read as bytes: the kernel cuts the name after 15 bytes, which may split a character.
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read(_MAX_STAT_BYTES).rpartition(b")")[2].decode("ascii").split()
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process, cut after 200 characters; empty where it cannot be read."""
+    """Return the command line of a process, at most 200 characters; empty if unreadable."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
-"""Starts a worker under a profiler's command line, in a fresh interpreter instead of a fork from the template.
+"""Start of a worker under a profiler's command line, in a fresh interpreter instead of a fork from the template.
 
-A tool that follows a program wants to see it start; a process that was forked from a template would carry the
-template's.  So a profiled worker costs an import of torch.  Its parent is the tool, which this daemon takes for the
-worker: it ends when the worker has ended, with the same exit code, once its report is written.
+A profiler has to see its program start; a process forked from a template would carry the template's history.  So a
+profiled worker pays for an import of torch.  The worker's parent is the profiler, which this daemon treats as the
+worker: it ends after the worker with the same exit code, when its report is written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .templates import template_command
 
 
 class NodeSite(Protocol):
-    """The facts about the node that a profiled worker needs."""
+    """Interface to the facts about the node that a profiled worker needs."""
 
     @property
     def name(self) -> str: ...
@@ -33,18 +33,18 @@ class NodeSite(Protocol):
 
 
 class ProfiledStarter:
-    """Starts one worker in the interpreter that a profiler is wrapped around.
+    """Starter of one worker in an interpreter that runs under a profiler.
 
     Args:
-        wrapped: ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``, in which ``{python}``
-            and ``{log_dir}`` stand for this node's.
-        environment: of the worker; gets what the tool needs.
+        wrapped: ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; ``{python}`` and
+            ``{log_dir}`` in them are replaced by this node's.
+        environment: environment of the worker; the tool's variables are added.
         python: the interpreter.
-        flags: its options.
-        open_files: the user's own limit.
+        flags: options of the interpreter.
+        open_files: the user's limit of open files.
 
     Raises:
-        LaunchError: the tool is not on this node.
+        LaunchError: the node does not have the tool.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class ProfiledStarter:
         self._open_files = open_files
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """The pid of the tool; the descriptors stay the caller's.
+        """Start the profiler; return its pid.  The descriptors stay the caller's.
 
         Raises:
-            LaunchError: it could not be started.
+            LaunchError: the start failed.
         """
         order = {**spec, "open_files": self._open_files, "wrapped": True}
         packet = frames.pack(order)
@@ -86,7 +86,7 @@ class ProfiledStarter:
                 process = self._start(far.fileno(), spec["env"], fds)
             except OSError as error:
                 raise LaunchError(f"a profiled worker could not be started: {error} ({self._command[0]})") from error
-        process.returncode = 0  # reaped by its pidfd; Popen must not look for it
+        process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
         return process.pid
 
     def _start(self, control: int, environment: Mapping[str, str], fds: Sequence[int]) -> subprocess.Popen[bytes]:

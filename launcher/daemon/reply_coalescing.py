@@ -7,21 +7,21 @@ from typing import Any, Final
 from rlinf_async._core.frames import OK
 
 MAX_DELAY_S: Final = 0.001
-"""Seconds that an answer waits for those of the other ranks; a caller may want it as it comes."""
+"""Longest delay of a reply that waits for those of the other ranks."""
 
 Answer = tuple[Any, list[int]]
-"""A REPLY and its descriptors."""
+"""A REPLY frame with its descriptors."""
 
 
 class ReplyCoalescing:
     """State of group calls whose replies are held back; performs no IO.
 
-    Only results wait; the first failure of a call, like the last answer, lets everything go.
+    Only results are held back: the first failure of a call, like its last reply, releases all of them.
 
     Example:
-        gathering.expect(source, call, 2)
-        gathering.answer(first, [])       # []: the other one is awaited
-        gathering.answer(second, [])      # [first, second]
+        coalescing.expect(source, call, 2)
+        coalescing.answer(first, [])       # []: the other reply is still missing
+        coalescing.answer(second, [])      # [first, second]
     """
 
     def __init__(self) -> None:
@@ -31,11 +31,11 @@ class ReplyCoalescing:
         return len(self._open)
 
     def expect(self, source: int, call: int, count: int) -> None:
-        """A call has gone to ``count`` workers of this node."""
+        """Hold back the replies of a call that went to ``count`` workers of this node."""
         self._open[source, call] = (count, [])
 
     def answer(self, frame: Any, fds: list[int]) -> list[Answer]:
-        """The answers to deliver now, in the order in which they came."""
+        """Add a reply; return the replies to deliver now, in order of arrival."""
         key = (frame[3], frame[4])
         entry = self._open.get(key)
         if entry is None:
@@ -48,7 +48,7 @@ class ReplyCoalescing:
         return []
 
     def skip(self, source: int, call: int) -> list[Answer]:
-        """One of the ranks has answered by another way: the answers to deliver now."""
+        """Count out a rank that answered on a direct socket; return the replies to deliver now."""
         entry = self._open.get((source, call))
         if entry is None:
             return []
@@ -60,18 +60,18 @@ class ReplyCoalescing:
         return waiting
 
     def release(self) -> list[Answer]:
-        """Those that have waited for long enough; the rest of their calls comes as it comes."""
+        """Return all replies held back; later replies of their calls are not held back."""
         late: list[Answer] = []
         for key in [key for key, (_, waiting) in self._open.items() if waiting]:
             late += self._open.pop(key)[1]
         return late
 
     def forget(self, source: int, call: int) -> list[Answer]:
-        """One of the ranks is dead: what has waited for it."""
+        """Stop holding back a call of which a rank is dead; return its replies."""
         entry = self._open.pop((source, call), None)
         return entry[1] if entry is not None else []
 
     def drop(self, source: int) -> list[Answer]:
-        """Forgets the calls of a caller that is gone; the answers that waited."""
+        """Forget the calls of an ended caller; return their replies."""
         calls = [key for key in self._open if key[0] == source]
         return [answer for key in calls for answer in self._open.pop(key)[1]]

@@ -20,21 +20,20 @@ from rlinf_async.hardware import find_accelerators
 def facts(
     gpus: Sequence[str] | None = None, fake_gpus: int | None = None, environ: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """What the node tells the others about itself, ready for JSON.
+    """Return a node's facts for the other nodes, ready for JSON.
 
     ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (usable ones), ``gpus``
-    (``{"id", "model"}`` each, whoever makes them), ``accelerator_type`` (their family), ``rehearsed`` (they are only
-    declared), ``addresses`` (interface → IPs), ``boot_id`` and ``machine_id`` (empty where the system has none),
-    ``time`` (seconds since 1970, to find skewed clocks).
+    (``{"id", "model"}`` of each accelerator, of any maker), ``accelerator_type`` (their family), ``rehearsed`` (they
+    are only declared), ``addresses`` (IPs by interface), ``boot_id`` and ``machine_id`` (empty if the system has
+    none), ``time`` (seconds since 1970, to find skewed clocks).
 
     Args:
-        gpus: ids that the hosts file names in place of ``CUDA_VISIBLE_DEVICES``.
-        fake_gpus: so many are declared, whatever is there.
-        environ: the variables that workers will get, where ``CUDA_VISIBLE_DEVICES`` is honoured; by default
-            this process's own.
+        gpus: ids from the hosts file, which replace ``CUDA_VISIBLE_DEVICES``.
+        fake_gpus: number of GPUs to declare, whatever the node has.
+        environ: environment of workers, for ``CUDA_VISIBLE_DEVICES``; by default this process's.
 
     Raises:
-        ConfigError: ``gpus`` names a device that is not there.
+        ConfigError: ``gpus`` names a device that the node does not have.
     """
     found = find_accelerators(os.environ if environ is None else environ, gpus, fake_gpus)
     return {
@@ -53,9 +52,9 @@ def facts(
 
 
 def addresses() -> dict[str, list[str]]:
-    """The IPs of every interface that is up, IPv4 first.
+    """Return the IPs of every interface that is up, IPv4 first.
 
-    Link-local IPv6 is left out: another node could not use it without the name of its own interface.
+    Link-local IPv6 addresses are omitted: another node could use one only with the name of its own interface.
     """
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found: dict[str, list[str]] = {}
@@ -69,22 +68,22 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_cpus(root: Path = Path("/")) -> int:
-    """CPUs that this process may use: its affinity, bounded by its control groups' quota; at least 1.
+    """Return the CPUs that this process may use: its affinity, bounded by its cgroups' quota; at least 1.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: folder of ``proc`` and ``sys``.
     """
     allowed = len(os.sched_getaffinity(0))
     quotas = list(_quotas(root))
-    # Rounded down: a thread more than the quota makes all of them wait for the next period.
+    # Rounded down: one thread above the quota makes all of them wait for the next period.
     return max(1, min([allowed, *(int(quota) for quota in quotas)]))
 
 
 def count_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory that this process may use: the machine's, bounded by its control groups' limits.
+    """Return the bytes of memory that this process may use: the machine's, bounded by its cgroups' limits.
 
     Args:
-        root: where ``proc`` and ``sys`` are.
+        root: folder of ``proc`` and ``sys``.
     """
     found = [int(line.split()[1]) << 10 for line in _read(root / "proc/meminfo").splitlines()[:1]]
     for folder, is_second in _groups(root, "memory"):
@@ -95,7 +94,6 @@ def count_memory(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """CPUs that each group above this process allows."""
     for folder, is_second in _groups(root, "cpu"):
         if is_second:
             yield from _quota(*_read(folder / "cpu.max").split())
@@ -104,12 +102,12 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """The folders of this process's control groups and of those above, and whether they are of version 2."""
+    """Yield the folders of this process's cgroup and of those above it, with True for version 2."""
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            # A hybrid system keeps version 2 in a folder of its own.
+            # A hybrid system mounts version 2 in a folder of its own.
             for mount in (mounts, mounts / "unified"):
                 for folder in _upwards(mount, path):
                     yield folder, True
@@ -120,7 +118,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """The folder of a group and of all above it.  In a container only the mount itself may be there."""
+    """Yield the folder of a group and of those above it; in a container perhaps only the mount exists."""
     folder = mount / path.lstrip("/")
     while folder != mount:
         yield folder
@@ -129,7 +127,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(limit: str = "", period: str = "") -> Iterator[float]:
-    """CPUs of one group; nothing where it sets no limit (``max`` or -1)."""
+    """Yield the CPUs of one group; nothing if it has no limit (``max`` or -1)."""
     if limit.isdecimal() and period.isdecimal() and int(period):
         yield int(limit) / int(period)
 

@@ -1,16 +1,13 @@
 """Frame router of a daemon between local endpoints and other nodes; tracks pending calls, fails those of the dead.
 
-The router reads headers and never bodies.  An *endpoint* is a local process with a socket (a driver or a worker); a
-*neighbour* is another node's daemon.  A frame's source is taken from the connection that it came on, never from what
-it says of itself.
+The router reads headers and never bodies.  An *endpoint* is a local process with a socket: a driver or a worker.  The
+source of a frame is the connection that it came on, whatever the frame itself claims.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -20,65 +17,71 @@ from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.frames import FrameError, Status
 from rlinf_async._core.operations import Answer as Answered, Operation
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._core.segment import close_fds, write_segment
+from rlinf_async._core.segment import close_fds
 from rlinf_async.errors import LaunchError, NodeLost
 
 from .cleanup import run_all
 from .endpoint import Endpoint
 from .node_link import NodeLink
 from .reply_coalescing import MAX_DELAY_S, Answer, ReplyCoalescing
+from .routed_frames import (
+    duplicate_fds,
+    is_valid_queue_frame,
+    is_well_formed,
+    parse_hop,
+    seal_body,
+    slots_of,
+    split_route,
+)
 
 logger = own_logger(__name__)
 
-_INT: Final = frozenset({int})
+_QUEUE_KINDS: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
 
-_FOR_A_QUEUE: Final = frozenset({frames.PUT, frames.GET, frames.QUEUE})
-
-_ABOUT_NOW: Final = frozenset(
+_STATE_REQUESTS: Final = frozenset(
     operation.__name__
     for operation in (
         operations.RequestProgress,
         operations.QueueState,
         operations.Inspect,
         operations.NodeDetails,
-        operations.NodeMetrics,
+        operations.ScrapeNode,
     )
 )
-"""Requests about the present state of another node: they are not kept for one that cannot be reached now."""
-
-_MAX_INLINE_BYTES: Final = 4 << 20
-"""Bytes of a body that a daemon without a free descriptor passes on in a frame."""
+"""Requests about the present state of another node: answered with an error while the link to that node is down."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
 MAX_DIRECT_WORKERS: Final = 256
-"""Workers of a node that answer past the daemon; each costs those who call it a file descriptor."""
+"""Workers of a node with direct sockets; each of these sockets costs every caller a file descriptor."""
 
 
 class Router:
-    """The tables of one node and the rules by which frames move between them."""
+    """Frame routing of one node: its endpoints, its links to other nodes, requests that await an answer.
+
+    The class has more than 30 methods: one for each kind of frame, because a frame is routed by state that all share.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, node: int, on_request: Callable[[int, int, str, Any], None]
     ) -> None:
         self.node = node
         self._loop = loop
-        self._gathering = ReplyCoalescing()
+        self._coalescing = ReplyCoalescing()
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
         self.replaced: dict[int, Endpoint] = {}
-        """Workers that have died and were started again as others: calls of them that come late are told so."""
-        self.neighbours: dict[int, NodeLink] = {}
+        """Dead workers whose rank was started again as another endpoint; late calls get their exit report."""
+        self.node_links: dict[int, NodeLink] = {}
         self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
         self._numbers = 0
-        self._asked = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Any]] = {}
-        self._asks_no_more = False
-        """Of other daemons, to this one, by the number of the request."""
+        self._request_numbers = itertools.count(1)
+        self._requests: dict[int, asyncio.Future[Any]] = {}
+        self._requests_cancelled = False
 
     def __repr__(self) -> str:
-        return f"<Router node {self.node} [{len(self.endpoints)} endpoints, {len(self.neighbours)} neighbours]>"
+        return f"<Router node {self.node} [{len(self.endpoints)} endpoints, {len(self.node_links)} node_links]>"
 
     def new_endpoint(self, role: str) -> Endpoint:
         self._numbers += 1
@@ -87,7 +90,7 @@ class Router:
         return endpoint
 
     def grant_direct_sockets(self, worker: Endpoint) -> bool:
-        """Whether a new worker may hand out sockets: each process has one of every worker that it calls."""
+        """Decide if a new worker may hand out direct sockets; each caller keeps one per worker that it calls."""
         having = sum(1 for endpoint in self.endpoints.values() if endpoint.has_direct_sockets)
         worker.has_direct_sockets = having < MAX_DIRECT_WORKERS
         return worker.has_direct_sockets
@@ -95,19 +98,19 @@ class Router:
     # -- frames from local processes ------------------------------------------------------------------------------
 
     def from_endpoint(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
-        """Moves a frame on.
+        """Route a frame from a local process.
 
         Raises:
-            FrameError: it is not what it should be, and nothing of it has gone anywhere.
+            FrameError: the frame is malformed; no part of it was forwarded.
         """
         kind = frame[0]
         frame[2] = source.id
         if type(frame[-1]) is memoryview:
-            fds = self._share(frame)
-        if kind in _FOR_A_QUEUE:
+            fds = seal_body(frame, self.node)
+        if kind in _QUEUE_KINDS:
             self.to_queue(frame, fds)
             return
-        if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not _is_sound(frame, fds):
+        if kind in (frames.CALL, frames.REPLY, frames.MESSAGE) and not is_well_formed(frame, fds):
             close_fds(fds)
             raise FrameError(f"{source!r} sent a frame of kind {kind} that makes no sense")
         if kind == frames.CALL:
@@ -115,9 +118,9 @@ class Router:
         elif kind == frames.REPLY:
             slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
-                # It had answered past this daemon, on a socket that lost the answer, and said SETTLED since.  To drop
-                # this as an answer to an unknown call would leave the caller waiting; only a worker with a broken
-                # socket to this very caller may do so.
+                # The worker answered on a direct socket that lost the answer, and has sent SETTLED since, so the call
+                # is not pending here.  Dropping the repeated answer would leave the caller waiting for ever.  Only a
+                # worker whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
                 return
@@ -125,7 +128,7 @@ class Router:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
                 return
-            frame[5] = slot  # its own, whatever it says
+            frame[5] = slot  # the recorded slot: the worker's own claim is not trusted
             if frame[6] in frames.FINAL:
                 source.pending_calls.complete(frame[3], frame[4])
                 self._gather(frame, fds)
@@ -142,7 +145,7 @@ class Router:
             if frame[3] == self.node:
                 self._on_request(source.id, frame[4], frame[5], frame[6])
             else:
-                self._to_neighbour(frame[3], frame, ())
+                self._send_to_node(frame[3], frame, ())
         elif kind == frames.SETTLED:
             close_fds(fds)
             self._complete_calls(source, frame[3])
@@ -163,17 +166,17 @@ class Router:
 
     # -- frames from other nodes --------------------------------------------------------------------------------
 
-    def from_neighbour(self, neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if frames.node_of(frame[2]) != neighbour.node:
+    def from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
+        if frames.node_of(frame[2]) != node_link.node:
             close_fds(fds)
-            logger.error("node %d sent a frame in the name of node %d", neighbour.node, frames.node_of(frame[2]))
+            logger.error("node %d sent a frame in the name of node %d", node_link.node, frames.node_of(frame[2]))
             return
         kind = frame[0]
         if kind == frames.CALL:
             self._route_call(frame, fds)
         elif kind == frames.MESSAGE:
             self._route_message(frame, fds)
-        elif kind in _FOR_A_QUEUE and frame[3] == frames.endpoint(self.node, 0):
+        elif kind in _QUEUE_KINDS and frame[3] == frames.endpoint(self.node, 0):
             self.on_channel(frame, fds)
         elif kind in (frames.REPLY, frames.ANSWER, frames.EVENT, frames.GIVE, frames.QUEUE):
             self.deliver(frame, fds)
@@ -187,64 +190,64 @@ class Router:
     # -- moving -------------------------------------------------------------------------------------------------
 
     def to_queue(self, frame: list[Any], fds: list[int]) -> None:
-        """What a process says to the daemon that has a channel's queue."""
+        """Send a queue's request to the daemon that hosts the queue; raise FrameError for a malformed one."""
         node = frames.node_of(frame[3])
-        if frames.number_of(frame[3]) or not _may_be_queued(frame, fds):
+        if frames.number_of(frame[3]) or not is_valid_queue_frame(frame, fds):
             close_fds(fds)
             raise FrameError(f"endpoint {frame[2]:#x} sent a frame of kind {frame[0]} that makes no sense")
         if node == self.node:
             self.on_channel(frame, fds)
         else:
-            self._to_neighbour(node, frame, fds)
+            self._send_to_node(node, frame, fds)
 
     def deliver(self, frame: frames.Frame, fds: Sequence[int] = ()) -> None:
-        """Sends a frame to the one endpoint that its fourth field names."""
+        """Send a frame to the endpoint in its target field."""
         target = frame[3]
         node = frames.node_of(target)
         if node != self.node:
-            self._to_neighbour(node, frame, fds)
+            self._send_to_node(node, frame, fds)
             return
         endpoint = self.endpoints.get(frames.number_of(target))
         if endpoint is None:
             close_fds(fds)
             if frame[0] == frames.ANSWER and not frames.number_of(target):
-                self._take_answer(frame)
+                self._settle_request(frame)
             elif frame[0] == frames.EVENT and not frames.number_of(target):
-                self.tell_all(frame[4], frame[5])
+                self.broadcast_event(frame[4], frame[5])
         elif frame[0] == frames.EVENT and frame[4] == "output":
             endpoint.send_lines(frame)
         else:
             endpoint.send(frame, fds)
 
     def request(self, node: int, operation: Operation[Any], number: int = 0) -> None:
-        """Requests something of a daemon, which may be this one; the answer is ignored."""
+        """Send a request to a daemon, possibly this one, and ignore the answer."""
         me = frames.endpoint(self.node, 0)
         name, fields = type(operation).__name__, vars(operation)
         if node == self.node:
             self._on_request(me, number, name, fields)
         else:
-            self._to_neighbour(node, (frames.REQUEST, 0, me, node, number, name, fields), ())
+            self._send_to_node(node, (frames.REQUEST, 0, me, node, number, name, fields), ())
 
     def ask(self, node: int, operation: Operation[Answered]) -> asyncio.Future[Answered]:
-        """As ``request``, with its answer, or a LaunchError with what was said instead; cancel it to wait no longer."""
+        """Send a request to a daemon; return a future of its answer, or of a LaunchError with the refusal."""
         answer: asyncio.Future[Answered] = self._loop.create_future()
-        number = next(self._asked)
-        self._answers[number] = answer
-        answer.add_done_callback(lambda done: self._answers.pop(number))
-        if self._asks_no_more:
+        number = next(self._request_numbers)
+        self._requests[number] = answer
+        answer.add_done_callback(lambda done: self._requests.pop(number))
+        if self._requests_cancelled:
             answer.cancel()
         else:
             self.request(node, operation, number)
         return answer
 
-    def end_questions(self) -> None:
-        """No answer comes any more: whoever waits for one is cancelled, now and later."""
-        self._asks_no_more = True
-        for answer in list(self._answers.values()):
+    def cancel_requests(self) -> None:
+        """Cancel every open and every later request to other daemons."""
+        self._requests_cancelled = True
+        for answer in list(self._requests.values()):
             answer.cancel()
 
-    def _take_answer(self, frame: frames.Frame) -> None:
-        answer = self._answers.get(frame[4])
+    def _settle_request(self, frame: frames.Frame) -> None:
+        answer = self._requests.get(frame[4])
         if answer is not None and not answer.done():
             if frame[5]:
                 answer.set_result(frame[6])
@@ -252,30 +255,30 @@ class Router:
                 answer.set_exception(LaunchError(str(frame[6][1])))
 
     def _gather(self, frame: list[Any], fds: list[int]) -> None:
-        answers = self._gathering.answer(frame, fds)
+        answers = self._coalescing.answer(frame, fds)
         if answers:
             self._deliver_together(answers)
         elif self._release_timer is None:
             self._release_timer = self._loop.call_later(MAX_DELAY_S, self._release)
 
     def _complete_calls(self, worker: Endpoint, calls: list[int]) -> None:
-        """Calls that a worker has answered past the daemon."""
+        """Mark calls complete that a worker answered on direct sockets; release the replies that waited for them."""
         for source, call in zip(calls[::2], calls[1::2], strict=True):
             if worker.pending_calls.complete(source, call):
-                for frame, fds in self._gathering.skip(source, call):
+                for frame, fds in self._coalescing.skip(source, call):
                     self.deliver(frame, fds)
 
     def settle(self, worker: int, source: int, call: int) -> None:
-        """A call that a caller has the answer of."""
+        """Mark a call complete whose caller has the answer already."""
         endpoint = self.endpoints.get(worker)
         if endpoint is not None:
             self._complete_calls(endpoint, [source, call])
 
     def _note_pending(self, caller: Endpoint, pending: list[list[Any]], answered: list[int]) -> None:
-        """Calls that went past the daemon: they are open still, or have been answered."""
-        # The caller tells of direct calls only after a while (``direct_calls.REPORT_DELAY_S``), and the worker may have
-        # died in between.  Its exit report has answered the calls that were known then; one that was added now would
-        # never be answered.  So it is refused at once, with its method among those that were open at the death.
+        """Record direct calls that a caller has reported as open or as answered."""
+        # A caller reports direct calls only after a while (``direct_calls.REPORT_DELAY_S``), and the worker may have
+        # died in between.  Its death answered the calls known at that moment; a call added afterwards would never be
+        # answered.  So such a call is refused at once, with its method among those open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = clock.monotonic()
         for number, slot, call, method in pending:
@@ -289,26 +292,8 @@ class Router:
             if worker is not None:
                 worker.pending_calls.complete(caller.id, call)
 
-    def _share(self, frame: list[Any]) -> list[int]:
-        """Has a content that came as bytes, when no descriptor was free here, ride on its frame after all."""
-        memory = frame[-1]
-        try:
-            fds = [write_segment([memory], len(memory))]
-        except (OSError, MemoryError) as error:
-            if len(memory) <= _MAX_INLINE_BYTES:
-                frame[-1] = bytes(memory)
-            else:
-                frame[-1] = f"the daemon of node {self.node} cannot pass it on: {error}{limit_met(error)}"
-            return []
-        frame[1], frame[-1] = 1, len(memory)
-        return fds
-
     def _resume(self, source: Endpoint, frame: list[Any]) -> None:
-        """A direct socket has ended: its other end is told, or has told this one, how much of it has come.
-
-        Raises:
-            FrameError: it makes no sense.
-        """
+        """Forward how many frames of a broken direct socket one side has received to the other side."""
         if not all(type(field) is int for field in frame[3:]):
             raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
         peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
@@ -323,22 +308,21 @@ class Router:
         self.deliver(frame)
 
     def _answer_resume(self, gone: int, target: int, owner: int) -> None:
-        """For a process that has ended."""
+        # -1: the other process has ended, and nothing will be sent again.
         self.deliver((frames.RESUME, 0, gone, target, owner, -1))
 
     def end_resumptions(self, gone: Endpoint) -> None:
-        """A process has ended: no other one waits any longer to hear from it of a socket, or for what one had lost."""
+        """Answer every process that waits for a dead endpoint's count of received frames, or for its lost answers."""
         awaited_by, gone.awaited_by = gone.awaited_by, set()
         for target, owner in awaited_by | {(caller, gone.id) for caller in gone.resumed}:
             self._answer_resume(gone.id, target, owner)
 
     def _release(self) -> None:
         self._release_timer = None
-        for frame, fds in self._gathering.release():
+        for frame, fds in self._coalescing.release():
             self.deliver(frame, fds)
 
     def _deliver_together(self, answers: list[Answer]) -> None:
-        """The answers to one call, in one write."""
         target = answers[0][0][3]
         endpoint = self.endpoints.get(frames.number_of(target)) if frames.node_of(target) == self.node else None
         if len(answers) == 1 or endpoint is None or endpoint.connection is None:
@@ -347,103 +331,81 @@ class Router:
         else:
             endpoint.connection.send_all(answers)
 
-    def _to_neighbour(self, node: int, frame: frames.Frame, fds: Sequence[int]) -> None:
-        neighbour = self.neighbours.get(node)
-        if neighbour is not None and neighbour.lost is None:
-            if frame[0] == frames.REQUEST and frame[5] in _ABOUT_NOW and (down := neighbour.seconds_down):
-                text = f"the link to {neighbour.name} is down for {down:.0f} s"
+    def _send_to_node(self, node: int, frame: frames.Frame, fds: Sequence[int]) -> None:
+        node_link = self.node_links.get(node)
+        if node_link is not None and node_link.lost is None:
+            if frame[0] == frames.REQUEST and frame[5] in _STATE_REQUESTS and (down := node_link.seconds_down):
+                text = f"the link to {node_link.name} is down for {down:.0f} s"
                 self.deliver(
                     (frames.ANSWER, 0, frames.endpoint(self.node, 0), frame[2], frame[4], False, ["LaunchError", text])
                 )
             else:
-                neighbour.send(frame, fds)
+                node_link.send(frame, fds)
             return
         close_fds(fds)
-        if neighbour is None:
+        if node_link is None:
             error, text = "LaunchError", f"there is no node {node} in this run"
         else:
-            error, text = "NodeLost", str(NodeLost.from_facts(neighbour.name, node, neighbour.lost or ""))
+            error, text = "NodeLost", str(NodeLost.from_facts(node_link.name, node, node_link.lost or ""))
         if frame[0] == frames.REQUEST:
             me = frames.endpoint(self.node, 0)
             self.deliver((frames.ANSWER, 0, me, frame[2], frame[4], False, [error, text]))
         elif frame[0] == frames.CALL:
-            self._refuse_slots(frame, _slots(frame[3]), Status.LOST, frames.pack([node, text]))
-
-    def _split(self, route: Any, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-        """The targets of a route on this node, number and slot, and the hops to other nodes.
-
-        Raises:
-            FrameError: it is none; the descriptors of its frame are closed.
-        """
-        mine: list[tuple[int, int]] = []
-        elsewhere: list[list[Any]] = []
-        try:
-            if type(route) is not list:
-                raise FrameError(f"a route that is {route!r}")
-            for hop in route:
-                node, targets = _hop(hop)
-                if node == self.node:
-                    mine.extend(zip(targets[::2], targets[1::2], strict=True))
-                else:
-                    elsewhere.append(hop)
-        except FrameError:
-            close_fds(fds)
-            raise
-        return mine, elsewhere
+            self._refuseslots_of(frame, slots_of(frame[3]), Status.LOST, frames.pack([node, text]))
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
         now = clock.monotonic()
-        targets, elsewhere = self._split(route, fds)
-        mine: list[tuple[Endpoint, int]] = []
+        targets, remote_hops = split_route(route, self.node, fds)
+        local: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number) or self.replaced.get(number)
             if endpoint is None or endpoint.process is None or endpoint.exit_report is not None:
                 self._refuse(source, call, slot, endpoint)
             else:
-                mine.append((endpoint, slot))
+                local.append((endpoint, slot))
         try:
-            copies = _duplicate(fds, len(mine) + len(elsewhere))
+            copies = duplicate_fds(fds, len(local) + len(remote_hops))
         except OSError as error:
             text = f"the daemon of node {self.node} cannot pass the arguments on: {error}{limit_met(error)}"
-            slots = [slot for _, slot in mine] + _slots(elsewhere)
-            self._refuse_slots(frame, slots, Status.UNKNOWN, frames.pack(text))
+            slots = [slot for _, slot in local] + slots_of(remote_hops)
+            self._refuseslots_of(frame, slots, Status.UNKNOWN, frames.pack(text))
             return
-        if len(mine) > 1 and not credit:
-            self._gathering.expect(source, call, len(mine))
-        for endpoint, slot in mine:
+        if len(local) > 1 and not credit:
+            self._coalescing.expect(source, call, len(local))
+        for endpoint, slot in local:
             endpoint.pending_calls.add(source, call, slot, method, now)
             endpoint.send((kind, count, source, slot, call, method, credit, body), copies.pop() if count else ())
-        for hop in elsewhere:
+        for hop in remote_hops:
             fds_of_hop = copies.pop() if count else ()
-            self._to_neighbour(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
+            self._send_to_node(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
 
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
-        """To every target of its route; those that have ended are left out, and who watches them is told of that."""
+        """Deliver a message to every live target of its route; ``DeathWatch`` reports dead ones."""
         kind, count, source, route, facts, body = frame
-        targets, elsewhere = self._split(route, fds)
-        mine: list[tuple[Endpoint, int]] = []
+        targets, remote_hops = split_route(route, self.node, fds)
+        local: list[tuple[Endpoint, int]] = []
         for number, slot in targets:
             endpoint = self.endpoints.get(number)
             if endpoint is not None and endpoint.exchanges and endpoint.exit_report is None:
-                mine.append((endpoint, slot))
+                local.append((endpoint, slot))
         try:
-            copies = _duplicate(fds, len(mine) + len(elsewhere))
+            copies = duplicate_fds(fds, len(local) + len(remote_hops))
         except OSError as error:
             count = 0
             body = f"the daemon of node {self.node} cannot pass the message on: {error}{limit_met(error)}"
-        for endpoint, slot in mine:
+        for endpoint, slot in local:
             endpoint.send((kind, count, source, slot, facts, body), copies.pop() if count else ())
-        for hop in elsewhere:
-            self._to_neighbour(hop[0], [kind, count, source, [hop], facts, body], copies.pop() if count else ())
+        for hop in remote_hops:
+            self._send_to_node(hop[0], [kind, count, source, [hop], facts, body], copies.pop() if count else ())
 
-    def _refuse_slots(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
+    def _refuseslots_of(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
         me = frames.endpoint(self.node, 0)
         for slot in slots:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
-        """Answers for a worker that is no more; ``method`` was open when it died, though it was not known here."""
+        """Answer a call for a dead or unknown worker; ``method`` was open at the death, unknown to this daemon."""
         if endpoint is not None and endpoint.exit_report is not None:
             status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:
@@ -455,18 +417,14 @@ class Router:
         self.deliver((frames.REPLY, 0, me, source, call, slot, int(status), body))
 
     def _route_signal(self, frame: list[Any]) -> None:
-        """A CANCEL, CREDIT or FAILED: to every target of its route.
-
-        Raises:
-            FrameError: it makes no sense, and would harm those that it is for.
-        """
+        """Forward a CANCEL, CREDIT or FAILED to every target of its route."""
         kind, _, source, route, *rest = frame
         if type(rest[0]) is not int or (kind == frames.CREDIT and type(rest[1]) is not int):
             raise FrameError(f"a frame of kind {kind} about call {rest[0]!r}")
         for hop in route:
-            node, targets = _hop(hop)
+            node, targets = parse_hop(hop)
             if node != self.node:
-                self._to_neighbour(node, [kind, 0, source, [hop], *rest], ())
+                self._send_to_node(node, [kind, 0, source, [hop], *rest], ())
                 continue
             for index in range(0, len(targets), 2):
                 endpoint = self.endpoints.get(targets[index])
@@ -476,17 +434,17 @@ class Router:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def fail_pending_calls(self, endpoint: Endpoint, report: Any, *, expected: bool) -> None:
-        """A worker is dead: everybody who waits for an answer of it learns why.
+        """Answer all pending calls of a dead worker with its exit report.
 
         Args:
-            expected: its group is being closed; then the report is only that.
+            expected: its group is being closed; callers get only that as the reason.
         """
         endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
         closed = frames.pack("its group was closed")
 
         def fail(source: int, call: int, slot: int) -> None:
-            for frame, fds in self._gathering.forget(source, call):
+            for frame, fds in self._coalescing.forget(source, call):
                 self.deliver(frame, fds)
             status, body = Status.DIED, b""
             if expected:
@@ -499,11 +457,11 @@ class Router:
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
-            endpoint.connection = None  # with its buffers: the endpoint of a rank that comes back is kept for long
+            endpoint.connection = None  # frees its buffers: the endpoint of a supervised rank lives on
 
     def drop_caller(self, source: int) -> None:
-        """Cancels the calls of an endpoint that is gone, and drops their answers."""
-        for _, fds in self._gathering.drop(source):
+        """Cancel the calls of an endpoint that is gone, and drop their answers."""
+        for _, fds in self._coalescing.drop(source):
             close_fds(fds)
         run_all(
             f"the calls by endpoint {source}",
@@ -515,7 +473,7 @@ class Router:
         )
 
     def callers_on(self, node: int) -> set[int]:
-        """Endpoints of a node that have calls open on workers of this one."""
+        """Return the endpoints of a node that have open calls on workers of this node."""
         return {
             source
             for endpoint in self.endpoints.values()
@@ -523,86 +481,17 @@ class Router:
             if frames.node_of(source) == node
         }
 
-    def tell(self, target: int, what: str, facts: Any) -> None:
-        """Sends an event to one endpoint, wherever it lives."""
+    def send_event(self, target: int, what: str, facts: Any) -> None:
+        """Send an event to one endpoint on any node."""
         self.deliver((frames.EVENT, 0, frames.endpoint(self.node, 0), target, what, facts))
 
-    def tell_all(self, what: str, facts: Any) -> None:
-        """Sends an event to every process of this node."""
+    def broadcast_event(self, what: str, facts: Any) -> None:
+        """Send an event to every live process of this node."""
         for endpoint in self.endpoints.values():
             if endpoint.exit_report is None:
-                self.tell(endpoint.id, what, facts)
+                self.send_event(endpoint.id, what, facts)
 
     def broadcast(self, frame: frames.Frame) -> None:
-        """Sends a frame to every other daemon."""
-        for neighbour in self.neighbours.values():
-            neighbour.send(frame)
-
-
-def _hop(hop: Any) -> tuple[int, list[int]]:
-    """A part of a route, which may go on to another node.
-
-    Raises:
-        FrameError: it is none.
-    """
-    is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
-    if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
-        raise FrameError(f"a route with {hop!r}")
-    return hop[0], hop[1]
-
-
-def _is_sound(frame: list[Any], fds: list[int]) -> bool:
-    """Whether a CALL or REPLY may go to other processes: what they cannot read would do harm there, and not here."""
-    body = frame[-1]
-    if frame[0] == frames.CALL and not frames.is_call_sound(frame):
-        return False
-    if not fds:
-        return type(body) is bytes or type(body) is str
-    return _is_sealed(body, fds)
-
-
-def _may_be_queued(frame: list[Any], fds: list[int]) -> bool:
-    """Whether what is said to a queue may go to other processes; a list in the place of a body means another node's.
-
-    A text in the place of a body says why an item's content was lost.
-    """
-    if frame[0] != frames.PUT:
-        return not fds
-    return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)
-
-
-def _is_sealed(body: Any, fds: list[int]) -> bool:
-    return type(body) is int and len(fds) == 1 and _holds(fds[0], body)
-
-
-def _holds(fd: int, size: int) -> bool:
-    """Whether it is sealed memory of at least that size."""
-    try:
-        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK) and 0 <= size <= os.fstat(fd).st_size
-    except OSError:
-        return False
-
-
-def _duplicate(fds: list[int], copies: int) -> list[list[int]]:
-    """One set of descriptors per receiver; the originals are used up, also where this raises OSError."""
-    if not fds:
-        return []
-    if not copies:
-        close_fds(fds)
-        return []
-    sets = [fds]
-    try:
-        for _ in range(copies - 1):
-            sets.append([])
-            for fd in fds:
-                sets[-1].append(os.dup(fd))
-    except OSError:
-        for copy in sets:
-            close_fds(copy)
-        raise
-    return sets
-
-
-def _slots(route: list[list[Any]]) -> list[int]:
-    """The slots of every target of a route."""
-    return [slot for _, targets in route for slot in targets[1::2]]
+        """Send a frame to every other daemon."""
+        for node_link in self.node_links.values():
+            node_link.send(frame)

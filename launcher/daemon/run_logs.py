@@ -15,8 +15,7 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 
-_MAX_REMOVED_RUNS: Final = 50
-"""Runs that one start removes at most: a start must not take long where thousands have been left."""
+_MAX_REMOVED_RUNS: Final = 50  # runs that one start removes at most, so that thousands of old ones do not delay it
 
 LATEST: Final = "latest"
 
@@ -25,15 +24,15 @@ _DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class RunLogs:
-    """A node's log directory.  A run lives while one of its daemons holds a lock on its directory.
+    """A node's log directory.  A run is alive while one of its daemons holds a lock on its directory.
 
     Args:
-        asked: the user's own choice (``--log-dir``), which is taken as it is, and never cleaned up.
-        spare: a folder to fall back on where the temporary directory takes nothing.
+        asked: the user's own choice (``--log-dir``), used as it is and never pruned.
+        spare: a folder to fall back on if the temporary directory is unusable.
 
     Attributes:
         path: the directory.
-        note: what the user should hear of it; often empty.
+        note: message for the user; often empty.
     """
 
     def __init__(self, run: str, asked: str | None, spare: Path) -> None:
@@ -48,32 +47,32 @@ class RunLogs:
             self.path = self._open(self._parent, run)
             if refused:
                 self.note = f"{refused}: it is left alone, and the logs of this run are in {self.path}"
-        except OSError as error:  # a full or read-only disk: no run is refused for its logs
+        except OSError as error:  # a full or read-only disk: a run does not fail for lack of logs
             self._parent = None
             self.path = spare
             self.note = f"no logs can be kept: {error}; those of this run are in {spare} and end with it"
 
     def _open(self, parent: Path, run: str) -> Path:
-        # The directory is made and locked in one step, and candidates for removal are locked in one step: else a run
-        # that starts at the same time could take for dead what has no lock yet.
+        # Creation and lock of a directory are one step under the parent's lock, and so is the lock of candidates for
+        # removal: otherwise a prune could take a run that is starting, and not locked yet, for a dead one.
         with _locked(parent):
             path = parent / run
-            with contextlib.suppress(FileExistsError):  # another node of this run, on this machine too
+            with contextlib.suppress(FileExistsError):  # another node of this run on the same machine
                 path.mkdir(mode=0o700)
             self._lock = os.open(path, _DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks: nothing is ever removed there
+            with contextlib.suppress(OSError):  # a file system without locks: nothing is ever pruned there
                 fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             _point(parent / LATEST, run)
         return path
 
     def close(self) -> None:
-        """Lets go of the run: it is one of those that have ended."""
+        """Release the lock: the run counts as ended."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def prune(self, keep: int) -> None:
-        """Removes all but the newest runs, and the newest of those with a bundle; never one that lives."""
+        """Remove old runs, except the newest, the newest with a bundle, and live ones."""
         if self._parent is None:
             return
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -88,7 +87,7 @@ class RunLogs:
 
 
 def _find_parent(base: Path) -> tuple[Path, str]:
-    """A directory of this user alone, and why the usual one is not it (empty where it is)."""
+    """Return a directory of this user alone, and why it is not the usual one (empty if it is)."""
     usual = usual_log_parent(base)
     with contextlib.suppress(FileExistsError):
         usual.mkdir(mode=0o700)
@@ -99,7 +98,7 @@ def _find_parent(base: Path) -> tuple[Path, str]:
 
 
 def _refusal(path: Path) -> str:
-    """Why logs do not belong there, since somebody else could read or redirect them; empty where they do."""
+    """Return why other users could read or redirect logs in a directory; empty if it is safe."""
     try:
         descriptor = os.open(path, _DIRECTORY)
     except OSError:
@@ -120,7 +119,6 @@ def _refusal(path: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Holds the lock of a directory, for a few system calls."""
     descriptor = os.open(directory, _DIRECTORY)
     try:
         with contextlib.suppress(OSError):
@@ -137,12 +135,11 @@ def _runs(parent: Path) -> Iterator[Path]:
 
 
 def _has_bundle(path: Path) -> bool:
-    """Whether a run has failed: its launcher has left a bundle beside its logs."""
     return (path / bundle_name(path.name)).exists()
 
 
 def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
-    """Whether a run has ended; if so, it is locked until the stack is left."""
+    """True if a run has ended; then its directory stays locked until the stack is closed."""
     descriptor = os.open(path, _DIRECTORY)
     stack.callback(os.close, descriptor)
     try:
@@ -154,7 +151,7 @@ def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
 
 def _point(link: Path, target: str) -> None:
     fresh = link.with_name(f".{link.name}-{os.getpid()}")
-    with contextlib.suppress(OSError):  # the user keeps something else under that name
+    with contextlib.suppress(OSError):  # the user has something else under that name
         fresh.symlink_to(target)
         try:
             fresh.replace(link)

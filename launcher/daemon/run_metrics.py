@@ -1,4 +1,4 @@
-"""Metrics of the whole run, served by node 0: asks all daemons at each scrape, and waits for none that is silent."""
+"""Metrics of the whole run, served by node 0: asks all daemons at each scrape, and omits silent ones."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 _NODE_TIMEOUT_S: Final = 2.0
-"""Of the answers of all nodes to one scrape; below the 10 s that a scraper waits as a rule."""
+"""Seconds for all nodes' answers to one scrape; less than the usual timeout of a scraper (10 s)."""
 
 
 class RunMetrics:
-    """Handler of node 0 that serves the metrics of a run once it is asked to.
+    """Handler of node 0 that serves the metrics of a run on request.
 
     Args:
-        name: of this node.
-        welcome: the run's nodes, as every process is told of them.
+        name: name of this node.
+        welcome: facts of the run, with its nodes, that every process gets when it attaches.
 
     Attributes:
-        address: where they are served; empty where they are not.
+        address: address of the server; empty without one.
     """
 
     def __init__(self, router: Router, name: str, welcome: Callable[[], dict[str, Any]]) -> None:
@@ -45,19 +45,19 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Listens there, from now on to the end of the run; the address with the port that was chosen.
+        """Serve metrics from now on to the end of the run; return the address with the actual port.
 
         Raises:
-            ConfigError: that is no address, nothing can listen there, or the metrics are served elsewhere.
+            ConfigError: the address is invalid or unusable, or the metrics are served elsewhere already.
         """
-        async with self._opening:  # two drivers may ask at once
+        async with self._opening:  # two drivers may ask at the same time
             if op.address in (self._asked, self.address) and self.address:
                 return self.address
             if self.address:
                 raise ConfigError(
                     f"this run's metrics are served at {self.address} already: they cannot be at {op.address} as well"
                 )
-            from .metrics_server import MetricsServer  # here, as its library takes 0.1 s
+            from .metrics_server import MetricsServer  # imported late: its library takes 0.1 s
 
             host, port = split_endpoint(op.address)
             server = MetricsServer(self._ask)
@@ -80,9 +80,8 @@ class RunMetrics:
             await self._server.close()
 
     async def _ask(self) -> dict[str, dict[str, Any] | None]:
-        """The metrics of all nodes by their names; None of one that has not answered in time."""
         asked = {
-            str(node["name"]): self._router.ask(node["node"], operations.NodeMetrics())
+            str(node["name"]): self._router.ask(node["node"], operations.ScrapeNode())
             for node in self._welcome()["nodes"]
         }
         try:

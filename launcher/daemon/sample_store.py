@@ -1,10 +1,10 @@
 """``SampleStore``: the samples of a durable experience in an SQLite file, written by a thread of its own.
 
-The daemon's loop never waits for a disk.  It hands changes to the thread, which writes whatever has gathered meanwhile
-in one transaction, and the loop is told of each change in order.  SQLite keeps what a killed process has committed.  It
-does not wait for the disk itself (``synchronous=OFF``), so a loss of power may cost the last transactions, or the file.
+The daemon's loop never waits for a disk.  It passes changes to the thread, which writes all that have gathered in one
+transaction and reports each change back in order.  SQLite keeps whatever a killed process has committed.  It does not
+wait for the disk itself (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
 
-The file is locked for as long as it is open, and the kernel frees the lock of a killed process.
+The file is locked while it is open; the kernel releases the lock of a killed process.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from rlinf_async._core.segment import write_segment
 from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Settle
 from rlinf_async.errors import ConfigError
 
-from .channel_replies import Segment
+from .channel_replies import SegmentFile
 
 logger = own_logger(__name__)
 
-_MAX_CHANGES: Final = 256
-"""Changes of one transaction: their answers wait for all of them."""
+_MAX_CHANGES: Final = 256  # changes in one transaction; each is reported after the whole transaction
 
 _LOCK_WAIT_S: Final = 2.0
-"""Seconds that a process which has just been killed, or an experience that was just closed, may hold the lock."""
+"""Seconds to wait for the lock of a process that was just killed, or of an experience that was just closed."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS samples (
@@ -49,11 +48,11 @@ Row = tuple[int, int, bytes | None, bytes, int, int, Any]
 
 
 class SampleStore:
-    """One file.
+    """Samples of one experience in one file.
 
     Args:
-        whose: the experience and its node, for errors.
-        on_written: told on the loop of changes and their errors, in order.
+        whose: names the experience and its node in errors.
+        on_written: called on the loop with changes and their errors, in order.
     """
 
     def __init__(
@@ -75,20 +74,20 @@ class SampleStore:
         return f"<SampleStore {self._path}>"
 
     async def open(self) -> tuple[dict[str, int], list[Row]]:
-        """Open the file; return the counts and the samples that an earlier run has left.
+        """Open the file; return the counts and samples of an earlier run.
 
         Raises:
-            ConfigError: it cannot be opened; another run has it open, for one.
+            ConfigError: the file cannot be opened, for example because another run has it open.
         """
         self._thread.start()
         return await self._opened
 
     def write(self, change: Change) -> None:
-        """Have a change written, after those before."""
+        """Queue a change to be written after the earlier ones."""
         self._changes.put(change)
 
     def close(self) -> None:
-        """Write what there is, and close the file; waits for nothing."""
+        """Queue the end of the file after the earlier changes; does not wait."""
         self._changes.put(None)
 
     # -- in the thread ------------------------------------------------------------------------------------------
@@ -102,8 +101,8 @@ class SampleStore:
                 while changes := self._next():
                     self._tell(self._on_written, self._write_all(connection, changes))
         except Exception as error:
-            # Whatever it is: the loop waits for the file to be opened, and for each change after that, which only
-            # ``_write`` answers, and that raises nothing.
+            # Every error must reach the loop, which waits for the file to be opened.  After that, only ``_write``
+            # answers for a change, and it does not raise.
             # tests/launcher/daemon/test_sample_store.py::test_what_goes_wrong_in_the_thread_is_told
             self._tell(self._fail_open, error)
 
@@ -111,10 +110,10 @@ class SampleStore:
         try:
             self._loop.call_soon_threadsafe(callback, what)
         except RuntimeError:
-            pass  # the loop is closed, and with it the daemon
+            pass  # the loop is closed: the daemon is ending
 
     def _next(self) -> list[Change]:
-        """Wait for changes; return all that have gathered, or nothing at the end."""
+        """Wait for changes; return all queued ones, or an empty list at the end."""
         first = self._changes.get()
         changes = [] if first is None else [first]
         while changes and len(changes) < _MAX_CHANGES:
@@ -137,7 +136,7 @@ class SampleStore:
         if len(changes) == 1:
             logger.error("%s", error)
             return [(changes[0], error)]
-        # One that does not fit must not take the others with it.
+        # A change that does not fit must not fail the others: each is written alone.
         return [(change, self._write(connection, [change])) for change in changes]
 
     def _write(self, connection: sqlite3.Connection, changes: list[Change]) -> Exception | None:
@@ -147,7 +146,7 @@ class SampleStore:
                 _carry_out(connection, change)
             connection.execute("COMMIT")
         except Exception as error:
-            with contextlib.suppress(sqlite3.Error):  # or the next BEGIN fails, and says so
+            with contextlib.suppress(sqlite3.Error):  # else the next BEGIN fails and reports the error
                 connection.rollback()
             return OSError(f"{self._whose} could not write to {self._path}: {error}; make room there")
         return None
@@ -178,9 +177,9 @@ def _lack(path: str) -> str:
 
 
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
-    """Lock the file, make its tables, and read what is there."""
-    connection.execute("PRAGMA page_size=16384")  # of a new file: samples are larger than its rows usually are
-    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # before WAL: then no other process can even read it
+    """Lock the file, create its tables, and read its contents."""
+    connection.execute("PRAGMA page_size=16384")  # for a new file: samples are larger than usual rows
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # before WAL, so that no other process can even read
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("BEGIN IMMEDIATE")
@@ -191,7 +190,7 @@ def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
     rows = []
     for *facts, body in connection.execute("SELECT * FROM samples ORDER BY place"):
         large = len(body) > MAX_INLINE_BYTES
-        rows.append((*facts, Segment(write_segment([body], len(body)), len(body)) if large else body))
+        rows.append((*facts, SegmentFile(write_segment([body], len(body)), len(body)) if large else body))
     return counts, rows
 
 
@@ -199,7 +198,7 @@ def _carry_out(connection: sqlite3.Connection, change: Change) -> None:
     match change:
         case Insert(_, group, sample):
             body = sample.body
-            content = _content(body) if isinstance(body, Segment) else body
+            content = _content(body) if isinstance(body, SegmentFile) else body
             connection.execute(
                 "INSERT INTO samples VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (sample.place, group.serial, group.key, group.name, sample.weight, sample.nbytes, content),
@@ -222,7 +221,7 @@ def _remove(connection: sqlite3.Connection, places: list[int]) -> None:
     connection.executemany("DELETE FROM samples WHERE place = ?", [(place,) for place in places])
 
 
-def _content(segment: Segment) -> bytes:
+def _content(segment: SegmentFile) -> bytes:
     parts, offset = [], 0
     while offset < segment.size:
         part = os.pread(segment.fd, segment.size - offset, offset)

@@ -1,6 +1,6 @@
-"""``DaemonService``: registers the daemon's handlers, and frees what dead processes own.
+"""``DaemonService``: registers the daemon's handlers, and frees the state of dead processes.
 
-It also keeps the errors that the script has not observed for the launcher, and answers ``NodeStatus``.
+It also collects errors that the script has not awaited, for the launcher, and answers ``NodeStatus``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.taken_page import TakenPage
+from rlinf_async._messaging.state.emulated_delay import SharedLink, SharedLinks
 from rlinf_async._recorder.recording import journal_in
 from rlinf_async.errors import AuthError, LaunchError
 
-from .activity import Activity
 from .black_box import BlackBox
 from .call_check import CallCheck
 from .channels import Channels
@@ -32,37 +32,85 @@ from .experiences import Experiences
 from .handlers import Handlers, Requester
 from .inspection import Inspection
 from .membership import Membership
-from .name_service import Names
-from .node_metrics import NodeMetrics
+from .name_service import NameService
+from .node_metrics import NodeMetricsReader
 from .operator_requests import OperatorRequests
 from .ports import Ports
 from .probes import Probes
+from .process_state import is_stopped
 from .resources import count_memory
 from .router import Router
 from .run_metrics import RunMetrics
-from .shared_links import SharedLinkService
-from .stuck_ranks import StuckRanks
 from .sub_workers import SubWorkers
 from .templates import Templates
 from .trace_service import Traces
-from .worker_groups import Group, NewProcess, Site, WorkerGroups
+from .wait_descriptions import WaitDescriptions
+from .worker_groups import LocalGroup, NewProcess, Site, WorkerGroups
 from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
 _RETURN_ANSWER_S: Final = 2.0
-"""For other nodes to hear that a rank is back, or will not be."""
+"""Seconds to wait for other nodes' answers to the news that a rank is back or will not return."""
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
-"""Errors that a daemon keeps for the launcher: one is enough for the exit code, and people read the first ones."""
+"""Unobserved errors kept for the launcher; one decides the exit code, and users read the first ones."""
+
+
+class SharedLinkService:
+    """Bandwidth reservations on emulated network links that several nodes share, kept on node 0."""
+
+    def __init__(self) -> None:
+        self._links = SharedLinks()
+
+    async def reserve_lines(self, requester: Requester, op: operations.ReserveLines) -> float:
+        """Return the seconds until these links, ``[name, bytes per second]``, have carried the bytes of ``op``."""
+        links = [SharedLink(str(name), float(rate)) for name, rate in op.lines]
+        if any(link.rate <= 0 for link in links):
+            raise ValueError(f"a link must carry more than nothing: {links}")
+        return self._links.reserve(links, max(0, op.nbytes), clock.monotonic())
+
+
+class StuckRanks:
+    """Handlers for ranks of this node in a collective that a failed rank has left."""
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+
+    async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
+        """True if a worker has the call pending, or one that the same source made after ``op.after``."""
+        endpoint = self._router.endpoints.get(op.number)
+        if endpoint is None or endpoint.exit_report is not None:
+            return False
+        calls = endpoint.pending_calls
+        return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
+
+    async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
+        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
+        endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
+        if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
+            raise ValueError("only a worker of this node can ask for its end")
+        endpoint.process.kill(op.verdict)
+
+    async def find_stopped(self, requester: Requester, op: operations.FindStopped) -> list[int]:
+        """Return the numbers of those workers that are stopped, by SIGSTOP or a debugger."""
+        workers = {number: self._router.endpoints.get(number) for number in op.numbers}
+        return [
+            number
+            for number, worker in workers.items()
+            if worker is not None and worker.process is not None and is_stopped(worker.process.pid)
+        ]
 
 
 class DaemonService:
-    """Handlers for the control requests that the processes of a run make to one daemon.
+    """Handlers of a daemon's control requests.
+
+    Args:
+        abandon: closes a group whose owner is gone.
 
     Attributes:
-        welcome: what every process of this node is told of the run when it attaches.
-        lost: the nodes that are lost, as they were told to those who were attached then.
+        welcome: facts of the run that every process of this node gets when it attaches.
+        lost: facts of the lost nodes, as sent to attached processes.
     """
 
     def __init__(
@@ -71,10 +119,9 @@ class DaemonService:
         site: Site,
         templates: Templates,
         router: Router,
-        abandon: Callable[[Group], None],
+        abandon: Callable[[LocalGroup], None],
         new_process: NewProcess = WorkerProcess,
     ) -> None:
-        """``abandon`` closes a group whose owner is gone."""
         self._site = site
         self.router = router
         self.welcome: dict[str, Any] = {}
@@ -86,7 +133,7 @@ class DaemonService:
         self.channels = Channels(loop, router, self.gone, count_memory() // 2)
         self.experiences = Experiences(loop, router, self.channels, self.gone, count_memory() // 2)
         self.death_watch = DeathWatch(router)
-        self.names = Names(answer, self.gone, self.lost)
+        self.names = NameService(answer, self.gone, self.lost)
         self.locks = Locks(answer)
         self.ports = Ports(site.address, site.ports)
         self.sub_workers = SubWorkers(router, site.name)
@@ -98,11 +145,13 @@ class DaemonService:
         self.traces = Traces(router, site.name, site.run, site.log_dir, lambda: self.welcome, self.gone)
         self.debugging = DebugRelay(router, self.gone)
         self.inspection = Inspection(loop, router, site.name, self.channels, self.gone, self.debugging.stopped)
-        self.activity = Activity(router, templates, self.names, self.channels, self.locks, self.inspection.state_of)
+        self.wait_descriptions = WaitDescriptions(
+            router, templates, self.names, self.channels, self.locks, self.inspection.state_of
+        )
         self.black_box = BlackBox(site.log_dir, site.run, site.node)
         self.operators = OperatorRequests(router, self.probes, templates, site.name, site.log_dir)
         self.run_metrics = RunMetrics(router, site.name, lambda: self.welcome)
-        self.node_metrics = NodeMetrics(router, self.channels, self.death_watch, self.probes, site.log_dir)
+        self.node_metrics = NodeMetricsReader(router, self.channels, self.death_watch, self.probes, site.log_dir)
         self.groups = WorkerGroups(
             loop, site, templates, router, self.gone,
             ports=self.ports, probes=self.probes, sub_workers=self.sub_workers, black_box=self.black_box,
@@ -110,7 +159,7 @@ class DaemonService:
             forget=self.forget_endpoint,
         )  # fmt: skip
         self.unobserved: dict[tuple[int, str], str] = {}
-        """Errors that the script has not awaited; the launcher is told of those that are left at the end."""
+        """Errors by endpoint and key that the script has not awaited; the launcher reports the rest at the end."""
         self._register()
 
     def _register(self) -> None:
@@ -151,14 +200,14 @@ class DaemonService:
         on(operations.LockDevices, self.locks.lock_devices)
         on(operations.UnlockDevices, self.locks.unlock_devices)
         on(operations.ReserveLines, self.shared_links.reserve_lines)
-        on(operations.Inventory, self.probes.inventory)
+        on(operations.FindHardware, self.probes.inventory)
         on(operations.ReportLink, self.membership.report_link)
         on(operations.AnswerNode, self.membership.answer_node)
         on(operations.NodeIsLost, self.membership.node_is_lost)
         on(operations.SetLease, self.membership.set_lease)
         on(operations.NodeStatus, self.node_status)
-        on(operations.RequestProgress, self.activity.request_progress)
-        on(operations.QueueState, self.activity.queue_state)
+        on(operations.RequestProgress, self.wait_descriptions.request_progress)
+        on(operations.QueueState, self.wait_descriptions.queue_state)
         on(operations.Inspect, self.inspection.inspect)
         on(operations.Inspected, self.inspection.inspected)
         on(operations.NodeDetails, self.operators.node_details)
@@ -170,7 +219,7 @@ class DaemonService:
         on(operations.ListRunFiles, self.operators.list_run_files)
         on(operations.ReadRunFile, self.operators.read_run_file)
         on(operations.ServeMetrics, self.run_metrics.serve_metrics)
-        on(operations.NodeMetrics, self.node_metrics.node_metrics)
+        on(operations.ScrapeNode, self.node_metrics.node_metrics)
         on(operations.ReportError, self.report_error)
         on(operations.WithdrawError, self.withdraw_error)
         on(operations.OpenTrace, self.traces.open_trace)
@@ -180,7 +229,7 @@ class DaemonService:
         on(operations.CollectTrace, self.traces.collect_trace)
 
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
-        """The first that a process hears; a subprocess of a worker also hears of that."""
+        """Send the HELLO frame to a new process; ``parent`` describes the worker above a subprocess."""
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         facts["in_debugger"] = list(self.debugging.stopped)
         page, fds = TakenPage.make()
@@ -191,10 +240,10 @@ class DaemonService:
     # -- groups -------------------------------------------------------------------------------------------------
 
     async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
-        """Ends workers with these numbers, whose owners start them again and count it against no limit.
+        """Kill workers by number; their owners start them again, outside the restart limit.
 
         Raises:
-            LaunchError: one of them is of a group that is not supervised; none was ended.
+            LaunchError: a worker's group is not supervised; no worker was killed.
         """
         groups = self.groups.by_number.values()
         found = [(group, each) for group in groups for each in group.workers if each.number in op.numbers]
@@ -203,33 +252,34 @@ class DaemonService:
                 text = "was launched without restart=, so that nothing of what its constructors had is kept"
                 raise LaunchError(f"group '{group.name}' {text}\n  fix: launch(..., restart='rank')")
         for group, worker in found:
-            self.router.tell(group.owner, "restart_wanted", {"endpoint": worker.id})
+            self.router.send_event(group.owner, "restart_wanted", {"endpoint": worker.id})
         kill = operations.KillRanks(op.numbers, "was restarted by an operator (rlinf-ctl restart)")
         return await self.operators.kill_ranks(requester, kill)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Tells every process of the run that a rank is back, or will not be.
+        """Announce in the whole run that a rank is back or will not return.
 
-        The owner tells node 0, which tells those who look for the rank, and the processes of all nodes.
+        The owner informs node 0, which informs waiting lookups and the processes of all nodes.
 
         Raises:
             KeyError: the requester does not own the group.
-            AuthError: this is not node 0, and the requester is not node 0's daemon.
+            AuthError: the requester is not node 0's daemon, and this is not node 0.
         """
         if self._site.node == 0:
             self.names.rank_returned(requester, op)
-            there = [neighbour.node for neighbour in self.router.neighbours.values() if neighbour.over is None]
+            there = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
             for node in there:
-                # A request is a task there. A call of the owner behind it, as that of a hook, would overtake it, and
-                # its rank would send to the process that has died. An owner on another node calls by other links.
+                # The other daemon handles a request as a task.  A call that the owner sends right behind it, from a
+                # restart hook for example, would overtake it, and the rank would send to the dead process.  So nodes
+                # get an event, which keeps its place in the stream.  An owner on another node calls over other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
-                self.router.tell(frames.endpoint(node, 0), "rank_returned", vars(op))
+                self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
                 for node in there:
                     if node != frames.node_of(op.was):
-                        self.router.request(node, op)  # for its experiences, and nobody waits for that
+                        self.router.request(node, op)  # for its experiences only: the owner need not wait
                 there = [node for node in there if node == frames.node_of(op.was)]
-            with contextlib.suppress(TimeoutError):  # a node is away
+            with contextlib.suppress(TimeoutError):  # a node is unreachable at the moment
                 async with asyncio.timeout(_RETURN_ANSWER_S):
                     await asyncio.gather(*(self.router.ask(node, op) for node in there), return_exceptions=True)
         elif requester.endpoint != frames.endpoint(0, 0):
@@ -240,7 +290,7 @@ class DaemonService:
             endpoint.exit_report = frames.pack(report)
         self.experiences.note_return(op)
         if self._site.node == 0:
-            self.router.tell_all("rank_returned", vars(op))
+            self.router.broadcast_event("rank_returned", vars(op))
 
     def _died(self, endpoint: Endpoint) -> None:
         process = endpoint.process
@@ -251,10 +301,10 @@ class DaemonService:
         if process.closing:
             self._report_exit(endpoint, group, expected=True)
         else:
-            # Whether its group is closed meanwhile makes no difference to how it has ended.
+            # A close of the group that begins during the check does not change how the process died.
             self.call_check.begin([endpoint], lambda: self._report_exit(endpoint, group, expected=False))
 
-    def _report_exit(self, endpoint: Endpoint, group: Group | None, *, expected: bool) -> None:
+    def _report_exit(self, endpoint: Endpoint, group: LocalGroup | None, *, expected: bool) -> None:
         process = endpoint.process
         assert process is not None
         report = process.exit_report(endpoint.pending_calls.methods(clock.monotonic()))
@@ -271,9 +321,12 @@ class DaemonService:
         if not expected:
             parts.append(lambda: self._note_death(process.setup.name, report))
         if group is not None and not expected:
-            # Where it comes back, before its calls fail: one that is made because of that waits for it.
+            # The owner of a supervised group learns of the death before the calls fail: a call made in response to
+            # such a failure then waits for the rank's return.
             place = 0 if report["returns"] else len(parts)
-            parts.insert(place, lambda: self.router.tell(group.owner, "died", {**report, "endpoint": endpoint.id}))
+            parts.insert(
+                place, lambda: self.router.send_event(group.owner, "died", {**report, "endpoint": endpoint.id})
+            )
         run_all(f"worker {process.setup.name}", parts)
 
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
@@ -282,7 +335,7 @@ class DaemonService:
     # -- those who are gone -------------------------------------------------------------------------------------
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
-        """A subprocess of a worker has ended."""
+        """Report the end of a worker's subprocess and free its state."""
         report = self.sub_workers.end(endpoint)
         if report is not None:
             logger.warning("worker %s (pid %d) %s", endpoint.name, endpoint.pid, report["verdict"])
@@ -291,28 +344,28 @@ class DaemonService:
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
-        """An endpoint of this node is no more: here and elsewhere nobody need do anything for it.
+        """Free everything that an endpoint of this node owned, on all nodes.
 
         Args:
-            ended: what it shared with its group, its channels, ends too.
+            ended: False if state shared with its group, such as channels, outlives the endpoint.
         """
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
         parts = (
-            lambda: self._say_taken(gone),  # first: what it had not taken goes back
+            lambda: self._confirm_taken(gone),  # first: unconfirmed items return to their queues afterwards
             lambda: self.router.broadcast(frame),
             lambda: self.drop_owner(gone, ended=ended),
         )
         run_all(f"endpoint {gone}", parts)
 
-    def _say_taken(self, gone: int) -> None:
-        """Tells queues, in the place of a process that is no more, what it has taken and not said."""
+    def _confirm_taken(self, gone: int) -> None:
+        """Confirm to queues, for a dead process, the items that it took without a confirmation sent."""
         page = self._pages.pop(gone, None)
         if page is not None:
             for (place, channel), taken in page.read().items():
                 self.router.to_queue([frames.QUEUE, 0, gone, place, channel, "taken", taken], [])
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
-        """Frees what an endpoint (of any node) owned: its calls, its names and lookups, its stores, its groups."""
+        """Free what an endpoint of any node owned: calls, names, lookups, stores, groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.names.drop_client, self.death_watch.forget, self.locks.drop,
@@ -323,8 +376,8 @@ class DaemonService:
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 
     def drop_node(self, node: int) -> None:
-        """Frees what the endpoints of a lost node owned here, and does nothing more for any of them."""
-        # A request that came before is a task of its own, which begins after this, maybe.
+        """Free what the endpoints of a lost node owned here; later requests of theirs are refused."""
+        # A request received earlier runs as its own task and may start after this call: ``gone`` makes it fail.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()
@@ -335,7 +388,7 @@ class DaemonService:
         parts = (self.names.lose_node, self.debugging.drop_node, self.experiences.drop_node)
         run_all(f"node {node}", (functools.partial(part, node) for part in parts))
 
-    # -- errors that the script has not got -------------------------------------------------------------------------
+    # -- errors not awaited by the script ------------------------------------------------------------------------
 
     async def report_error(self, requester: Requester, op: operations.ReportError) -> None:
         if len(self.unobserved) < _MAX_UNOBSERVED_ERRORS:
@@ -347,7 +400,7 @@ class DaemonService:
     # -- questions ----------------------------------------------------------------------------------------------
 
     async def node_status(self, requester: Requester, op: operations.NodeStatus) -> dict[str, Any]:
-        """What this daemon has: for people and for tests."""
+        """Return the state of this daemon, for people and for tests."""
         checked = asyncio.Event()
         self.call_check.begin(self.router.endpoints.values(), checked.set)
         await checked.wait()
@@ -370,11 +423,11 @@ class DaemonService:
             "channels": self.channels.status(),
             "devices": self.locks.status(),
             "ports": self.ports.status(),
-            "leases": {str(node): neighbour.lease for node, neighbour in self.router.neighbours.items()},
+            "leases": {str(node): node_link.lease for node, node_link in self.router.node_links.items()},
             "links_down": {
-                str(node): neighbour.seconds_down
-                for node, neighbour in self.router.neighbours.items()
-                if neighbour.seconds_down
+                str(node): node_link.seconds_down
+                for node, node_link in self.router.node_links.items()
+                if node_link.seconds_down
             },
-            "calls_sent": {str(node): neighbour.calls_sent for node, neighbour in self.router.neighbours.items()},
+            "calls_sent": {str(node): node_link.calls_sent for node, node_link in self.router.node_links.items()},
         }

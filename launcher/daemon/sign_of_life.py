@@ -1,4 +1,4 @@
-"""``SignOfLife``: timer that a daemon winds up again and again; once it runs out, the guardian ends the daemon."""
+"""``SignOfLife``: timer that a daemon winds up repeatedly; when it runs out, the guardian kills the daemon."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import time
 from typing import Final
 
 _SPEC: Final = ctypes.c_long * 4
-"""As ``struct itimerspec``: seconds and nanoseconds of the interval, then those until it runs out."""
+"""Type of ``struct itimerspec``: seconds and nanoseconds of the interval, then those until it runs out."""
 
 
 class SignOfLife:
-    """A timer of the kernel (``timerfd``) that both processes hold, since it is made before the fork.
+    """A kernel timer (``timerfd``) that daemon and guardian share, because it is created before the fork.
 
-    A daemon that is stopped (SIGSTOP, a debugger) cannot notice that the others have given up its node.  Its guardian
-    can, and ends it before another node runs its ranks: a timer of the daemon's own would wait for SIGCONT.
+    A stopped daemon (SIGSTOP, a debugger) cannot notice that the others have declared its node lost.  Its guardian can,
+    and kills it before another node runs its ranks; a timer of the daemon itself would wait for SIGCONT.
 
     Raises:
-        OSError: the kernel has no descriptor for it.
+        OSError: the kernel has no free descriptor.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class SignOfLife:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def fileno(self) -> int:
-        """The descriptor, readable as long as the timer has run out and has not been wound up again."""
+        """Return the descriptor, which is readable from the timer's expiry to the next ``wind_up``."""
         return self._fd
 
     @property
@@ -37,6 +37,6 @@ class SignOfLife:
         return bool(select.select([self._fd], [], [], 0)[0])
 
     def wind_up(self, seconds: float) -> None:
-        """Have it run out so many seconds from now; 0 has it never run out."""
+        """Restart the timer with that many seconds; 0 disarms it."""
         whole, part = divmod(seconds, 1)
         self._libc.timerfd_settime(self._fd, 0, _SPEC(0, 0, int(whole), int(part * 1e9)), None)

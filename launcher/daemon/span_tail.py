@@ -13,11 +13,10 @@ from rlinf_async._recorder.state.event_ring import HEADER, NAMES_AT, EventKind, 
 from rlinf_async._recorder.state.span_log import MAX_RECORD_BYTES, RECORDS_AT, WORDS, WORDS_AT
 from rlinf_async._trace.state.tracks import Tracks
 
-_PIECE_BYTES: Final = 1 << 14
-"""Read and made spans of without a break; some 200 spans."""
+_PIECE_BYTES: Final = 1 << 14  # bytes of a span log parsed before other tasks of the loop get a turn; some 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
-"""Nanoseconds by which the clock of a process that has one of its own differs at least."""
+"""Clock difference in nanoseconds above which a process has a monotonic clock of its own (a time namespace)."""
 
 _SERVE, _SPAN = int(EventKind.SERVE), int(EventKind.SPAN)
 _OPERATIONS: Final = {
@@ -29,20 +28,20 @@ _OPERATIONS: Final = {
         (EventKind.WEIGHTS, "weights ", "weights", "version"), (EventKind.WAIT, "", "wait", ""),
     )
 }  # fmt: skip
-"""By kind: before its name, its category, and the name of its value among the arguments."""
+"""Drawing of each kind: prefix of its name, its category, and the argument name of its value."""
 
 
 class SpanTail:
-    """The span log of one process, as far as it has been read.
+    """Reader of one process's span log.
 
     Attributes:
-        identity: of the process.
-        shift: nanoseconds by which this process's clock is ahead of its own.
-        has_more: it has something that was there at the last ``aim``.
+        identity: identity of the process.
+        shift: nanoseconds by which this process's clock is ahead of the other's.
+        has_more: the log has unread spans from before the last ``aim``.
 
     Raises:
-        ValueError: it is no span log, or not one yet.
-        OSError: it cannot be read.
+        ValueError: the file is no span log, or an incomplete one.
+        OSError: the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +50,7 @@ class SpanTail:
             head = file.read(NAMES_AT)
         self.identity = identity_of(head)
         _, self._size, _, wall_offset = HEADER.unpack_from(head)
-        # Both clocks are compared with the machine's wall clock; processes of one time namespace have the same.
+        # Both monotonic clocks are compared with the machine's wall clock; they agree within one time namespace.
         shift = wall_offset - (time.time_ns() - time.monotonic_ns())
         self.shift = shift if abs(shift) > _OTHER_CLOCK_NS else 0
         self._read = self._begun = self._goal = 0
@@ -66,19 +65,19 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Has all that is there now read.
+        """Set the goal of ``take`` to everything written so far.
 
         Raises:
-            ValueError: the file was cut off.
+            ValueError: the file was truncated.
         """
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 
     def take(self) -> list[Any]:
-        """The next spans: names of tracks that are new, how many spans are missing before these, and the spans.
+        """Return the names of new tracks, the number of spans lost before these, and the next spans.
 
         Raises:
-            ValueError, TypeError, KeyError: the records make no sense.
+            ValueError, TypeError, KeyError: the records are malformed.
         """
         with open(self._path, "rb", buffering=0) as file:
             dropped = self._take_piece(file.fileno())
@@ -93,9 +92,9 @@ class SpanTail:
         piece = _read(fd, min(nbytes, self._size - at), RECORDS_AT + at)
         piece += _read(fd, nbytes - len(piece), RECORDS_AT)
         written, begun = self._words(fd)
-        # The record that is being written now is not counted yet, and may be over what was read.
+        # A record being written now is not counted yet and may have overwritten bytes just read.
         if written - self._read > self._size - MAX_RECORD_BYTES:
-            dropped = begun - self._begun + self._tracks.give_up()
+            dropped = begun - self._begun + self._tracks.abandon()
             self._read, self._begun, self._unpacker = written, begun, self._new_unpacker()
             return dropped
         self._read += len(piece)
@@ -129,7 +128,7 @@ class SpanTail:
 
     @staticmethod
     def _words(fd: int) -> tuple[int, int]:
-        """Bytes that have been written, and operations that have begun."""
+        """Return the counts of written bytes and begun operations."""
         written, begun = WORDS.unpack(_read(fd, WORDS.size, WORDS_AT))
         return written, begun
 

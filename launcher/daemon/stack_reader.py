@@ -1,6 +1,6 @@
-"""Stacks of processes that do not answer: sends the signal that has one dump them, reads the pipe that it writes to.
+"""Stacks of processes that do not answer: sends a signal whose handler dumps them into a pipe, and reads the pipe.
 
-A process registers faulthandler's handler when it attaches, and says in its HELLO which of its descriptors is the pipe
+A process registers faulthandler's handler when it attaches; its HELLO names its descriptor of the pipe
 (``_inspection/state/stack_dump.py``)::
 
     daemon ── opens /proc/PID/fd/N for reading ──► pipe ◄── write end N ── process
@@ -22,26 +22,24 @@ from .endpoint import Endpoint
 from .process_state import catches
 
 TIMEOUT_S: Final = 1.0
-"""Seconds that a dump may take; what has come by then counts."""
+"""Seconds for a dump; the text received by then counts."""
 
-_QUIET_S: Final = 0.1
-"""Seconds without a byte after which a dump is at its end: nothing in the text marks that."""
+_QUIET_S: Final = 0.1  # seconds without a byte that end a dump, since no text marks its end
 
 _PIECE_BYTES: Final = 1 << 16
-_MAX_BYTES: Final = 1 << 20
-"""Of one dump; 100 threads, as many as faulthandler shows, are less."""
+_MAX_BYTES: Final = 1 << 20  # largest dump; 100 threads, faulthandler's maximum, take less
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """The text of a dump, or why there is none."""
+    """Text of a dump, or the reason for its lack."""
 
     text: str = ""
     trouble: str = ""
 
 
 class StackReader:
-    """The dumps under way of one daemon, one of a process at a time: whoever wants it meanwhile gets the same."""
+    """Dumps in progress of one daemon, one per process: simultaneous readers share it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -51,7 +49,7 @@ class StackReader:
         return f"<StackReader [{len(self._dumps)} dumps under way]>"
 
     def read(self, endpoint: Endpoint) -> asyncio.Future[Stacks]:
-        """Done within ``TIMEOUT_S``, and never an error; not to be cancelled, since others may wait for it too."""
+        """Return a future that resolves within ``TIMEOUT_S`` and never fails; shared, so not to be cancelled."""
         dump = self._dumps.get(endpoint.id)
         if dump is None:
             dump = self._dumps[endpoint.id] = _Dump(self._loop)
@@ -63,15 +61,13 @@ class StackReader:
         return dump.stacks
 
     def drop(self, gone: int) -> None:
-        """A process has ended: nothing more will come."""
+        """End the dump of an ended process."""
         dump = self._dumps.get(gone)
         if dump is not None:
             dump.end()
 
 
 class _Dump:
-    """One dump that is being read."""
-
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self.stacks: asyncio.Future[Stacks] = loop.create_future()
@@ -81,7 +77,11 @@ class _Dump:
         self._timers: list[asyncio.TimerHandle] = []
 
     def begin(self, endpoint: Endpoint) -> None:
-        """Raises OSError where the process cannot be asked, and has not been sent the signal."""
+        """Send the signal and start to read.
+
+        Raises:
+            OSError: the process has no pipe or no handler; it got no signal.
+        """
         pid = endpoint.os_pid
         if endpoint.stacks is None:
             raise OSError("it has no pipe for its stacks")
@@ -90,14 +90,14 @@ class _Dump:
         )
         if not stat.S_ISFIFO(os.fstat(self._fd).st_mode):
             raise OSError(f"its descriptor {endpoint.stacks} is another file now")
-        # By default the signal kills.  A process that has become another program by exec has no handler any more, and
-        # still the same number and, maybe, descriptors.
+        # By default the signal kills.  A process that exec'ed another program has lost its handler, but has the same
+        # pid and perhaps the same descriptors.
         # tests/launcher/daemon/test_stack_reader.py::test_a_process_without_the_handler_is_not_sent_the_signal
         if not catches(pid, stack_dump.SIGNAL):
             raise OSError("it has no handler for the signal that requests its stacks")
         self._discard()
-        # Last of all, and by its pidfd: if this succeeds, the process has lived all the time, and everything above was
-        # its own and not that of a later one with the same number.
+        # The signal comes last and goes through the pidfd: its success proves that the process lived all the time, so
+        # that the checks above were about this process and not about a later one with the same pid.
         endpoint.send_signal(stack_dump.SIGNAL)
         self._loop.add_reader(self._fd, self._readable)
         self._timers = [self._loop.call_later(TIMEOUT_S, self.end)]
@@ -119,14 +119,14 @@ class _Dump:
         self._timers[1:] = [self._loop.call_later(_QUIET_S, self.end)]
 
     def _discard(self) -> None:
-        """What is in the pipe: a dump that came too late for its reader."""
+        """Discard the pipe's content: a dump that came too late for its reader."""
         with contextlib.suppress(OSError):
             for _ in range(_MAX_BYTES // _PIECE_BYTES):
                 if not os.read(self._fd, _PIECE_BYTES):
                     return
 
     def end(self, trouble: str = "") -> None:
-        """What has come by now is the dump; idempotent."""
+        """Resolve the dump with the text received so far.  Idempotent."""
         if self.stacks.done():
             return
         for timer in self._timers:

@@ -1,4 +1,4 @@
-"""Sub-workers: admits subprocesses of workers, known by the chain of their parents, and reports their ends."""
+"""Sub-workers: admits subprocesses of workers, identified by their ancestors, and reports their ends."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from .leftovers import note_session, session_of
 from .process_state import is_exiting, stat_of
 from .router import Router
 
-_MAX_ENDED: Final = 64
-"""Subprocesses of a worker that have ended, and whose ends are still told."""
+_MAX_KEPT_ENDS: Final = 64
 
 
 class SubWorkers:
-    """Processes that a worker has started by itself, and that have attached themselves to its node.
+    """Processes that workers have started themselves and that have attached to this node.
 
-    One is known by a worker among its ancestors, and may call itself by no other name than one below that worker's.
-    It ends with the worker, if it has not ended before.
+    Each has a worker among its ancestors, and its name must be below that worker's name.  It ends with the worker at
+    the latest.
     """
 
     def __init__(self, router: Router, node_name: str) -> None:
         self._router = router
         self._node_name = node_name
-        self._of: dict[int, list[Endpoint]] = {}
-        """By the number of the worker that they descend from; also those that have ended."""
+        self._by_worker: dict[int, list[Endpoint]] = {}
 
     def admit(self, endpoint: Endpoint, facts: dict[str, Any]) -> dict[str, Any]:
-        """Lets a process be a worker below the one that it descends from; what is known about that one.
+        """Admit a process as a worker below its ancestor; return facts about the ancestor.
 
         Raises:
-            AuthError: it descends from none, or from another one than it says.
+            AuthError: no ancestor is a worker, or the claimed name is not below the ancestor's.
         """
         root = self._ancestor(endpoint.pid)
         address = facts.get("address")
@@ -54,20 +52,20 @@ class SubWorkers:
         note_session(session_of(endpoint.pid), endpoint.pid, root.process.setup.spec["env"])
         endpoint.root = root
         endpoint.name = called
-        self._of.setdefault(root.number, []).append(endpoint)
+        self._by_worker.setdefault(root.number, []).append(endpoint)
         info: dict[str, Any] = root.process.setup.spec["info"]
         return {**info, "log": root.process.log_path}
 
     def _ancestor(self, pid: int) -> Endpoint | None:
-        # Workers are subreapers, so a descendant has its worker among its ancestors, whatever it does to its
-        # environment or session, and even where its own parent has ended.
+        # Workers are subreapers, so a descendant has its worker among its ancestors, even if it has changed its
+        # environment or session, or its own parent has ended.
         # tests/test_sub_workers.py::test_a_process_that_nothing_but_its_parents_tells_joins
         workers = {
             endpoint.process.pid: endpoint
             for endpoint in self._router.endpoints.values()
             if endpoint.process is not None and endpoint.process.exit_status is None
         }
-        for ancestor in (pid, pid):  # a second time, for a parent that ended between two looks
+        for ancestor in (pid, pid):  # twice, for a parent that ended between two reads of /proc
             while ancestor > 1:
                 ancestor = _parent_of(ancestor)
                 if ancestor in workers:
@@ -75,7 +73,7 @@ class SubWorkers:
         return None
 
     def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
-        """Fails its pending calls; its exit report, or None where its ancestor's group is being closed."""
+        """Fail a subprocess's pending calls; return its exit report, or None if its worker's group is being closed."""
         assert endpoint.root is not None
         root = endpoint.root.process
         assert root is not None
@@ -96,22 +94,21 @@ class SubWorkers:
         return None if root.closing else report
 
     def _forget_oldest(self, root: int, ended: Endpoint) -> None:
-        """Keep the latest ends below a worker, and of one that is forgotten none."""
-        below = self._of.get(root, [ended])
+        """Keep the latest ended subprocesses of a worker, and none of a forgotten worker."""
+        below = self._by_worker.get(root, [ended])
         past = [each for each in below if each.exit_report is not None]
-        for endpoint in past[: -_MAX_ENDED if root in self._of else None]:
+        for endpoint in past[: -_MAX_KEPT_ENDS if root in self._by_worker else None]:
             below.remove(endpoint)
             self._router.endpoints.pop(endpoint.number, None)
 
     def forget(self, root: Endpoint) -> None:
-        """A worker's group is closed: nobody asks for what became of its subprocesses any more."""
-        for endpoint in self._of.pop(root.number, ()):
+        """Drop the ended subprocesses of a worker whose group is closed."""
+        for endpoint in self._by_worker.pop(root.number, ()):
             if endpoint.exit_report is not None:
                 self._router.endpoints.pop(endpoint.number, None)
 
 
 def _parent_of(pid: int) -> int:
-    """Return its present parent; 0 where it has ended."""
     try:
         return int(stat_of(pid)[1])
     except (OSError, IndexError):
@@ -119,7 +116,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _verdict_on(pid: int) -> dict[str, Any]:
-    """How a process has ended that is somebody else's child; the kernel says it until its parent has asked."""
+    """Describe the end of another process's child; the kernel keeps its status until the parent has read it."""
     try:
         fields = stat_of(pid)
         state, status = fields[0], int(fields[49])

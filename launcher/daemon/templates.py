@@ -1,4 +1,4 @@
-"""Worker templates, the daemon's side: starts processes that import torch and, on request, fork the workers.
+"""Worker templates, the daemon's side: processes that import torch and fork workers on request.
 
 There is one per interpreter and environment; its program is ``rlinf_async._worker.template``.
 """
@@ -20,28 +20,27 @@ from rlinf_async import settings
 from rlinf_async._core import frames
 from rlinf_async.errors import LaunchError
 
-from .fork_server import MARKER, NO_TOKEN, ForkServer, control_pair
-from .preloads import OnRefused, Preloads, Wanted, memory_of
-from .template_log import open_log
+from .fork_server import MARKER, NO_TOKEN, ForkServer, control_pair, open_log
+from .preloads import OnRefused, PreloadRequest, Preloads, memory_of
 
 _EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
     "TORCH_*", "PYTORCH_*",
 ))))  # fmt: skip
-"""Variables that are read when a program starts: setting them after a fork would be too late."""
+"""Variables that are read when a program starts; setting them after a fork would be too late."""
 
 _HOME: Final = str(Path(settings.__file__).parents[1])
 
 
 def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
-    """The part of an environment that needs a template of its own."""
+    """Return the part of an environment that requires a template of its own."""
     return {name: value for name, value in environment.items() if _EXEC_TIME_VARIABLES.match(name)}
 
 
 def template_command(flags: Sequence[str]) -> list[str]:
-    """Return the template's command line behind the interpreter, without the template's own arguments.
+    """Return the template's command line after the interpreter, without the template's own arguments.
 
-    ``-I`` and ``-E`` hide PYTHONPATH, by which a daemon may have found this package: its folder is added by hand then.
+    ``-I`` and ``-E`` hide PYTHONPATH, by which a daemon may have found this package; its folder is then added in code.
     """
     if {"-I", "-E"}.isdisjoint(flags):
         return [*flags, "-P", "-m", "rlinf_async._worker.template"]
@@ -50,9 +49,9 @@ def template_command(flags: Sequence[str]) -> list[str]:
 
 
 class Template(ForkServer):
-    """One process that has imported torch.
+    """A process that has imported torch.
 
-    It is started at once and imports while the daemon goes on; ``fork`` waits for it.
+    It starts at once and imports torch while the daemon goes on; ``fork`` waits for the import.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Template(ForkServer):
         log: Path | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        """``log`` is where it writes; without one, where this process does.  ``flags`` are the interpreter's."""
+        """``log`` gets its output, by default this process's stdout; ``flags`` are options of the interpreter."""
         near, far = control_pair()
         output = open_log(log)
         try:
@@ -83,11 +82,11 @@ class Template(ForkServer):
             far.close()
             if output is not None:
                 os.close(output)
-        process.returncode = 0  # reaped by its pidfd; Popen must not look for it
+        process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
         super().__init__(python, near, process.pid, open_files, log)
 
-    def _hear(self, facts: dict[str, Any]) -> None:
-        super()._hear(facts)
+    def _on_report(self, facts: dict[str, Any]) -> None:
+        super()._on_report(facts)
         if facts.get("protocol") != frames.PROTOCOL:
             self._fail(
                 f"the rlinf_async of {self.python} speaks protocol {facts.get('protocol')}, and this node's "
@@ -103,7 +102,7 @@ class Template(ForkServer):
 
 
 class Templates:
-    """The templates of a node, made when they are first needed."""
+    """Templates of a node, created on demand."""
 
     def __init__(
         self,
@@ -133,7 +132,7 @@ class Templates:
             template.watch(loop)
 
     def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Template:
-        """The template for workers with these variables; without any, with the node's own."""
+        """Return the template for workers with these variables, by default the node's own."""
         special = exec_time(self._environment if environment is None else environment)
         key = (python or self.python, frozenset(special.items()))
         template = self._templates.get(key)
@@ -151,24 +150,24 @@ class Templates:
         return template
 
     def preloaded(
-        self, plain: ForkServer, wanted: Wanted, on_refused: OnRefused
+        self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused
     ) -> contextlib.AbstractAsyncContextManager[ForkServer]:
-        """The template for workers that want these modules; as ``Preloads.use``."""
+        """Enter a template with these modules imported; see ``Preloads.use``."""
         return self._preloads.use(plain, wanted, on_refused)
 
     def next_log(self) -> Path | None:
-        """Path for the output of one more template."""
+        """Return the path for the output of a new template."""
         self._made += 1
-        # The pid tells the nodes of one machine apart.
+        # The pid distinguishes nodes on one machine.
         return None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made - 1}.log"
 
     def describe(self) -> str:
-        """What those are at for which a launch waits, in words."""
+        """Describe in words the templates for which launches wait."""
         plain = (template.describe() for template in self._templates.values())
         return "; ".join(filter(None, (*plain, self._preloads.describe())))
 
     def status(self) -> dict[str, Any]:
-        """The templates and their memory, and why modules were not imported in any; for people."""
+        """Return the templates with their memory, and modules that were not preloaded with the reason."""
         alive = [memory_of(template) for template in self._templates.values() if not template.dead]
         templates = [*(each | {"modules": []} for each in alive), *self._preloads.status()]
         return {"templates": templates, "not_preloaded": self._preloads.refusals()}

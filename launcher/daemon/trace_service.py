@@ -1,15 +1,15 @@
-"""Trace collection by daemons: one writes all processes' spans to a file, and compares the nodes' clocks.
+"""Trace collection by daemons: one of them writes all processes' spans to a file, and compares the nodes' clocks.
 
-Every daemon reads the span logs of its processes four times a second, and whenever somebody wants it; the file is whole
-after each batch::
+Every daemon reads the span logs of its processes four times a second, and on request; the file is complete after each
+batch::
 
-    driver ── OpenTrace ──► its daemon, home      a file
-    driver ── StartTrace ──► every daemon         ``traced``, to every process that there is, and in later welcomes
-    process ──► its span log                      all that it does (_recorder/state/span_log.py)
-    daemon ── WriteSpans ──► home                 what is new there (span_tail.py)
-    home ── ReadClock ──► that daemon             many times in a row, with the first batch and again some seconds later
+    driver ── OpenTrace ──► its daemon, home      creates the file
+    driver ── StartTrace ──► every daemon         ``traced`` to its processes, and in later welcomes
+    process ──► its span log                      all its operations (_recorder/state/span_log.py)
+    daemon ── WriteSpans ──► home                 new spans of that log (span_tail.py)
+    home ── ReadClock ──► that daemon             many times in a row, with the first batch and every few seconds
 
-A process that has died has left its span log, and one that is stopped is not waited for.
+A dead process has left its span log, and reading one does not wait for a stopped process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._recorder.state.event_ring import DIRECTORY
 from rlinf_async._recorder.state.span_log import SUFFIX
 from rlinf_async._trace.state.clocks import ClockOffset
-from rlinf_async._trace.state.trace_file import Process, TraceFile
+from rlinf_async._trace.state.trace_file import TracedProcess, TraceFile
 from rlinf_async.errors import ConfigError
 
 from .handlers import Requester
@@ -40,28 +40,25 @@ from .span_tail import SpanTail
 
 logger = own_logger(__name__)
 
-_INTERVAL_S: Final = 0.25
-"""Between two rounds; a process must not fill its span log meanwhile."""
+_INTERVAL_S: Final = 0.25  # seconds between two rounds; a process must not fill its span log within them
 
 _CLOCK_SAMPLES: Final = 64
-"""In a row; the one with the shortest way counts.  Where processors are busy most ways take longer than a call, which
-would then be drawn before its caller and get no arrow."""
+"""Clock readings in a row; the one with the shortest round trip counts.  On busy processors most round trips take
+longer than a call, which would then be drawn before its caller and get no arrow."""
 
 _CLOCK_TIMEOUT_S: Final = 2.0
-"""For all of these."""
 
-_COMPARE_S: Final = 5.0
-"""After which the clocks are compared again."""
+_CLOCK_AGE_S: Final = 5.0
 
 
 class Traces:
     """The trace of the run, at one daemon.
 
     Args:
-        name: of this node.
-        log_dir: where the file is, unless somebody names another place.
-        welcome: what every process of this node is told when it attaches.
-        gone: processes that are no more.
+        name: name of this node.
+        log_dir: folder of the file by default.
+        welcome: facts of the run that every process gets when it attaches.
+        gone: endpoints that have ended.
     """
 
     def __init__(
@@ -79,14 +76,11 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}
-        """By the names of their files: of processes of this node that may write on."""
-        self._seen: set[str] = set()
-        """Names of all files that have had one."""
+        self._tails: dict[str, SpanTail] = {}  # readers of span logs of this node's processes, by file name
+        self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._turns = asyncio.Lock()
-        """Batches leave in the order of what is in them."""
+        self._turns = asyncio.Lock()  # held while batches are sent, so that they keep their order
         self._clocks: dict[int, ClockOffset] = defaultdict(ClockOffset)
 
     def __repr__(self) -> str:
@@ -95,7 +89,7 @@ class Traces:
     # -- the file -----------------------------------------------------------------------------------------------
 
     async def open_trace(self, requester: Requester, op: operations.OpenTrace) -> dict[str, Any]:
-        """Makes this daemon the one that writes; returns what others have to know of that.
+        """Make this daemon the writer of the trace; return the facts for the other daemons.
 
         Raises:
             ConfigError: the file cannot be written, or the run is traced already.
@@ -115,17 +109,17 @@ class Traces:
         return {"node": self._router.node, "path": str(self._file.path)}
 
     async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
-        """The run is traced: every process of this node hears of it, now and later."""
+        """Begin to trace: inform every process of this node, present and future."""
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
-            self._router.tell_all("traced", facts)
+            self._router.broadcast_event("traced", facts)
             self._wait()
 
     async def write_spans(self, requester: Requester, op: operations.WriteSpans) -> None:
-        """Spans of a process, from its daemon; they are in the file when this is answered."""
+        """Write a process's spans, sent by its daemon; they are in the file before the answer."""
         node = frames.node_of(requester.endpoint)
         clock = None if node == self._router.node else self._clocks[node]
-        if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _COMPARE_S * 1e9):
+        if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _CLOCK_AGE_S * 1e9):
             with contextlib.suppress(TimeoutError):  # that node has just been lost
                 async with asyncio.timeout(_CLOCK_TIMEOUT_S):
                     for _ in range(_CLOCK_SAMPLES):
@@ -137,10 +131,10 @@ class Traces:
     def _write(self, node: int, batch: list[Any]) -> None:
         if self._file is None:
             return
-        at = self._name if node == self._router.node else self._router.neighbours[node].name
+        at = self._name if node == self._router.node else self._router.node_links[node].name
         try:
             endpoint, name, pid, shift, tracks, dropped, spans = batch
-            process = Process(endpoint, str(name), at, int(pid))
+            process = TracedProcess(endpoint, str(name), at, int(pid))
             self._file.add(process, tracks, spans, dropped, shift=int(shift), clock=self._clocks.get(node))
         except OSError as error:
             logger.error("the trace ends here: %s", error)
@@ -149,11 +143,11 @@ class Traces:
             logger.warning("node %d sent spans that make no sense", node)
 
     async def read_clock(self, requester: Requester, op: operations.ReadClock) -> int:
-        """The time, in nanoseconds of this daemon's monotonic clock."""
+        """Return the time of this daemon's monotonic clock in nanoseconds."""
         return time.monotonic_ns()
 
     def close(self) -> None:
-        """Writes what the processes of this node have left, and removes their span logs."""
+        """Write the remaining spans of this node's processes, and remove their span logs."""
         if self._timer is not None:
             self._timer.cancel()
         if self._file is not None:
@@ -177,32 +171,31 @@ class Traces:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and done.exception() is None:  # else home is lost, or the handler has told
+        if not done.cancelled() and done.exception() is None:  # else the writing node is lost, or the error is logged
             self._wait()
 
     async def collect_trace(self, requester: Requester, op: operations.CollectTrace) -> None:
-        """Has all in the file that processes of this node have recorded until now."""
+        """Write everything that this node's processes have recorded so far."""
         if (facts := self._welcome().get("trace")) is None:
             return
         home = facts["node"]
         async with self._turns:
             for batch in self._batches():
-                if home == self._router.node:  # at once: what has been read must not be lost at the end of this daemon
+                if home == self._router.node:  # no request: spans already read must not be lost at this daemon's end
                     self._write(home, batch)
-                    await asyncio.sleep(0)  # what else this daemon does is more urgent
+                    await asyncio.sleep(0)  # other tasks of the daemon are more urgent
                 else:
                     await self._router.ask(home, operations.WriteSpans(batch))
 
     def _batches(self) -> Iterator[list[Any]]:
-        """Yield what is new in the span logs of this node, one process after the other."""
-        # By their files: a process that came and went since the last round has left its own.
+        # By file, not by endpoint: a process that came and went since the last round has left its log.
         with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
             for entry in entries:
-                if entry.name.endswith(SUFFIX) and entry.name not in self._seen:
-                    with contextlib.suppress(OSError, ValueError):  # it is being made just now
+                if entry.name.endswith(SUFFIX) and entry.name not in self._seen_files:
+                    with contextlib.suppress(OSError, ValueError):  # the file is incomplete: its process creates it now
                         self._find(entry)
         for name, tail in list(self._tails.items()):
-            has_ended = tail.identity["endpoint"] in self._gone  # asked before: what it wrote until then is read
+            has_ended = tail.identity["endpoint"] in self._gone  # before the read, which then gets its last spans
             who = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
             try:
                 tail.aim()
@@ -210,7 +203,7 @@ class Traces:
                     yield [*who, *tail.take()]
             except FileNotFoundError:
                 has_ended = True
-            except OSError:  # no descriptor is left: what is there stays there
+            except OSError:  # no descriptor is free: the next round reads the rest
                 has_ended = False
             except (TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
                 logger.warning("the spans of %s cannot be read any further: %s", tail, error)
@@ -224,9 +217,9 @@ class Traces:
             (self._log_dir / DIRECTORY / name).unlink()
 
     def _find(self, entry: os.DirEntry[str]) -> None:
-        # A directory that the user has chosen may be that of other nodes, and have files of earlier runs.
+        # A log directory chosen by the user may contain files of other nodes and of earlier runs.
         if frames.node_of(int(entry.name.removesuffix(SUFFIX), 16)) == self._router.node:
             tail = SpanTail(Path(entry.path))
             if tail.identity["run"] == self._run:
                 self._tails[entry.name] = tail
-                self._seen.add(entry.name)
+                self._seen_files.add(entry.name)

@@ -1,4 +1,4 @@
-"""Merges the environment of a group's workers on a node: variables, interpreter, import paths, network interface."""
+"""Environment of a group's workers on a node, merged: variables, interpreter, import paths, network interface."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class WorkerEnv:
     """Environment that all workers of one spawn request share.
 
     Attributes:
-        own: the node's variables, with the launching script's changes.
-        special: what the group has beside them; lists of paths hold the node's own too.
-        python: an interpreter of the group's own; None for the node's.
-        paths: folders of the group's own ``PYTHONPATH``: they come before the script's.
+        own: the node's variables with the launching script's changes.
+        special: the group's variables beside them; path lists include the node's.
+        python: the group's own interpreter; None for the node's.
+        paths: folders of the group's own ``PYTHONPATH``, before the script's.
     """
 
     own: Mapping[str, str]
@@ -32,10 +32,10 @@ class WorkerEnv:
     paths: tuple[str, ...]
 
     def variables(self, worker: Mapping[str, str]) -> dict[str, str]:
-        """All variables of one worker, ``worker`` being its own."""
+        """Return all variables of one worker; ``worker`` are its own."""
         found = {**self.own, **worker, **self.special}
         if network := found.get(_NETWORK):
-            # Said for one of the libraries in particular, it stays.
+            # A variable that is set for one of the libraries keeps its value.
             found.setdefault("GLOO_SOCKET_IFNAME", network)
             family = get_family(worker.get("ACCELERATOR_TYPE", ""))
             if family is not None:
@@ -51,18 +51,18 @@ def prepare(
     node: str,
     script_env: Mapping[bytes, bytes | None],
 ) -> WorkerEnv:
-    """The environment of the workers of one request.
+    """Return the environment of the workers of one request.
 
     Args:
         own: the node's variables.
-        env: the group's own, which win over all others.
-        node_env: those of the configuration; lists of paths are added to the node's.
-        python: an interpreter of the group's own.
-        node: its name, for errors.
-        script_env: changes of the launching script, None for a deleted variable; lists of paths precede the node's.
+        env: the group's own variables, which override all others.
+        node_env: variables from the configuration; path lists are added to the node's.
+        python: the group's own interpreter.
+        node: name of the node, for errors.
+        script_env: changes of the launching script, None for a deleted variable; path lists precede the node's.
 
     Raises:
-        LaunchError: there is no such interpreter here.
+        LaunchError: the node does not have the interpreter.
     """
     own = _changed(own, script_env)
     everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))
@@ -73,7 +73,7 @@ def prepare(
 
 def _changed(own: Mapping[str, str], script_env: Mapping[bytes, bytes | None]) -> dict[str, str]:
     changes = {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in script_env.items()}
-    # A list that is the node's own already stays as it is: another order would ask for another template.
+    # A path list equal to the node's keeps its order: another order would need another template.
     kept = {name: value for name, value in changes.items() if value is not None and value != own.get(name)}
     merged = merge_worker_env_vars(own, kept, get_path_env_merge_mode({**own, **kept}))
     return {name: value for name, value in merged.items() if changes.get(name, "") is not None}

@@ -1,6 +1,6 @@
-"""``WorkerGroups``: the part of a run's worker groups that lives on one node: starts workers, ends groups in order.
+"""``WorkerGroups``: the local part of a run's worker groups: starts workers, ends groups in order.
 
-It also has the listening sockets of groups' stores, at MASTER_PORT, until rank 0 is there.
+It also keeps the listening sockets of the groups' stores, at MASTER_PORT, until rank 0 takes them over.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .endpoint import Endpoint
 from .fork_server import MARKER, ForkServer
 from .handlers import Requester
 from .ports import Ports
-from .preloads import Refusal, Wanted, wanted_by
+from .preloads import PreloadRequest, Refusal, wanted_by
 from .probes import Probes
 from .process_state import is_stopped, state_of
 from .profiled_worker import ProfiledStarter
@@ -38,24 +38,23 @@ from .worker_process import DESCRIPTORS_PER_WORKER, WorkerProcess, WorkerSetup
 logger = own_logger(__name__)
 
 _MAX_FORMER: Final = 64
-"""Workers of a group that have died and are replaced, and whose ends are still told."""
 
 NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
-"""Makes a worker process of this node, which is not started yet."""
+"""Factory of a worker process, not yet started."""
 
 
 @dataclass
-class Group:
-    """The part of a worker group that lives on this node.
+class LocalGroup:
+    """The local part of a worker group.
 
     Attributes:
-        number: that of its name: another group of that name has another one.
-        supervised: its owner starts workers again that have died.
-        close_grace: seconds that its workers have for their end, where the owner does not say.
-        former: workers that have died, and in whose place others are.
-        past: endpoints of those that have died longest ago, which own channels of the group maybe.
-        spawning: requests that start workers of it now.
-        store: the socket of the store at MASTER_PORT, for the next one of rank 0.
+        number: number of the group's registered name; another group of the same name has another one.
+        supervised: the owner restarts dead workers.
+        close_grace: seconds for the workers' end if the owner is gone.
+        former: dead workers whose rank was started again.
+        past: endpoints dropped from ``former``; they may own channels that live as long as the group.
+        spawning: open requests that start workers.
+        store: socket of the store at MASTER_PORT, for the next rank 0.
     """
 
     number: int
@@ -87,7 +86,7 @@ class Site:
     ports: Sequence[int] | None = None
 
     def here(self, path: str) -> str:
-        """A path of the driver's machine, as it is called on this one (``--sync``)."""
+        """Return this machine's path for a path of the driver's machine (``--sync``)."""
         if self.sync is None:
             return path
         near, far = self.sync
@@ -97,17 +96,17 @@ class Site:
 
 
 class WorkerGroups:
-    """Starts the workers of one node, and ends them with their groups.
+    """Workers of one node: started, and ended with their groups.
 
     Args:
         abandon: closes a group whose owner is gone.
-        greet: sends an endpoint the first frame.
-        on_died: called when a worker has ended, by itself or not.
-        forget: an endpoint of this node is no more.
+        greet: sends the first frame to an endpoint.
+        on_died: called at each worker's end, expected or not.
+        forget: frees the state of an ended endpoint of this node.
 
     Attributes:
-        by_number: the groups by the numbers of their names.
-        closing: this node ends; no worker is started any more.
+        by_number: groups by the number of their name.
+        closing: the node is ending; no worker is started any more.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class WorkerGroups:
         sub_workers: SubWorkers,
         black_box: BlackBox,
         new_process: NewProcess,
-        abandon: Callable[[Group], None],
+        abandon: Callable[[LocalGroup], None],
         greet: Callable[[Endpoint], None],
         on_died: Callable[[Endpoint], None],
         forget: Callable[[int], None],
@@ -142,18 +141,18 @@ class WorkerGroups:
         self._greet = greet
         self._on_died = on_died
         self._forget = forget
-        self.by_number: dict[int, Group] = {}
+        self.by_number: dict[int, LocalGroup] = {}
         self.closing = False
 
     def __repr__(self) -> str:
         return f"<WorkerGroups of node {self._site.node} [{len(self.by_number)} groups]>"
 
-    def group_of(self, endpoint: Endpoint) -> Group | None:
-        """The group that a worker belongs to."""
+    def group_of(self, endpoint: Endpoint) -> LocalGroup | None:
+        """Return the group of a worker."""
         return next((group for group in self.by_number.values() if endpoint in group.workers), None)
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
-        """A listening socket on this node's own address for the group's first rank; its port."""
+        """Listen on this node's address for the store of rank 0; return the port."""
         group = self._group_of(requester.endpoint, op)
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self._ports.listen(f"the store of group '{op.group}'")
@@ -162,7 +161,7 @@ class WorkerGroups:
         return int(listener.getsockname()[1])
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
-        """Starts workers on this node; ``[number, pid, log path]`` of each, in the order of the request."""
+        """Start workers on this node; return ``[number, pid, log path]`` of each, in the order of the request."""
         count = len(op.workers)
         what = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
         with explained_shortage(self._site.name, what, count * DESCRIPTORS_PER_WORKER):
@@ -177,27 +176,27 @@ class WorkerGroups:
         try:
             for earlier in [each for each in self.by_number.values() if (each.name, each.owner) == (group.name, owner)]:
                 if earlier.closed is not None and earlier is not group:
-                    await asyncio.shield(earlier.closed)  # its workers have what those of this one will need
+                    await asyncio.shield(earlier.closed)  # its workers still have the devices and ports
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
-            # Another request may be starting workers of this group, which nobody would find in order to end them; the
-            # group of ranks that are away has their channels, and the store.
+            # A concurrent request may still start workers of this group; without the entry nothing would end them.  A
+            # group whose ranks are all away keeps its channels and the store.
             # tests/launcher/daemon/test_group_spawns.py::test_a_spawn_that_fails_leaves_what_others_have_in_the_group
             if not (group.spawning or group.workers or group.former) and group.closed is None:
                 self.by_number.pop(group.number, None)
                 _close_store_of(group)
 
-    def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> Group:
-        """Return the group that a request is for; the first request makes it."""
-        group = self.by_number.setdefault(op.number, Group(op.number, op.group, owner))
+    def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> LocalGroup:
+        """Return the group of a request, created by its first request."""
+        group = self.by_number.setdefault(op.number, LocalGroup(op.number, op.group, owner))
         if group.owner != owner:
             raise LaunchError(f"group '{group.name}' (number {op.number}) is another process's, and not '{op.group}'")
         return group
 
-    async def _spawn_in(self, group: Group, op: operations.Spawn) -> list[list[Any]]:
+    async def _spawn_in(self, group: LocalGroup, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
-        self._check_wanted(group)  # or a node that ends would start a template, and wait for its imports
+        self._check_wanted(group)  # first: an ending node must not start a template and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)
@@ -206,7 +205,7 @@ class WorkerGroups:
         def on_refused(refusal: Refusal) -> None:
             facts = {"group": name, "node": self._site.name, "module": refusal.module, "reason": refusal.reason}
             logger.info("module %(module)s is not preloaded for group '%(group)s': %(reason)s", facts)
-            self._router.tell(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
+            self._router.send_event(owner, "not_preloaded", facts | {"asked": refusal.module in wanted.asked})
 
         async with self._templates.preloaded(plain, wanted, on_refused) as template:
             results = await asyncio.gather(
@@ -220,7 +219,7 @@ class WorkerGroups:
                 raise result
         return [[endpoint.number, endpoint.process.pid, endpoint.process.log_path] for endpoint in started]  # type: ignore[union-attr]
 
-    def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> Wanted:
+    def _wanted_modules(self, op: operations.Spawn, place: WorkerEnv) -> PreloadRequest:
         shared = place.variables({})
         threads = self._threads(op, op.workers[0]["env"] if op.workers else {}, shared)
         variables = self._shared_variables(shared, threads)
@@ -232,12 +231,11 @@ class WorkerGroups:
         return _first_number(environment.get("OMP_NUM_THREADS")) or max(1, self._site.cpus // there)
 
     def _shared_variables(self, environment: Mapping[str, str], threads: int) -> dict[str, str]:
-        """An environment with the variables that the node adds."""
         node = {"RLINF_RUN_ID": self._site.run, "RLINF_NODE_RANK": str(self._site.node)}
         return {"OMP_NUM_THREADS": str(threads), **environment, **node}
 
-    def _replace_dead(self, group: Group, ranks: Sequence[int]) -> None:
-        """Workers of these ranks that have died make room; their channels live on with the group."""
+    def _replace_dead(self, group: LocalGroup, ranks: Sequence[int]) -> None:
+        """Move dead workers of these ranks to ``former``; their channels live on with the group."""
         for endpoint in group.workers.copy():
             assert endpoint.process is not None
             if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
@@ -251,15 +249,13 @@ class WorkerGroups:
             group.past.append(endpoint.id)
         del group.former[:-_MAX_FORMER]
 
-    def _check_wanted(self, group: Group) -> None:
-        """Raises:
-        LaunchError: nobody waits for the group's workers any more.
-        """
+    def _check_wanted(self, group: LocalGroup) -> None:
+        """Raise LaunchError if the group is closed, its owner is gone, or the node is ending."""
         if group.closed is not None or group.owner in self._gone or self.closing:
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
-    def _store_for(self, group: Group) -> socket.socket | None:
-        """The listening socket for rank 0; of a supervised group one stays here, so that the port stays the group's."""
+    def _store_for(self, group: LocalGroup) -> socket.socket | None:
+        """Return the store's socket for rank 0; a supervised group keeps a duplicate, so that its port stays taken."""
         store = group.store
         if group.supervised and store is not None:
             return store.dup()
@@ -267,18 +263,17 @@ class WorkerGroups:
         return store
 
     def _profiled(self, profiler: Any, place: WorkerEnv, spec: dict[str, Any]) -> ProfiledStarter | None:
-        """Return the starter of a worker under a profiler; None without a profiler."""
         if profiler is None:
             return None
         python = place.python or self._templates.python
         templates = self._templates
         return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
 
-    async def _undo(self, group: Group, endpoint: Endpoint) -> None:
-        """Ends a worker whose group does not come to be; returns once it is reaped."""
+    async def _undo(self, group: LocalGroup, endpoint: Endpoint) -> None:
+        """End a worker of a failed launch; return once it is reaped."""
         assert endpoint.process is not None
         if endpoint.exit_report is not None:
-            self._forget(endpoint.id)  # it died by itself: its channels were to live on with the group
+            self._forget(endpoint.id)  # already dead: its channels were kept for the group
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
@@ -288,12 +283,12 @@ class WorkerGroups:
             group.workers.remove(endpoint)
 
     async def _start_worker(
-        self, group: Group, template: ForkServer, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
+        self, group: LocalGroup, template: ForkServer, place: WorkerEnv, op: operations.Spawn, worker: dict[str, Any]
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The template may have been imported for long.  A worker of a group that was closed meanwhile would take the
-        # store of the next group of that name.
+        # The import in the template may have taken long.  A worker of a group that was closed meanwhile would take the
+        # store of the next group of the same name.
         self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
@@ -323,7 +318,7 @@ class WorkerGroups:
 
             def on_lines(stream: str, lines: list[str]) -> None:
                 facts = {"who": prefix, "stream": stream, "lines": lines, "log": process.log_of(stream)}
-                self._router.tell(group.owner, "output", facts)
+                self._router.send_event(group.owner, "output", facts)
 
         setup = WorkerSetup(group.name, worker["rank"], worker["address"], spec, None, on_lines)
         process = self._new_process(self._loop, setup, site.name, site.log_dir)
@@ -346,7 +341,7 @@ class WorkerGroups:
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
-            on_closed=lambda reason: None,  # its pidfd tells of its death; end-of-file proves nothing
+            on_closed=lambda reason: None,  # the pidfd reports the death; a child may keep the socket open
         )
         self._greet(endpoint)
         endpoint.connection.open()
@@ -354,13 +349,13 @@ class WorkerGroups:
         return endpoint
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
-        """Ends the workers of a group on this node, in order if they can within ``grace`` seconds."""
+        """End the workers of a group on this node, in order within ``grace`` seconds where possible."""
         group = self.by_number.get(op.number)
         if group is not None and group.owner == requester.endpoint:
             await self.close_group(group, op.grace)
 
-    async def close_group(self, group: Group, grace: float) -> None:
-        """Returns once every worker of the group, and what it left behind, is gone."""
+    async def close_group(self, group: LocalGroup, grace: float) -> None:
+        """End a group; return once its workers and their leftover processes are gone."""
         if group.closed is not None:
             await asyncio.shield(group.closed)
             return
@@ -377,7 +372,7 @@ class WorkerGroups:
             for endpoint in group.workers:
                 assert endpoint.process is not None
                 if endpoint.exit_report is not None:
-                    self._forget(endpoint.id)  # its channels have lived on with the group
+                    self._forget(endpoint.id)  # its channels were kept for the group
                 endpoint.process.closing = True
                 endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
                 processes.append(endpoint.process)
@@ -403,14 +398,14 @@ class WorkerGroups:
             _close_store_of(group)
 
 
-def _close_store_of(group: Group) -> None:
+def _close_store_of(group: LocalGroup) -> None:
     if group.store is not None:
         group.store.close()
         group.store = None
 
 
 async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
-    """Wait for the orderly ends of processes; kill one that is stopped when calls have had their time, others later."""
+    """Wait for orderly ends; kill stopped processes when the grace for calls is over, the others after the full one."""
     waits = (seconds_for_calls(grace), seconds_until_kill(grace) - seconds_for_calls(grace), None)
     for number, timeout in enumerate(waits):
         waiting = [process.ended for process in processes if not process.ended.done()]
@@ -425,7 +420,7 @@ async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
 
 
 def _first_number(text: str | None) -> int | None:
-    """Return the first number of a list such as OpenMP's ``"4,2"``; None where it does not begin with one."""
+    """Return the first number of a list such as OpenMP's ``"4,2"``; None if it does not begin with a number."""
     try:
         return max(1, int((text or "").split(",")[0]))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Captures a worker's stdout or stderr from its pipe: log file, last lines for exit reports, line subscribers."""
+"""Capture of a worker's stdout or stderr from its pipe: log file, last lines for exit reports, line subscribers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,20 @@ from rlinf_async import settings
 from rlinf_async._core.printable import printable
 
 MAX_LINE_BYTES: Final = 8192
-_MAX_REPORTED_CHARS: Final = 400
-"""Characters of a line that are told again with a death; the log has them all."""
+_MAX_REPORTED_LINE_CHARS: Final = 400
 MAX_LAST_READS: Final = 32
-"""Of a pipe at its end: what the dead worker itself wrote is in the first of them (a pipe holds 64 KiB, or 1 MiB where
-somebody made it larger), and a descendant that writes without end must not stop the node."""
+"""Reads of a dead worker's pipe.  Its own output is in the first ones (a pipe holds 64 KiB, or 1 MiB if enlarged); a
+descendant that writes without end must not block the node."""
 
 
-class Output:
-    """One stream (stdout or stderr) of one worker, read from a pipe.
+class WorkerOutput:
+    """One output stream (stdout or stderr) of one worker, read from a pipe.
 
-    Lines go to the log file as they are, and to ``on_lines`` without their newline.
+    Lines go to the log file unchanged, and to ``on_lines`` without their newline.
 
     Attributes:
-        written_bytes: how much was written.
-        lost_bytes: how much of it the log lacks, for the ``log_error``.
+        written_bytes: bytes that the worker has written.
+        lost_bytes: bytes missing from the log, because of ``log_error``.
     """
 
     def __init__(
@@ -50,15 +49,15 @@ class Output:
         loop.add_reader(fd, self._readable)
 
     def last_lines(self) -> list[str]:
-        """The last lines, the unfinished one among them."""
+        """Return the last lines, including an unfinished one."""
         rest = _text(self._rest).strip()
-        return [_cut(line, _MAX_REPORTED_CHARS) for line in (*self._last, rest) if line]
+        return [_cut(line, _MAX_REPORTED_LINE_CHARS) for line in (*self._last, rest) if line]
 
     def _readable(self) -> None:
         self._read()
 
     def _read(self) -> bool:
-        """False when nothing more is there."""
+        """Read once; return False if the pipe is empty or closed."""
         try:
             data = os.read(self._fd, 65536)
         except BlockingIOError:
@@ -92,20 +91,20 @@ class Output:
             self.log_error = _reason(error)
 
     def _write_log(self, data: bytes) -> bool:
-        """Whether the log lacks something now, and did not before; a full disk must not stop the run."""
+        """Append to the log; return True if its first loss occurs now.  A full disk must not stop the run."""
         complete = not self.lost_bytes
         self.written_bytes += len(data)
         view = memoryview(data)
         try:
             while self._log_fd is not None and view:
-                view = view[os.write(self._log_fd, view) :]  # a disk that is nearly full takes a part
+                view = view[os.write(self._log_fd, view) :]  # a nearly full disk takes a part
         except OSError as error:
             self.log_error = _reason(error)
         self.lost_bytes += len(view)
         return complete and bool(view)
 
     def close(self) -> None:
-        """Reads what is still there (not to the end: a grandchild may hold the pipe open, and write on) and closes."""
+        """Read the remaining output, in bounded steps since a descendant may write on, and close the pipe and log."""
         if not self._open:
             return
         self._open = False
@@ -121,8 +120,8 @@ class Output:
             self._log_fd = None
 
 
-def log_lacks(outputs: Sequence[Output]) -> str:
-    """How much of what a worker has written is not in its logs, and why; empty where nothing is missing."""
+def log_lacks(outputs: Sequence[WorkerOutput]) -> str:
+    """Describe how much of a worker's output is missing from its logs, and why; empty if nothing is missing."""
     error = next((output.log_error for output in outputs if output.lost_bytes), "")
     if not error:
         return ""

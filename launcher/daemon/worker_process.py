@@ -1,4 +1,4 @@
-"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report; kills its orphans."""
+"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report; kills its leftovers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .fork_server import ForkServer
 from .leftovers import Leftovers, note_session
 from .oom import MemoryKills
 from .process_state import Image, image_of
-from .worker_output import Output, log_lacks
+from .worker_output import WorkerOutput, log_lacks
 
 DESCRIPTORS_PER_WORKER: Final = 9
-"""What a worker costs its daemon while it is born: two ends of a socket and of two pipes, two logs, a pidfd."""
+"""Descriptors of the daemon per worker during its start: two socket ends, two pipes, two logs, a pidfd."""
 
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
@@ -39,7 +39,7 @@ class WorkerStarter(Protocol):
 
 @dataclass
 class WorkerSetup:
-    """Inputs of a worker process: plain data, and the descriptors that it takes along."""
+    """Inputs of a worker process: plain data, and inherited descriptors."""
 
     group: str
     rank: int
@@ -50,10 +50,9 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A child of this daemon.
+    """A worker process, child of this daemon.
 
-    ``ended`` is done with the exit status once the process is dead, its last words are read and its descendants are
-    gone.
+    ``ended`` resolves to the exit status once the process is dead, its output is read and its descendants are gone.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
@@ -67,10 +66,10 @@ class WorkerProcess:
         self.closing = False
         self._kill_reason = ""
         self.image: Image | None = None
-        """What it runs as long as it is a worker; not known of one that a profiler starts."""
+        """Program that the process runs from its fork on; None under a profiler."""
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
-        self._outputs: list[Output] = []
+        self._outputs: list[WorkerOutput] = []
         self._leftovers: Leftovers
 
     def __repr__(self) -> str:
@@ -85,10 +84,10 @@ class WorkerProcess:
         return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
-        """Forks the process; this node's end of its socket.
+        """Start the process; return this daemon's end of its socket.
 
         Raises:
-            LaunchError: it could not be forked.
+            LaunchError: the fork failed.
         """
         try:
             near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -103,7 +102,7 @@ class WorkerProcess:
                 fds.append(write)
                 on_lines = None if self.setup.on_lines is None else functools.partial(self.setup.on_lines, name)
                 try:
-                    self._outputs.append(Output(self._loop, read, Path(self.log_of(name)), on_lines))
+                    self._outputs.append(WorkerOutput(self._loop, read, Path(self.log_of(name)), on_lines))
                 except BaseException:
                     os.close(read)
                     raise
@@ -113,7 +112,7 @@ class WorkerProcess:
             self._pidfd = self._open_pidfd()
             if isinstance(template, ForkServer):
                 self.image = image_of(self.pid)
-            # The worker waits for this daemon's greeting: it is recorded before it can start anything.
+            # The worker waits for the daemon's greeting, so its session is recorded before it can start a process.
             note_session(self.pid, self.pid, self.setup.spec["env"])
             self._leftovers = Leftovers(self._loop, self.pid, self.setup.spec["token"], self._all_gone)
         except BaseException:
@@ -134,7 +133,7 @@ class WorkerProcess:
         try:
             return os.pidfd_open(self.pid)
         except OSError as error:
-            # It waits for a first word that it will never hear.
+            # The worker waits for a greeting that never comes.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             raise LaunchError(f"a worker could not be watched: {error}{limit_met(error)}") from error
@@ -146,7 +145,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        # What is left first of all: it may write into the outputs for ever.
+        # The leftovers first: they may write into the outputs for ever.
         closes = (output.close for output in self._outputs)
         run_all(f"worker {self.setup.name}", (self._leftovers.end, *closes, on_death))
 
@@ -158,14 +157,14 @@ class WorkerProcess:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def kill(self, reason: str = "") -> None:
-        """Kills the process; ``reason`` is what is told of its death, where that says more than the signal."""
+        """Kill the process; ``reason`` replaces the signal in the exit report."""
         if self.exit_status is None and self.pid:
             self._kill_reason = reason or self._kill_reason
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def send_signal(self, number: int) -> None:
-        """Sends a signal to the process.
+        """Send a signal to the process.
 
         Raises:
             ProcessLookupError: it has ended.
@@ -175,13 +174,13 @@ class WorkerProcess:
         signal.pidfd_send_signal(self._pidfd, number)
 
     def stderr_tail(self) -> list[str]:
-        """The last lines on its stderr, by whichever of its processes."""
+        """Return the last lines of stderr, of the worker and its descendants."""
         return self._outputs[1].last_lines()
 
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
-        """What the world is told about the death (see ``WorkerDied``)."""
+        """Return the facts of the death, as ``WorkerDied`` takes them."""
         assert self.exit_status is not None
-        told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died of something else
+        told = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
         return {
             "group": self.setup.group,
             "rank": self.setup.rank,

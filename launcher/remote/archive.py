@@ -1,4 +1,4 @@
-"""Packs the folder that ``--sync`` ships into a compressed tar in memory: git's files, or all but caches."""
+"""Archive of the folder that ``--sync`` ships: a compressed tar in memory, of git's files, or all but caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final
 from rlinf_async.errors import ConfigError
 
 LARGE_BYTES: Final = 64 << 20
-"""Bytes of an archive from which on a run should say why its start is slow."""
+"""Size of an archive from which the launcher warns that it delays the start."""
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _GIT_TIMEOUT_S: Final = 60.0
@@ -25,11 +25,11 @@ class Archive:
     """The packed folder.
 
     Attributes:
-        data: a tar file, compressed; names are relative to the folder.
-        files: how many it holds.
-        largest: the largest ones, ``(bytes, name)``, largest first.
-        left_out: names of what cannot travel: links that lead out of the folder, sockets, devices.
-        unread: checkouts that git could not read, each with its words: all their files are in the archive.
+        data: a compressed tar file; names are relative to the folder.
+        files: number of files in it.
+        largest: the largest files as ``(bytes, name)``, largest first.
+        left_out: names of members that cannot be shipped: links out of the folder, sockets, devices.
+        unread: checkouts that git could not read, with git's error; all their files are in the archive.
     """
 
     data: bytes
@@ -40,7 +40,7 @@ class Archive:
 
     @property
     def warning(self) -> str | None:
-        """What to tell the user about it, if anything."""
+        """Warning for the user; None without one."""
         words = [f"--sync ships all files of {each}, whatever .gitignore says: {why}" for each, why in self.unread]
         if len(self.data) > LARGE_BYTES:
             big = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in self.largest[:3])
@@ -54,7 +54,7 @@ class Archive:
 
 
 def pack(folder: Path) -> Archive:
-    """Packs a folder: what git knows or would add, where it is a checkout; else everything but caches.
+    """Pack a folder: the files that git tracks or would add, or everything but caches without a checkout.
 
     Blocks while it reads.
 
@@ -67,11 +67,11 @@ def pack(folder: Path) -> Archive:
     unread: list[tuple[Path, str]] = []
     name = ""
     try:
-        # Level 1: the network is what the rest would wait for, and code is small.
+        # Level 1: code is small, and more compression would take longer than the network saves.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
-                if member is None:  # a socket, for which typeshed has no word
+                if member is None:  # a socket; typeshed does not allow for None
                     left_out.append(name)
                 elif member.isfile() or member.islnk():
                     _add_file(tar, member, folder / name)
@@ -80,7 +80,7 @@ def pack(folder: Path) -> Archive:
                     tar.addfile(member)
                 else:
                     left_out.append(name)
-            if _is_our_checkout(folder):  # in it, uninstalled, the launcher's folder has not its import name
+            if _is_our_checkout(folder):  # the launcher's folder gets its import name, since nothing is installed there
                 link = tarfile.TarInfo("rlinf_launcher")
                 link.type, link.linkname = tarfile.SYMTYPE, "launcher"
                 tar.addfile(link)
@@ -98,7 +98,6 @@ def _is_our_checkout(folder: Path) -> bool:
 
 
 def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> None:
-    """A plain file, hard links included: each name gets its bytes."""
     member.type, member.linkname = tarfile.REGTYPE, ""
     with path.open("rb") as file:
         member.size = os.fstat(file.fileno()).st_size
@@ -111,7 +110,7 @@ def _stays_inside(name: str, target: str) -> bool:
 
 
 def _names(folder: Path, unread: list[tuple[Path, str]]) -> Iterator[str]:
-    """Relative names of what is to be shipped, folders before what is in them."""
+    """Yield the relative names of files to ship, folders before their contents."""
     tracked = _git_names(folder, unread)
     if tracked is None:
         yield from _walk(folder)
@@ -121,12 +120,12 @@ def _names(folder: Path, unread: list[tuple[Path, str]]) -> Iterator[str]:
             path = folder / name
             if path.is_dir() and not path.is_symlink():  # a submodule, or a checkout inside the checkout
                 yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path, unread))
-            elif path.is_symlink() or path.exists():  # deleted, but not yet for git
+            elif path.is_symlink() or path.exists():  # git still lists deleted files
                 yield name
 
 
 def _git_names(folder: Path, unread: list[tuple[Path, str]]) -> list[str] | None:
-    """None where the folder is no checkout, where git keeps all of it out, cannot read it, or is not installed."""
+    """Return the files that git lists; None without a checkout or git, on an error, or if git ignores all files."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

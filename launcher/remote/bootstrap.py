@@ -1,9 +1,8 @@
 """Bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for that stdin.
 
-The line is the same for every host and every run, and holds nothing secret; all that is secret, or ours, follows on
-stdin.  It must pass through any login shell unharmed (one line; no single quote, no doubled backslash, no exclamation
-mark), run on any Python that a ``python`` may turn out to be, and not read a byte too many, because stdin is the
-daemon's in the end.
+The line is the same for every host and run and contains no secrets; the program and everything secret follow on stdin.
+It must pass any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run on any
+Python that ``python`` may be, and not read a byte too many, because stdin becomes the daemon's.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ g["main"](read)
 """
 
 BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'
-"""For ``python -c``."""
+"""Argument for ``python -c``."""
 
 TOO_OLD: Final = "rlinf: "
-"""First characters of the bootstrap's only message."""
+"""Prefix of the bootstrap's only message: the interpreter is too old."""
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:
-    """Input of the bootstrap: a program of this package (``"preflight"``), its request, what belongs to it."""
+    """Yield the bootstrap's input: a program of this package (``"preflight"``), its request, and an archive."""
     for piece in (Path(__file__).with_name(f"{program}.py").read_bytes(), json.dumps(request).encode()):
         yield b"%010d" % len(piece) + piece
     if archive:

@@ -9,18 +9,18 @@ from rlinf_async._wire.remote_exit import RemoteExit
 
 
 class Connector(Protocol):
-    """Runs the bootstrap on a host, with our end of its stdin and stdout here."""
+    """Interface of a command that runs the bootstrap on a host, with its stdin and stdout as pipes to the launcher."""
 
     @property
     def argv(self) -> Sequence[str]:
-        """The command that is run on this machine."""
+        """The command line for this machine."""
 
     @property
     def is_here(self) -> bool:
-        """Whether the host is this machine."""
+        """True if the host is this machine."""
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        """What ends a far side that does not notice that ours was killed; ``answer`` is that of its preflight."""
+        """Return a command that ends a remote side unaware of its dead connection; ``answer`` is its preflight's."""
 
     def explain(self, exited: RemoteExit) -> str:
-        """Why the far side is gone, and what to try."""
+        """Explain why the remote side has ended, with a fix."""

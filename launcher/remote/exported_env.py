@@ -1,4 +1,4 @@
-"""Selects the user's environment variables that every node of a run gets; reads env files."""
+"""Environment variables of the user that every node of a run gets, by patterns, ``-e`` and env files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXPORTED = (
     "LANG",
     "LC_*",
 )
-"""What every node gets without being asked."""
+"""Patterns of variables that every node gets by default."""
 
 OWN_TO_A_MACHINE = (
     "CUDA_VISIBLE_DEVICES",
@@ -54,16 +54,16 @@ OWN_TO_A_MACHINE = (
     "SSH_*",
     "_",
 )
-"""What no pattern exports, ``*`` included, because it is true of one machine only; ``-e NAME`` does."""
+"""Patterns of variables that describe one machine: only ``-e NAME`` exports them, no pattern, not even ``*``."""
 
 RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")
-"""What the launcher itself sets in each process."""
+"""Variables that the launcher itself sets in each process."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 def is_name(name: str) -> bool:
-    """Whether a shell could set a variable of this name."""
+    """True if a shell can set a variable of this name."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -73,16 +73,16 @@ def chosen(
     files: Iterable[Path] = (),
     named: Iterable[tuple[str, str | None]] = (),
 ) -> dict[str, str]:
-    """What each node gets, sorted by name.
+    """Return the variables for every node, sorted by name.
 
     Args:
         environ: the user's variables.
-        patterns: shell patterns beside ``EXPORTED``; one that begins with ``!`` keeps names back.
-        files: files of ``NAME=value`` lines; they win over ``environ``, later ones over earlier ones.
-        named: ``-e`` in order; they win over all.  None for a value takes it from ``environ``.
+        patterns: shell patterns beside ``EXPORTED``; one that begins with ``!`` excludes names.
+        files: files of ``NAME=value`` lines; they override ``environ``, later ones override earlier ones.
+        named: values of ``-e`` in order; they override all others.  None for a value takes it from ``environ``.
 
     Raises:
-        ConfigError: a file is missing or has a bad line; a name is reserved; ``-e NAME`` is not set.
+        ConfigError: a file is missing or has a bad line, a name is reserved, or ``-e NAME`` is not set.
     """
     patterns = tuple(patterns)
     wanted = EXPORTED + tuple(each for each in patterns if not each.startswith("!"))
@@ -105,9 +105,9 @@ def chosen(
 
 
 def read_env_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """The variables of a file: ``NAME=value`` lines, ``export`` before them or not, comments, quotes.
+    """Return the variables of a file: ``NAME=value`` lines, with or without ``export``, comments, quotes.
 
-    Quotes around a whole value are taken off; nothing is expanded.
+    Quotes around a whole value are removed; nothing is expanded.
 
     Raises:
         ConfigError: the file cannot be read, or a line (``file:line:col``) is no assignment.

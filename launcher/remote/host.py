@@ -17,9 +17,9 @@ class SlurmNode:
     """A node of a Slurm allocation that ``srun`` reaches by its name there.
 
     Attributes:
-        is_here: the launcher runs on it, in the allocation: it is started without srun.
-        component: of a heterogeneous job, the number after ``--het-group``.
-        gpus: GPUs that the job has on it; None where that is not known.
+        is_here: the launcher runs on it, inside the allocation, so no srun is needed.
+        component: number after ``--het-group`` in a heterogeneous job.
+        gpus: GPUs that the job has on it; None if unknown.
     """
 
     is_here: bool = False
@@ -32,18 +32,18 @@ class Host:
     """One machine of a run.
 
     Attributes:
-        name: what ssh is given; IPv6 without brackets.
-        slots: workers that it takes; None for as many as it has GPUs, or one.
-        user, port: for ssh; None leaves them to ssh's own configuration.
-        address: IP that the other nodes reach it by; None to find out.
+        name: argument of ssh; IPv6 without brackets.
+        slots: number of workers; None for one per GPU, or one.
+        user, port: for ssh; None for ssh's own configuration.
+        address: IP for the other nodes; None to find it out.
         python: interpreter to run there.
-        gpus: devices to use, by index or UUID; None for those that it finds.
-        labels: for placement by label.
+        gpus: devices to use, by index or UUID; None for all that are found.
+        labels: labels for placement.
         env: variables for this host alone.
-        fake_gpus: GPUs to pretend, so that a placement can be tried without any.
-        source: ``file:line``.
-        max_slots: what ``slots`` may not exceed; it still matters where ``slots`` is None.
-        slurm: its place in the Slurm allocation, where srun is the way to it.
+        fake_gpus: number of GPUs to pretend, to rehearse a placement.
+        source: place of the entry as ``file:line``.
+        max_slots: upper bound of ``slots``, also if ``slots`` is None.
+        slurm: its place in the Slurm allocation, if srun is the way to it.
     """
 
     name: str
@@ -62,20 +62,20 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """This machine, started without ssh.  Whoever writes ``alice@localhost`` or a port wants ssh."""
+        """True if the name means this machine; with a user or port (``alice@localhost``) ssh is used all the same."""
         return self.name.lower() in _LOCAL and self.user is None and self.port is None
 
     @property
     def identity(self) -> tuple[str, int | None]:
-        """Equal for two entries that mean the same machine.  Behind two ssh ports there may be two."""
+        """Key that is equal for entries of the same machine; two ssh ports may lead to two machines."""
         return ("localhost" if self.is_local else self.name.lower(), self.port)
 
 
 def describe(host: Host, *, is_here: bool = False) -> str:
-    """How a host was understood, everything spelled out, secrets masked; one line for people.
+    """Describe a host as it was understood, in one line, with secrets masked.
 
     Args:
-        is_here: it is this machine, by whatever name.
+        is_here: the host is this machine.
     """
     words = [host.name]
     words += [f"user={host.user}"] if host.user else []

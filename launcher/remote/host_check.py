@@ -22,32 +22,31 @@ from ..options import Options
 from ..report import Report
 from .archive import Archive
 from .bootstrap import shipment
-from .plan import Node
+from .plan import PlannedNode
 from .preflight import address_towards
 
 _PYTHON_MINIMUM: Final = (3, 11)
 _PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 _PACKAGES_BETWEEN_NODES: Final = ("grpc", "cryptography")
 
-_CLEANUP_TIMEOUT_S: Final = 1.5
-"""To remove what was unpacked; an ssh that has not connected is killed after them."""
+_CLEANUP_TIMEOUT_S: Final = 1.5  # seconds to remove unpacked files; an ssh that has not connected is killed after them
 _NO_TIMEOUT_S: Final = 24 * 3600.0
 _WARN_CLOCK_SKEW_S: Final = 300.0
-_MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days ago
+_MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days before the start
 _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Runs the preflight on all hosts, and holds their answers and open lifelines until the daemons start.
+    """Preflights of all hosts: their answers, and open lifelines until the daemons start.
 
     Attributes:
-        lifelines: by rank; the caller closes them.
-        answers: what each host said, by rank.
-        python_path: the ``PYTHONPATH`` that every node gets.
-        archive: what ``--sync`` ships to the other machines.
+        lifelines: lifelines by rank; the caller closes them.
+        answers: answers of the preflights by rank.
+        python_path: ``PYTHONPATH`` of every node.
+        archive: archive of ``--sync`` for the other machines.
     """
 
-    def __init__(self, nodes: Sequence[Node], options: Options, run: str, report: Report) -> None:
+    def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""
         self.archive: Archive | None = None
         self.lifelines: dict[int, Lifeline] = {}
@@ -59,7 +58,7 @@ class HostCheck:
         self._slots = asyncio.Semaphore(int(settings.SSH_AT_ONCE()))
 
     async def look(self, deadline: float | None) -> dict[int, str]:
-        """Looks at all hosts; returns the texts of failures by rank."""
+        """Run the preflight on all hosts; return error texts by rank."""
         self.answers, failures = await on_all_nodes(
             len(self._nodes),
             self._visit,
@@ -74,9 +73,9 @@ class HostCheck:
         return failures
 
     def binds(self) -> dict[int, str | None]:
-        """The address that each node's daemon listens on for the others; None where a node has none.
+        """Return the address on which each node's daemon listens for the others; None if it has none.
 
-        A single node on this machine needs none, and several on this machine alone use the loopback.
+        A single node on this machine needs none, and several nodes on this machine alone use the loopback.
         """
         if len(self._nodes) == 1 and self._nodes[0].is_here:
             return {0: None}
@@ -92,7 +91,7 @@ class HostCheck:
         return binds
 
     def checked(self, rank: int) -> list[str]:
-        """The checks of a host, in words; none where it did not answer."""
+        """Describe the checks of a host; empty if it did not answer."""
         answer = self.answers.get(rank)
         if answer is None:
             return []
@@ -112,7 +111,7 @@ class HostCheck:
         return [*found, "its clock"]
 
     async def close(self) -> None:
-        """Lets go of every host; what was unpacked there is removed."""
+        """Close every lifeline; the hosts remove unpacked files."""
         await asyncio.gather(*(lifeline.close(_CLEANUP_TIMEOUT_S) for lifeline in self.lifelines.values()))
 
     async def _visit(self, rank: int) -> dict[str, Any]:
@@ -138,7 +137,7 @@ class HostCheck:
             self._report.warn(f"{node.name}: {warning}")
         return answer
 
-    def _request(self, node: Node, marker: str, archive_size: int) -> dict[str, Any]:
+    def _request(self, node: PlannedNode, marker: str, archive_size: int) -> dict[str, Any]:
         options = self._options
         script = None if node.is_here or options.script is None else options.script
         return {
@@ -163,11 +162,11 @@ class HostCheck:
         return str(self._folder(path.parent) / path.name)
 
     def _folder(self, folder: Path) -> Path:
-        """A folder as it was typed; with links followed where it has to be found again in the shipped one."""
+        """Return a folder as it was typed; with ``--sync`` resolved, so that it can be found in the shipped folder."""
         return folder if self._options.sync is None else folder.resolve()
 
     def judge(self) -> dict[int, str]:
-        """What only shows when all answers are there, or is measured against this machine."""
+        """Return error texts by rank of checks that compare all answers, or need this machine's facts."""
         failures: dict[int, list[str]] = {}
         binds = self.binds()
         complete = len(self.answers) == len(self._nodes)
@@ -208,15 +207,15 @@ class HostCheck:
 
 
 def own_version() -> str:
-    """Our version; empty where we run from a checkout that is not installed."""
+    """Return the own version; empty in a checkout that is not installed."""
     try:
         return metadata.version("rlinf-async")
     except metadata.PackageNotFoundError:
         return ""
 
 
-def _machine(node: Node, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Equal for two nodes on one machine.  For srun a node is what its slurmd is called: a machine may run several."""
+def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a key that is equal for nodes on one machine; for srun its slurmd's name (a machine may run several)."""
     keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
     return tuple(str(answer[key]) for key in keys)
 

@@ -17,7 +17,7 @@ from .prologue import bootstrap_argv, explain_prologue
 
 @dataclass(frozen=True)
 class LocalConnector:
-    """This machine; ``python`` is the interpreter to run, ``default`` the one where none is named."""
+    """Connector of this machine; ``default`` is the interpreter if ``python`` is None."""
 
     python: str | None
     default: str = sys.executable
@@ -42,7 +42,7 @@ class LocalConnector:
 
 
 def is_here(host: Host) -> bool:
-    """Whether a host is meant to be this machine: by one of its names, and nothing that only ssh would need."""
+    """True if a host is this machine: one of its names, without settings that only ssh uses."""
     if host.is_local:
         return True
     own = socket.gethostname().lower()

@@ -1,4 +1,4 @@
-"""Plans the nodes of a run from its hosts and options: choice, order by rank, a connector for each."""
+"""Plan of a run's nodes from its hosts and options: choice, order by rank, a connector for each."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NODE_RANK: Final = "RLINF_NODE_RANK"
 
 
 @dataclass(frozen=True)
-class Node:
+class PlannedNode:
     """One node to start.
 
     Attributes:
-        rank: place in the list of hosts; a hidden node comes after all others.
+        rank: index in the list of hosts; a hidden node comes after all others.
         hidden: it only connects the driver's machine, which is not in the list.
     """
 
@@ -44,22 +44,22 @@ class Node:
         return self.connector.is_here
 
 
-def plan(hosts: Sequence[Host], options: Options) -> tuple[Node, ...]:
-    """The nodes of a run, in the order of their ranks; at least one of them is on this machine.
+def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
+    """Return the nodes of a run, in the order of their ranks; at least one of them is on this machine.
 
     Raises:
-        ConfigError: ``--nnodes`` asks for more hosts than there are; a host's name is none.
+        ConfigError: ``--nnodes`` exceeds the number of hosts, or a host's name is invalid.
     """
     hosts = by_node_rank(chosen_hosts(hosts, options))
-    nodes = [Node(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
+    nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
         here = Host("localhost", slots=0, source="the driver's own machine")
-        nodes.append(Node(len(nodes), here, LocalConnector(driver_python(options)), hidden=True))
+        nodes.append(PlannedNode(len(nodes), here, LocalConnector(driver_python(options)), hidden=True))
     return tuple(nodes)
 
 
 def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
-    """What ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` make of the hosts that were found."""
+    """Apply ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` to the hosts that were found."""
     if options.local_nodes is not None:
         here = Host("localhost", source=f"--local-nodes {options.local_nodes}")
         count = options.local_nodes
@@ -80,10 +80,10 @@ def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
 
 
 def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """The hosts in the order that ``env.RLINF_NODE_RANK=`` says, where all say it; else as they are listed.
+    """Return the hosts in the order of ``env.RLINF_NODE_RANK=``, if all have it; else as they are listed.
 
     Raises:
-        ConfigError: only some say it, or what they say is not each of 0 to n-1 once.
+        ConfigError: only some hosts have it, or the values are not 0 to n-1.
     """
     said = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
     if not said:
@@ -105,12 +105,12 @@ def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def driver_python(options: Options) -> str:
-    """The interpreter of the script, and of a node that only connects this machine: ``--python`` where that is here."""
+    """Return the interpreter of the script and of a hidden node: ``--python`` if it exists here, else this one."""
     return found_here(options.python) or sys.executable
 
 
 def found_here(python: str | None) -> str | None:
-    """The path of an interpreter on this machine; None where it is not here."""
+    """Return the path of an interpreter on this machine; None if it does not exist."""
     return shutil.which(str(Path(python).expanduser())) if python else None
 
 
@@ -119,7 +119,7 @@ def _way(host: Host, options: Options) -> Connector:
         return srun_connector(host, options, sys.executable)
     if options.local_nodes is not None or host.slurm is not None or is_here(host):
         python = host.python or options.python
-        if python is not None and options.prologue is None:  # which may bring the interpreter that is named
-            python = found_here(python) or str(Path(python).expanduser())  # fails by name where absent
+        if python is not None and options.prologue is None:  # a prologue may put the named interpreter on the PATH
+            python = found_here(python) or str(Path(python).expanduser())  # a missing one fails with this path
         return LocalConnector(python, prologue=options.prologue)
     return ssh_connector(host, options, sys.executable)

@@ -1,8 +1,8 @@
 """Preflight program, run on each host: checks Python, packages, paths; unpacks ``--sync``; becomes the daemon.
 
-It reports what is missing there, waits for the order, and becomes the node's daemon on the same stdin and stdout.
-It comes over the stdin of ssh or srun, so nothing of ours needs to be installed there for it to give a readable answer:
-one file, the standard library only, and the syntax of Python 3.6.
+It reports missing requirements, waits for the command, and becomes the node's daemon on the same stdin and stdout.
+Since it arrives over the stdin of ssh or srun, it gives a readable answer even on a host without an installation: it is
+one file that needs the standard library only, in the syntax of Python 3.6.
 """
 # ruff: noqa: UP006, UP035, UP036, UP045
 
@@ -37,10 +37,10 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(read: Read) -> None:
-    """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin; it ends the process where there are none."""
+    """Serve one request.  ``read(n)`` returns exactly ``n`` bytes of stdin; it ends the process at end-of-file."""
     request = json.loads(read(int(read(10))).decode())
     survey = HostSurvey(request)
-    # Slurm sends its SIGTERM to every process of a job at once, and nothing else would remove the folder then.
+    # Slurm sends SIGTERM to every process of a job at the same time: no other process would remove the folder.
     for number in _ENDING:
         signal.signal(number, lambda *_: survey.end())
     try:
@@ -66,7 +66,7 @@ def say(marker: str, message: Dict[str, Any]) -> None:
 
 
 def wait_for_order(patience: float) -> Dict[str, Any]:
-    """The next line of stdin, and not a byte more: what follows it is the daemon's."""
+    """Read the next line of stdin and not a byte more: the rest belongs to the daemon."""
     line = b""
     deadline = time.monotonic() + patience
     while not line.endswith(b"\n"):
@@ -80,20 +80,20 @@ def wait_for_order(patience: float) -> Dict[str, Any]:
 
 
 def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
-    """Replaces this process by the daemon.  Returns only by raising."""
+    """Replace this process by the daemon; returns only by raising."""
     environment = dict(os.environ)
     environment.update(order["env"])
     if survey.python_path:
         environment["PYTHONPATH"] = os.pathsep.join(survey.python_path)
     environment["RLINF_PREPARED_DIR"] = str(survey.run_dir or "")
     os.chdir(survey.cwd)
-    # Held back until the guardian, which this becomes, can see to it: tests/launcher/test_over_slurm.py
+    # Blocked until the guardian, into which this process turns, handles them: tests/launcher/test_over_slurm.py
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     os.execvpe(order["argv"][0], order["argv"], environment)
 
 
 class HostSurvey:
-    """Checks of this host: collects facts about it, and what it lacks."""
+    """Checks of this host: its facts, and missing requirements."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -109,10 +109,10 @@ class HostSurvey:
         self.missing.append({"what": what, "detail": detail, "fix": fix})
 
     def unpack(self, read: Read) -> None:
-        """Makes the run's directory, and in it the folder of the archive that follows the request."""
+        """Create the run's directory, and unpack into it the archive that follows the request."""
         size = self.request["archive_size"]
-        archive = Archive(read, size)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # no folder is made that nobody knows of
+        archive = ArchiveStream(read, size)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a signal must not leave a directory that is not recorded
         try:
             self.run_dir = make_run_dir(self.request["run"], self.request["node"], wants_exec=bool(size))
         except OSError as error:
@@ -121,7 +121,7 @@ class HostSurvey:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         try:
             if size and self.run_dir:
-                own = self.run_dir / f"node-{self.request['node']}"  # the daemon's own: it goes with it
+                own = self.run_dir / f"node-{self.request['node']}"  # the daemon's directory, removed with it
                 own.mkdir(0o700)
                 self.sync = own / "sync"
                 extract(archive, self.sync)
@@ -129,7 +129,7 @@ class HostSurvey:
             fix = "make room there, or ship less: what .gitignore names is left out"
             self.miss("--sync", f"cannot unpack into {self.sync}: {error}", fix)
         finally:
-            archive.drain()  # the near side writes all of it before it reads the answer
+            archive.drain()  # the launcher writes all of it before it reads the answer
 
     def look(self) -> None:
         self.look_for_cwd()
@@ -141,7 +141,7 @@ class HostSurvey:
         self.look_at_limits()
 
     def look_at_python(self) -> bool:
-        """Whether it is new enough; nothing else is worth asking of one that is not."""
+        """True if this Python is new enough; the other checks need that."""
         least = self.request["python_minimum"]
         if list(sys.version_info[:2]) >= least:
             return True
@@ -158,7 +158,7 @@ class HostSurvey:
             self.miss("kernel", detail, fix)
 
     def mapped(self, path: str) -> Path:
-        """Where a path of the near side is here: in the unpacked folder, where it lies in that; else as it is."""
+        """Translate a path of the launcher's machine: into the unpacked folder if it lies in the shipped one."""
         if self.sync is not None:
             inner = os.path.relpath(path, self.request["sync_dir"])
             if inner.split("/")[0] != os.pardir:
@@ -189,7 +189,7 @@ class HostSurvey:
             self.miss("package" if len(lacking) == 1 else "packages", detail, fix)
             return
         if self.sync is not None and str(find("rlinf_async").origin).startswith(str(self.sync)):
-            return  # it is the launcher's own
+            return  # the shipped code is the launcher's own version
         here, near = distribution_version("rlinf-async"), self.request["version"]
         if here and near and here != near:
             fix = f"install the same version on every host: pip install rlinf-async=={near}"
@@ -248,7 +248,7 @@ class HostSurvey:
         }
 
     def end(self) -> None:
-        """Ends this process at once, on a signal."""
+        """End this process at once, on a signal."""
         self.clean_up()
         os._exit(1)
 
@@ -270,7 +270,7 @@ def first_line(path: str) -> str:
 
 
 def find(name: str) -> Any:
-    """The spec of a module, its parent packages not imported; None where there is none."""
+    """Return the spec of a module without importing its parents; None if it does not exist."""
     path = None  # type: Any
     spec = None  # type: Any
     parts = name.split(".")
@@ -287,7 +287,7 @@ def find(name: str) -> Any:
 
 
 def distribution_version(name: str) -> Optional[str]:
-    """The installed version; None where it is not installed, or only on the path."""
+    """Return the version of an installed distribution; None if it is not installed, or only on the path."""
     if sys.version_info < (3, 8):
         return None
     import importlib.metadata
@@ -299,7 +299,7 @@ def distribution_version(name: str) -> Optional[str]:
 
 
 def reached_at() -> Optional[str]:
-    """The address of this host on the way from the machine that started this process by ssh or srun."""
+    """Return this host's address on the way from the machine that started this process by ssh or srun."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
         return connection[2]
@@ -308,7 +308,7 @@ def reached_at() -> Optional[str]:
 
 
 def address_towards(address: str) -> Optional[str]:
-    """Our address on the way to ``address``, as the routing table has it; no packet is sent.  None without a way."""
+    """Return the own address on the way to ``address`` by the routing table; sends no packet.  None without a route."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
@@ -318,7 +318,7 @@ def address_towards(address: str) -> Optional[str]:
 
 
 def interface_address(name: str) -> Optional[str]:
-    """The address of a network interface: IPv4 where it has one, else a global IPv6; None without any."""
+    """Return the address of a network interface: IPv4 if it has one, else a global IPv6; None without any."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -337,10 +337,10 @@ def interface_address(name: str) -> Optional[str]:
 
 
 def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
-    """A new directory of the run, for us alone.  A second node on the same machine has one of its own."""
+    """Create a directory of the run for this user alone; a second node on the same machine gets its own."""
     places = [Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # Compiled modules of a synced folder could not be loaded from a file system that is mounted noexec.
+    # Compiled modules of a shipped folder cannot be loaded from a file system mounted noexec.
     if runtime and Path(runtime).is_dir() and not (wants_exec and os.statvfs(runtime).f_flag & os.ST_NOEXEC):
         places.insert(0, Path(runtime) / f"rlinf-{run}")
     trouble = OSError(errno.ENOENT, os.strerror(errno.ENOENT), str(places[-1]))
@@ -358,7 +358,7 @@ def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
     raise trouble
 
 
-class Archive(io.RawIOBase):
+class ArchiveStream(io.RawIOBase):
     """The next ``size`` bytes of stdin as a file."""
 
     def __init__(self, read: Read, size: int) -> None:
@@ -379,11 +379,11 @@ class Archive(io.RawIOBase):
             self.read(_BLOCK_BYTES)
 
 
-def extract(archive: Archive, target: Path) -> None:
-    """Unpacks plain files, folders and links that stay inside ``target``.
+def extract(archive: ArchiveStream, target: Path) -> None:
+    """Unpack plain files, folders and links that stay inside ``target``.
 
     Raises:
-        ValueError: a member wants to be anything else, or anywhere else.
+        ValueError: a member is anything else, or lies outside.
     """
     target.mkdir(0o700)
     links = []
@@ -400,7 +400,7 @@ def extract(archive: Archive, target: Path) -> None:
                 links.append((place, member.linkname))
             else:
                 raise ValueError(f"{member.name} is neither a file nor a folder nor a link")
-    # Links come last: no file is ever written through one.
+    # Links come last, so that no file is written through one.
     for place, destination in links:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(destination)

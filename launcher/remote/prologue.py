@@ -1,7 +1,7 @@
-"""Command line of the bootstrap on its host, after the shell commands of ``--prologue`` where there are any.
+"""Command line of the bootstrap on its host, after the shell commands of ``--prologue``, if any.
 
-They run in a bash that then becomes the interpreter, so that what they export, load or activate is what the daemon and
-its workers have.  They read nothing (stdin is the daemon's) and their stdout goes to stderr (stdout is the daemon's).
+The commands run in a bash that then execs the interpreter, so the daemon and its workers have everything that they
+export, load or activate.  Their stdin is empty and their stdout goes to stderr, because both belong to the daemon.
 Without ``--python`` the interpreter is the ``python3`` that they put first on the PATH, else the launcher's own.
 """
 
@@ -15,8 +15,8 @@ from .bootstrap import BOOTSTRAP
 
 _FAILED: Final = "rlinf-prologue: exit status "
 
-# The trap speaks also for a prologue that says `exit`, or `set -e` and fails.  The positional parameters are put away
-# first: a sourced script would take them for its own.  No single quotes, so that any login shell passes it on.
+# The trap also reports a prologue that calls `exit`, or fails under `set -e`.  The positional parameters are cleared
+# first: a sourced script would take them for its own.  Without single quotes the script passes any login shell.
 _SCRIPT: Final = (
     "rlinf_commands=$1 rlinf_python=$2 rlinf_default=$3 rlinf_bootstrap=$4; set --; "
     f'trap "echo {_FAILED}\\$? >&2" EXIT; '
@@ -30,11 +30,11 @@ _SCRIPT: Final = (
 
 
 def bootstrap_argv(python: str | None, default: str, prologue: str | None) -> tuple[str, ...]:
-    """The words to run on a host.
+    """Return the command to run on a host.
 
     Args:
-        python: the interpreter that the user has named; a bare name is looked up once the prologue has run.
-        default: where none is named.
+        python: interpreter that the user has named; a bare name is looked up after the prologue.
+        default: interpreter if none is named.
         prologue: shell commands.
     """
     if prologue is None:
@@ -43,7 +43,7 @@ def bootstrap_argv(python: str | None, default: str, prologue: str | None) -> tu
 
 
 def explain_prologue(exited: RemoteExit, prologue: str | None) -> str | None:
-    """The prologue, its exit status and last words, and the fix; None where it did not fail."""
+    """Return the failed prologue with its exit status, last lines and a fix; None if it did not fail."""
     status = next((line.removeprefix(_FAILED) for line in exited.stderr if line.startswith(_FAILED)), None)
     if prologue is None or status is None:
         return None

@@ -1,8 +1,8 @@
 """Connector over Slurm's ``srun``: the command line of a step on one node of the job, and its failures explained.
 
-One step for each node.  ``--overlap`` lets it in beside whatever runs there already, and without ``--exact`` it has all
-CPUs that the job has on the node; GPUs have to be asked for.  Not ``--unbuffered``: it would put a terminal between us
-and the daemon, whose stdin and stdout are pipes of the step's otherwise.
+Each node gets a step.  ``--overlap`` admits it beside other steps; without ``--exact`` it has all CPUs of the job on
+the node; GPUs have to be requested.  ``--unbuffered`` must not be used: it would put a terminal in the place of the
+daemon's stdin and stdout pipes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNSET: Final = (
     *("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_GPU_BIND", "SLURM_STDINMODE"),
     *("SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
 )
-"""Variables of the batch script that srun reads as flags: they are about the job's tasks, and would cut this step short
+"""Variables of the batch script that srun reads as flags: they describe the job's tasks, and would restrict this step
 or change its pipes."""
 
 _STEP: Final = (
@@ -41,22 +41,22 @@ _END: Final = 'kill "$0" && timeout 6 tail --pid="$0" --sleep-interval=0.1 -f /d
 
 @dataclass(frozen=True)
 class SrunConnector:
-    """One node of the job behind srun, its command line made once."""
+    """One node of the job behind srun, its command line built once."""
 
     host: Host
     argv: Sequence[str]
     run_there: Sequence[str]
-    """What stands before any command that is to run on the node."""
+    """Prefix of every command that is run on the node."""
     probe: Sequence[str]
-    """The same step, with nothing to do there: what a user tries by hand."""
+    """The same step without work, for the user to try by hand."""
     python: str
     prologue: str | None
 
     is_here: bool = False
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        # The step outlives its srun, and the daemon's stdin stays open there, unless a process of srun's is left that
-        # kills the step.  So another step ends the guardian, and removes the folder of one that was killed.
+        # If srun is killed, the step lives on with the daemon's stdin open, unless another process of srun's kills it.
+        # So another step ends the guardian, and removes the directory that a killed guardian would leave.
         return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"] or ""))
 
     def explain(self, exited: RemoteExit) -> str:
@@ -64,16 +64,16 @@ class SrunConnector:
 
 
 def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
-    """How to reach a node of the job.
+    """Return the connector of a node of the job.
 
     Args:
-        default: the interpreter where the user names none.
+        default: interpreter if the user names none.
     """
     place = host.slurm or SlurmNode()
     step = [*_STEP, f"--nodelist={host.name}"]
     step += [] if place.component is None else [f"--het-group={place.component}"]
-    # A step of a job that asked for GPUs in all, or for each task, has too many to be run or too few, unless it says
-    # how many; one that says `--gres` or `--gpus-per-node` is refused there.
+    # In a job that requested GPUs in total or per task, a step without its own number has too many GPUs to be run, or
+    # too few.  A step with `--gres` or `--gpus-per-node` is refused there.
     step += [f"--gpus={place.gpus}"] if place.gpus else []
     python = host.python or options.python
     python = str(Path(python).expanduser()) if python else None
@@ -90,7 +90,7 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
 
 
 def explain(connector: SrunConnector, exited: RemoteExit) -> str:
-    """Slurm's own complaint in one line, and what to try; else the last words of what ran there."""
+    """Explain Slurm's error in one line, with a hint; else return the last lines of the remote program."""
     if text := explain_prologue(exited, connector.prologue):
         return text
     said = "\n".join(exited.stderr)
@@ -112,7 +112,7 @@ def explain(connector: SrunConnector, exited: RemoteExit) -> str:
 
 
 def _quoted(exited: RemoteExit, shown: str) -> list[str]:
-    """What srun said besides, in so far as it is about a failure."""
+    """Return the other lines of srun's output that are about a failure."""
     lines = [line for line in exited.stderr if "error:" in line or "CANCELLED" in line]
     return [f"srun | {line}" for line in lines[-8:] if shown not in line]
 

@@ -22,17 +22,17 @@ _NO_COMMAND: Final = re.compile(r"Command not found\.?$", re.IGNORECASE)
 
 _ALWAYS: Final = ("BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes")
 _UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""ssh takes the first value that it meets: these stand behind the user's arguments."""
+"""ssh uses the first value of an option: these come after the user's arguments and act as defaults."""
 
 
 @dataclass(frozen=True)
 class SshConnector:
-    """One host behind ssh, its command line made once."""
+    """One host behind ssh, its command line built once."""
 
     host: Host
     argv: Sequence[str]
     probe: Sequence[str]
-    """The same ssh, with nothing to do there: what a user tries by hand."""
+    """The same ssh without work, for the user to try by hand."""
     python: str
     prologue: str | None
 
@@ -46,13 +46,13 @@ class SshConnector:
 
 
 def ssh_connector(host: Host, options: Options, default: str) -> SshConnector:
-    """How to reach a host, from what stands in the hosts file and the options.
+    """Return the connector of a host, by its entry in the hosts file and the options.
 
     Args:
-        default: the interpreter where the user names none.
+        default: interpreter if the user names none.
 
     Raises:
-        ConfigError: the host's name could be taken for an option of ssh, or holds characters that no name has.
+        ConfigError: ssh could take the host's name for an option, or the name has invalid characters.
     """
     if not _HOST.fullmatch(host.name):
         raise ConfigError(f"{host.source or '--hosts'}: {host.name!r} is not a host name\n  fix: check it")
@@ -77,14 +77,14 @@ def _words(flag: str, value: object) -> list[str]:
 
 
 def _shell_path(path: str) -> str:
-    """A path as one word of the shell there, which alone knows what ``~`` is."""
+    """Quote a path for the remote shell, which expands ``~``."""
     if path.startswith("~/"):
         return "~/" + shlex.quote(path[2:])
     return shlex.quote(path)
 
 
 def explain(connector: SshConnector, exited: RemoteExit) -> str:
-    """ssh's own complaint in one line, and what to try; else the last words of what ran there."""
+    """Explain ssh's error in one line, with a hint; else return the last lines of the remote program."""
     if text := explain_prologue(exited, connector.prologue):
         return text
     probe = shlex.join(connector.probe)

@@ -1,4 +1,4 @@
-"""Local side of ``--sweep RUN``: runs ``sweeper.py`` on all hosts at once, and collects the results by rank."""
+"""Local side of ``--sweep RUN``: runs ``sweeper.py`` on all hosts in parallel, and collects the results by rank."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from rlinf_async._wire.mesh import on_all_nodes
 from rlinf_async.errors import LaunchError
 
 from .bootstrap import shipment
-from .plan import Node
+from .plan import PlannedNode
 
 _SWEEP_TIMEOUT_S: Final = 60.0
 
 
 async def sweep(
-    nodes: Sequence[Node], run: str, *, even_alive: bool = False
+    nodes: Sequence[PlannedNode], run: str, *, even_alive: bool = False
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Looks at all hosts at once, then sweeps those that could be looked at.
-
-    Returns, by rank, what was found (``ended`` and ``left``: processes, ``removed``: directories), and the texts of
-    failures.
+    """Check all hosts in parallel, then sweep those that answered.
 
     Args:
-        even_alive: a run of which daemons answer is ended too; its launcher is told by whom.
+        even_alive: sweep a live run as well; its launcher is told who ended it.
+
+    Returns:
+        Results by rank (``ended`` and ``left``: processes, ``removed``: directories), and error texts by rank.
 
     Raises:
-        LaunchError: a daemon of the run answers on some host; nothing was ended on any.
+        LaunchError: a daemon of the run answers on some host; nothing was killed on any.
     """
     lifelines: dict[int, Lifeline] = {}
     by = f"a sweep (rlinf-launch --sweep, pid {os.getpid()} on {os.uname().nodename})"

@@ -1,7 +1,7 @@
-"""Remote program of ``--sweep``: kills what is left of a run on its host, and removes the run's directories.
+"""Remote program of ``--sweep``: kills remaining processes of a run on its host, and removes the run's directories.
 
-It looks first, as the run may be alive here or elsewhere: nothing is ended until the near side says so.
-One file, the standard library, the syntax of Python 3.6; see ``preflight.py``.
+It first checks if the run is alive, here or on another host, and kills nothing before the launcher tells it to.
+One file with the standard library only, in the syntax of Python 3.6, as ``preflight.py``.
 """
 # ruff: noqa: UP006, UP035
 
@@ -17,25 +17,24 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0
-"""From SIGKILL to the end of a process whose memory the kernel takes back."""
+_DEATH_S = 15.0  # seconds from SIGKILL to the end of a process; the kernel may have much memory to free
+# The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
-"""As in ``launcher/daemon/guardian.py``."""
 _ANSWER_TIMEOUT_S = 3.0
 _NOTE_TIMEOUT_S = 1.0
 _NOTE = "swept-by"
-"""``launcher/daemon/node.py`` looks for it when it gets SIGTERM, passes it on to its launcher, and removes it."""
+"""File in which ``launcher/daemon/node.py`` finds the reason of its SIGTERM, for its launcher; it removes the file."""
 _BASES = (b"TMPDIR=", b"XDG_RUNTIME_DIR=")
 
 
 def main(read: Callable[[int], bytes]) -> None:
-    """Serves one request.  ``read(n)`` gives exactly ``n`` bytes of stdin."""
+    """Serve one request.  ``read(n)`` returns exactly ``n`` bytes of stdin."""
     request = json.loads(read(int(read(10))).decode())
     run = request["run"]
     alive = [str(place) for place in sockets(run_dirs(run)) if answers(place)]
     tell(request, {"event": "looked", "alive": alive})
-    while read(1) != b"\n":  # ends this process where the near side goes away instead
+    while read(1) != b"\n":  # read() ends this process if the launcher closes the connection
         pass
     ended: List[str] = []
     places = run_dirs(run)
@@ -50,7 +49,7 @@ def main(read: Callable[[int], bytes]) -> None:
     found = processes_of(run, sessions)
     while found and time.monotonic() < deadline:
         others = [pid for pid in found if not is_tracker(pid)]
-        if not others:  # they remove shared memory once its users have ended, and end themselves
+        if not others:  # trackers remove shared memory after its users' end, and then end themselves
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
         killed.update(found)
         send(others or found, signal.SIGKILL)
@@ -68,7 +67,7 @@ def main(read: Callable[[int], bytes]) -> None:
 def wait(is_over: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are not our children: there is nothing to wait on before Python 3.9
+        time.sleep(0.05)  # they are not children of this process, and Python before 3.9 has no pidfd
 
 
 def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
@@ -76,11 +75,11 @@ def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
 
 
 def answers(path: Path) -> bool:
-    """Whether a daemon serves this socket: it closes what is shut, where one that is stopped does nothing."""
+    """True if a daemon serves this socket: a live one closes a connection that is shut down, a stopped one does not."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_ANSWER_TIMEOUT_S)
         try:
-            folder = os.open(str(path.parent), os.O_PATH | os.O_DIRECTORY)  # its own path may be too long for a socket
+            folder = os.open(str(path.parent), os.O_PATH | os.O_DIRECTORY)  # the full path may be too long for a socket
             try:
                 sock.connect(f"/proc/self/fd/{folder}/{path.name}")
             finally:
@@ -93,16 +92,16 @@ def answers(path: Path) -> bool:
 
 
 def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> None:
-    """Tells live daemons who ends them, and waits for them to have read it before anything else of the run ends.
+    """Tell live daemons the reason of their end, and wait until they have read it before any process is killed.
 
-    A launcher that heard of its script's end first would take the run for one that has failed.
+    A launcher that sees its script's end first would take the run for a failed one.
     """
     notes = [node / _NOTE for node in nodes]
     for note in notes:
         try:
             note.write_text(by)
         except OSError:
-            continue  # it has ended just now
+            continue  # the node has just ended
     if notes:
         send([pid for pid in found if "rlinf_launcher.daemon" in shown(pid)], signal.SIGTERM)
     deadline = time.monotonic() + _NOTE_TIMEOUT_S
@@ -111,9 +110,9 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 
 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
-    """Environments, by pid, of this user's processes that have the run's id there or are in these sessions.
+    """Return environments by pid of this user's processes with the run's id in them, or in one of these sessions.
 
-    Not of this one.  ``sessions`` maps their numbers to the start of their first process.
+    This process is left out.  ``sessions`` maps session numbers to the start of their first process.
     """
     mark = f"RLINF_RUN_ID={run}".encode()
     found = {}
@@ -125,12 +124,12 @@ def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]
                     if (mark in environ or is_in(sessions, place)) and not is_dead(place):
                         found[int(place.name)] = environ
             except OSError:
-                continue  # it has just ended, or is not ours to look into
+                continue  # it has just ended, or belongs to another user
     return found
 
 
 def remove_cuda_files(pids: Iterable[int]) -> None:
-    """Remove the files in which processes shared CUDA events that have ended; ``guardian.py`` says why."""
+    """Remove files of CUDA events that ended processes have shared; ``guardian.py`` explains why."""
     for pid in pids:  # zombies may be among them
         for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
             with contextlib.suppress(OSError):
@@ -138,20 +137,20 @@ def remove_cuda_files(pids: Iterable[int]) -> None:
 
 
 def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
-    """Sessions of workers and of their descendants, by number, and the start of their first process.
+    """Return sessions of workers and their descendants by number, with the start of their first process.
 
-    Daemons have recorded those of workers.  A session with a descendant of a worker in it is the run's as a whole.
-    Processes are found by them that have overwritten their environment, as setproctitle does.
+    Daemons have recorded the workers' sessions.  A session that contains a descendant of a worker belongs to the run as
+    a whole.  Sessions lead to processes that have overwritten their environment, as setproctitle does.
     """
     boot = (Path("/proc/sys/kernel/random") / "boot_id").read_text().strip()
     found = {}
     for path in [path for place in places for path in place.glob("node-*/sessions")]:
         for line in text_of(path).splitlines():
-            if len(line.split()) != 3:  # a full disk has cut it off
+            if len(line.split()) != 3:  # truncated by a full disk
                 continue
             number, start, its_boot = line.split()
             leader = start_of(Path("/proc") / number)
-            if its_boot == boot and leader in (0, int(start)):  # else the number is another process's now
+            if its_boot == boot and leader in (0, int(start)):  # else the number was reused by another process
                 found[int(number)] = int(start)
     worker = b"RLINF_WORKER="
     for pid, environ in processes_of(run, {}).items():
@@ -171,7 +170,7 @@ def is_in(sessions: "Dict[int, int]", place: Path) -> bool:
 
 
 def start_of(place: Path) -> int:
-    """When a process has started, in ticks; 0 where there is none."""
+    """Return the start time of a process in ticks; 0 if it does not exist."""
     fields = text_of(place / "stat").rpartition(")")[2].split()
     return int(fields[19]) if fields else 0
 
@@ -189,7 +188,7 @@ def is_dead(place: Path) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """Empty where it has just gone.  A process's name, which the kernel cuts at 15 bytes, may be no text."""
+    """Return a file's text; empty if it is gone.  A process's name, cut after 15 bytes, may not be valid text."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -213,7 +212,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def run_dirs(run: str) -> List[Path]:
-    """The run's directories, those of further nodes on this machine among them, where it or this shell has them."""
+    """Return the run's directories on this machine, further nodes' included, found by the processes' environments."""
     bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
     for environ in processes_of(run, {}).values():
         bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}

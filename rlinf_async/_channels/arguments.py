@@ -1,4 +1,4 @@
-"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``Question``."""
+"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``QueueQuery``."""
 
 from __future__ import annotations
 
@@ -6,26 +6,25 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async._channels.reading import WINDOW, Items
-from rlinf_async._channels.request import Get, Put, Question
+from rlinf_async._channels.reading import WINDOW, ChannelItems
+from rlinf_async._channels.request import Get, Put, QueueQuery
 from rlinf_async._channels.state.channel_keys import canonical_key
 from rlinf_async._core import codec
 from rlinf_async._core.argument_checks import MAX_INTEGER, seconds, switch, whole_number
 from rlinf_async._core.frames import LEASE, NOW, NOWAIT, READ, READ_SHARED, SOME, WAIT
 
 _MAX_CACHED_KEYS: Final = 4096
-"""Whose bytes are kept in mind."""
 
 
 class RequestArguments:
     """Makes the requests of one ``Channel`` object from the arguments of its methods.
 
-    What these methods raise they raise at once, and nobody has been asked for anything then: TypeError or ValueError
-    for an argument that the channel cannot take, SerializationError for an item that cannot travel.
+    These methods raise before anything is sent: TypeError or ValueError for an argument that the channel cannot take,
+    SerializationError for an item that cannot travel.
     """
 
     def __init__(self, channel: str, max_bytes: int | None, noun: str = "channel") -> None:
-        """``channel`` is its name; ``max_bytes``, which 0 is none, is of one that no item leaves this process for."""
+        """Make a factory for the channel of that name; a local channel has ``max_bytes``, 0 without a bound."""
         self._channel = channel
         self._noun = noun
         self._max_bytes = max_bytes
@@ -35,7 +34,7 @@ class RequestArguments:
         return f"<RequestArguments of channel '{self._channel}'>"
 
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
-        # What a put takes is counted in microseconds: plain arguments are told apart here.
+        # A put costs microseconds, so plain arguments are recognised here without a call.
         if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
             weight = whole_number(weight, "weight", f"put() to {self._noun} '{self._channel}'")
         if timeout is not None:
@@ -90,22 +89,22 @@ class RequestArguments:
         return Get("lease() of", self._channel, key, self._key(key), [n, LEASE, lease_s], None)
 
     def read(self, key: Any, window: int | None) -> tuple[Any, bytes, list[int]]:
-        """The key, canonical too, and the target of a loop's gets."""
+        """Return the key, its canonical form, and the target of a loop's gets."""
         if window is not None:
             window = whole_number(window, "window", f"items() of channel '{self._channel}'", 1)
         elif self._max_bytes is not None:
-            window = 1  # nothing is on its way
+            window = 1  # a local queue has no latency to hide
         return key, self._key(key), [WINDOW, READ_SHARED] if window is None else [window, READ]
 
-    def next_of(self, reading: tuple[Any, bytes, list[int]], reader: Items) -> Get[None]:
+    def next_of(self, reading: tuple[Any, bytes, list[int]], reader: ChannelItems) -> Get[None]:
         key, packed, target = reading
         return Get("get() from", self._channel, key, packed, list(target), None, weakref.ref(reader))
 
     def drain(self, key: Any) -> Get[list[Any]]:
         return Get("drain() from", self._channel, key, self._key(key), [MAX_INTEGER, SOME], None)
 
-    def question(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Question:
-        return Question(f"{verb} of", self._channel, key, self._key(key), word, show)
+    def query(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> QueueQuery:
+        return QueueQuery(f"{verb} of", self._channel, key, self._key(key), word, show)
 
     def _key(self, key: Any) -> bytes:
         try:

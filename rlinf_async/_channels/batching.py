@@ -1,10 +1,10 @@
 """Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
-Requests that wait leave at the end of the loop's turn, or as soon as there are enough of them: then the daemon is busy
-with those while more follow.  Where no loop runs nothing waits::
+Batched requests leave at the end of the loop's turn, or as soon as there are enough of them, so that the daemon works
+on these while more follow. Without a running loop nothing is batched::
 
-    batching.may_wait(now)      many have just been answered at once: their callers are likely to ask again
-    batching.gathers()          something may be added now; it leaves at the end of this turn
+    batching.may_wait(now)      many were just answered at once: their callers are likely to ask again
+    batching.gathers()          requests may be added now; they leave at the end of this turn
     batching.gets.append(…)
     if batching.is_complete: batching.leave()
 """
@@ -25,27 +25,25 @@ from rlinf_async._waits.thread_gate import must_await
 T = TypeVar("T")
 
 MIN_BURST: Final = 4
-"""When so many requests are answered at once, their callers are likely to ask again at once."""
+"""Number of requests answered together from which their callers are likely to ask again at once."""
 
 _BURST_WINDOW_S: Final = 200e-6
-"""After that, in which requests wait for the end of the loop's turn, and leave in one frame."""
 
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
-"""So many do not wait for more: the daemon is busy with them while others follow.  A large item has a frame of its own,
-and several frames leave together."""
+"""Number of requests that do not wait for more: the daemon works on them while others follow. A large item has a frame
+of its own; several such frames leave together."""
 
 
 Large = tuple[Put, bytes | int, Any]
-"""A put that has a frame of its own, its body, and its descriptors."""
 
 
 class Batching:
-    """The requests to one queue that wait to be sent; from any thread.
+    """Requests to one queue that wait to be sent; from any thread.
 
     Attributes:
-        puts, gets, large: in order.
-        taken: gets and how many of their items this process has.
+        puts, gets, large: requests in order.
+        taken: numbers of gets, with the number of their items that this process has.
     """
 
     def __init__(
@@ -53,7 +51,8 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """``unsent`` has what the client is to send before its loop stands still; ``send`` takes these four lists."""
+        """Make a batch. ``unsent`` has callbacks that the client runs before its loop blocks; ``send`` takes the four
+        lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
         self.taken: deque[tuple[int, int]] = deque()
@@ -71,12 +70,11 @@ class Batching:
         return len(self.puts) >= _BATCH_SIZE or len(self.gets) >= _BATCH_SIZE or len(self.large) >= _LARGE_BATCH_SIZE
 
     def burst(self, count: int) -> None:
-        """So many requests have been answered at once."""
         if count >= MIN_BURST:
             self._burst_until = clock.monotonic() + _BURST_WINDOW_S
 
     def may_wait(self, now: float) -> bool:
-        """Whether a request may wait now, because others are likely to follow."""
+        """True if a request may wait now, because others are likely to follow."""
         if not self._burst_until:
             return False
         if now > self._burst_until:
@@ -85,7 +83,7 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Have everything leave at the end of the loop's turn; False where no loop runs, or a coroutine may block."""
+        """Schedule a flush at the end of the loop's turn. Return False if no loop runs or a coroutine may block."""
         loop = running_loop() if must_await() else None
         if loop is None:
             return False
@@ -96,29 +94,24 @@ class Batching:
         return True
 
     def flush(self) -> None:
-        """The turn is over."""
         self._gathering = None
         self._unsent.pop(self.flush, None)
         self.leave()
 
     def leave(self) -> None:
-        """Sends everything."""
         self._send(emptied(self.puts), emptied(self.gets), emptied(self.taken), emptied(self.large))
 
     def flush_from_thread(self) -> None:
-        """Sends requests whose callers are about to wait."""
         if self.puts or self.gets or self.large:
             self.leave()
 
     def drop(self) -> None:
-        """There is no queue any more."""
         self.puts.clear()
         for _, _, fds in emptied(self.large):
             close_fds(fds)
 
 
 def emptied(found: deque[T]) -> list[T]:
-    """Takes everything out, while other threads may add more."""
     things: list[T] = []
     while found:
         try:

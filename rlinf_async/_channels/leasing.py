@@ -1,4 +1,4 @@
-"""``Lease``: a block that has items of a channel which stay the channel's until the block ends well."""
+"""``Lease``: a block that holds items, which stay in the channel until the block ends without an error."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from rlinf_async.work import Work, blocking
 
 
 class LeasedItems(list[Any]):
-    """The items of a lease.
+    """Items of a lease.
 
     Attributes:
-        redelivered: some items had been handed to a consumer before, which did not confirm them.
+        redelivered: True if an item had been handed to a consumer before, which did not confirm it.
     """
 
     def __init__(self, items: list[Any], redelivered: bool, confirm: Callable[[int], Work[None]]) -> None:
         super().__init__(items)
         self.redelivered = redelivered
         self.unconfirmed = len(items)
-        """The items that are not confirmed yet."""
         self._confirm = confirm
 
     def done(self, count: int = 1) -> Any:
-        """Confirm the first ``count`` items that are not confirmed yet; in a coroutine return a ``Work`` to await.
+        """Confirm the first ``count`` unconfirmed items; in a coroutine return a ``Work`` to await.
 
         Raises:
-            LeaseLost: the lease is over, and they have gone back.
-            ValueError: at once, there are not so many.
+            LeaseLost: the lease is over, and the items have gone back.
+            ValueError: at once, ``count`` exceeds the number of unconfirmed items.
         """
         if type(count) is not int or not 1 <= count <= self.unconfirmed:
             most = self.unconfirmed
@@ -44,7 +43,6 @@ class Lease:
     _use = "a lease is for one block: call channel.lease() for each"
 
     def __init__(self, get: Callable[[], Get[list[Any]]], confirm: Callable[[Get[Any], int], Work[None]]) -> None:
-        """``get`` asks for the items; ``confirm`` has some of them taken out of the channel."""
         self._start = get
         self._confirm = confirm
         self._get: Get[list[Any]] | None = None
@@ -86,7 +84,7 @@ class Lease:
             ending.wait()
 
     def _end(self, well: bool) -> Work[None] | None:
-        """Confirms what is open, or gives it back."""
+        """Confirm the unconfirmed items, or return them."""
         get, items = self._get, self._items
         assert get is not None
         assert items is not None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import emptied
 from rlinf_async._channels.queue_errors import error_of
-from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
+from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import QueueCounts
@@ -20,10 +20,9 @@ from rlinf_async._core import process
 from rlinf_async._core.frames import NOWAIT, demand_of
 
 _ME: Final = 1
-"""The one client of such a queue."""
 
 
-class LocalQueue(Destination):
+class LocalQueue(QueueDestination):
     """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
@@ -42,11 +41,11 @@ class LocalQueue(Destination):
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
-        self._withdraw_forgotten()  # what this process has let go of is there for its next request
+        self._withdraw_forgotten()  # dropped items must be back before the next request
         request.destination = self
         queue = self._queue
         with self._lock:
-            if isinstance(request, Question):
+            if isinstance(request, QueueQuery):
                 steps: list[Step] = []
                 if request.word == "size":
                     found: Any = (queue.size(request.key), queue.full(request.key))
@@ -68,12 +67,12 @@ class LocalQueue(Destination):
                 assert isinstance(request, Get)
                 number = self._enter(request)
                 steps = queue.get(_ME, number, request.key, **demand_of(request.target))
-        if isinstance(request, Question):
+        if isinstance(request, QueueQuery):
             request._settle(found)
         self._follow(steps)
 
     def _check_process(self) -> None:
-        if self._pid != process.pid:  # a copy of the parent's queue would pass for one that both processes have
+        if self._pid != process.pid:  # a copy of the parent's queue would look like a shared one
             raise process.forked(f"channel '{self.name}'", self._pid)
 
     def _enter(self, request: QueueRequest[Any]) -> int:
@@ -89,7 +88,7 @@ class LocalQueue(Destination):
         try:
             asyncio.get_running_loop().call_soon(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # the next request does it
+            pass  # the next request withdraws them
 
     def _withdraw(self, number: int) -> None:
         with self._lock:
@@ -101,8 +100,8 @@ class LocalQueue(Destination):
         for number in emptied(self._given_back):
             self._withdraw(number)
 
-    def ask_back(self, put: Put) -> bool:
-        with self._lock:  # another thread may have let it in, and is about to say so
+    def recall(self, put: Put) -> bool:
+        with self._lock:  # another thread may just have admitted it
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts
 
@@ -115,7 +114,6 @@ class LocalQueue(Destination):
         return body[0]
 
     def counts(self) -> QueueCounts:
-        """What has become of its items."""
         self._check_process()
         with self._lock:
             return self._queue.counts()
@@ -138,5 +136,5 @@ class LocalQueue(Destination):
                 for item in what.items:
                     request.deliver(item.body, [], item is not what.items[-1], item.redelivered)
             else:
-                request.turn_down(error_of(*refusal(act, what, self.name, self.max_bytes)))
+                request.reject(error_of(*refusal(act, what, self.name, self.max_bytes)))
         self._withdraw_forgotten()

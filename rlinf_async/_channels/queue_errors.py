@@ -11,7 +11,6 @@ from rlinf_async.errors import ClosedError, EndOfChannel, LeaseLost, PeerLost
 
 
 def error_of(kind: str, text: str) -> Exception:
-    """The error that a queue's refusal becomes."""
     return _ERRORS[kind](text)
 
 
@@ -26,11 +25,11 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 
 @dataclass(frozen=True)
 class QueueEnd:
-    """The end of a queue: what is asked of it from now on ends with these errors.
+    """Errors of all requests to a queue that has ended.
 
     Attributes:
         put, get: the error of a put, and of a get.
-        closed: the channel was closed; otherwise the way to it is gone, and nothing is known of its contents.
+        closed: True if the channel was closed; False if the connection is lost and its contents are unknown.
     """
 
     put: BaseException
@@ -39,7 +38,8 @@ class QueueEnd:
 
     @classmethod
     def of_closed(cls, channel: str, why: str = "", noun: str = "channel") -> QueueEnd:
-        """``why`` is given where more than a ``close()`` has ended it; then a loop over its items does not just end."""
+        """Return the end of a closed channel. A ``why``, beyond a plain ``close()``, makes a loop over the items
+        raise."""
         put, get = ClosedError(closed_to_puts(channel, why, noun)), closed_to_gets(channel, why, noun)
         return cls(put, ClosedError(get) if why else EndOfChannel(get), True)
 

@@ -1,4 +1,4 @@
-"""``Items``: a loop over a channel's items, which asks for several at once and takes them one by one."""
+"""``ChannelItems``: a loop over a channel's items, which requests several at once and takes them one by one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 
 WINDOW: Final = 16
-"""Items that a loop asks for at once, where it is the only reader."""
+"""Items that a loop requests at once if it is the only reader."""
 
 
-class Items:
-    """The items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
+class ChannelItems:
+    """Items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
 
-    The loop has an item when it begins with it; items that it has not begun with stand in the channel like any others
-    that were not taken: they go back to their places when the loop lets go of this, or its process dies.
+    The loop has an item when it begins with it. Items that it has not begun with still belong to the channel: they go
+    back to their places when the loop drops this object, or its process dies.
     """
 
-    def __init__(self, ask: Callable[[Items], Get[None]], channel: str) -> None:
-        """``ask`` starts a stepwise get for this."""
+    def __init__(self, ask: Callable[[ChannelItems], Get[None]], channel: str) -> None:
+        """Make a loop; ``ask`` starts a get whose items it takes one by one."""
         self._ask = ask
         self._channel = channel
         self._current: Get[None] | None = None
@@ -34,7 +34,7 @@ class Items:
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def __aiter__(self) -> Items:
+    def __aiter__(self) -> ChannelItems:
         return self
 
     async def __anext__(self) -> Any:
@@ -48,13 +48,13 @@ class Items:
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    self._ahead = None  # a request that nobody awaits is withdrawn; the next wait makes another
+                    self._ahead = None  # the unawaited request is withdrawn; the next wait makes another
                     raise
             found = self._take()
             if found:
                 return found[0]
 
-    def __iter__(self) -> Items:
+    def __iter__(self) -> ChannelItems:
         if not may_wait():
             raise TypeError(f"channel '{self._channel}': write `async for item in channel` in a coroutine, not `for`")
         return self
@@ -73,7 +73,6 @@ class Items:
                 return found[0]
 
     def _due(self) -> Get[None] | None:
-        """The get to wait for, where no item is at hand."""
         if self._current is not None and self._current.left:
             return None
         self._current = None
@@ -87,20 +86,20 @@ class Items:
         self._current = due
 
     def _take(self) -> list[Any]:
-        """The next item; none if all went back meanwhile, because others get here too."""
+        """Return the next item in a list, empty if all items went back because the channel has other consumers."""
         current = self._current
         assert current is not None
         found = current.take_next()
-        # Only where one answer has brought several items: otherwise they are few, and others may be waiting for them.
+        # Request more only if one answer brought several items. Otherwise items are few, and other consumers may wait.
         if self._ahead is None and 0 < current.left * 2 <= current.brought:
             self._ahead = self._ask(self)
         return found
 
-    # -- what it has not begun with -----------------------------------------------------------------------------
+    # -- unread items -------------------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        # Not left to the gets themselves: the thread that has just handed one over may still refer to it, and this
-        # thread's next request would overtake the items.
+        # The gets' own finalizers would be too late: the thread that has just handed one over may still refer to it,
+        # and the next request of this thread would overtake the returned items.
         # tests/_channels/test_remote_queue.py::test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
         for get in (self._current, self._ahead):
             if get is not None and get.destination is not None and (get.left or not get.done()):

@@ -1,8 +1,8 @@
 """Creates, finds, promises and closes channels by requests to daemons: queues on their nodes, names on node 0.
 
-A *roster* is what the run knows of a channel: ``name``, ``number`` (numbers rise by one and are used once), ``nodes``
-that hold its queues, ``maxsize``, ``max_bytes`` and ``run``.  A *promise* is what travels of a channel that is passed
-on before it has a roster: ``run``, ``maker`` (the endpoint that passes it on) and ``name``, which no other one has.
+A *roster* describes a channel: ``name``, ``number`` (rising by one, never reused), ``nodes`` that hold its queues,
+``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel that is passed on before it has a roster:
+``run``, ``maker`` (the endpoint that passes it on) and a unique ``name``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ async def create(
     node_rank: int,
     experience: dict[str, Any] | None = None,
 ) -> Roster:
-    """Makes the queues, then the name; the roster of another channel if the name was taken.
+    """Create the queues, then publish the name. Return the roster of the existing channel if the name was taken.
 
-    A distributed one has a queue on each node that is not lost.
+    A distributed channel has a queue on each node that is not lost.
 
     Args:
-        experience: the options of one; None of a channel.
+        experience: options of an experience; None for a channel.
 
     Raises:
-        ConfigError: there is no such node; or the name is that of an experience, and this is to be a channel, or the
-            other way round.
+        ConfigError: there is no such node; or the name belongs to an experience and this is a channel, or the other way
+            round.
         NodeLost, ClosedError: a node, or this process's own connection, is gone.
     """
     welcome = await client.ready.async_wait()
@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # no process will ever be told of it
+        await close(client, roster)  # no process will ever learn its number
         raise
     if known is None:
         return roster
@@ -81,10 +81,10 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
-    """The roster of that name; as ``find_name``.
+    """Return the roster of that name, as ``find_name``.
 
     Raises:
-        ConfigError: it is of the other kind.
+        ConfigError: the name belongs to the other kind.
     """
     roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
@@ -102,12 +102,12 @@ def _check_kind(roster: Roster, is_experience: bool) -> None:
 
 
 def promise(client: NodeClient) -> Promise:
-    """Name a channel that has no number yet, to travel in its place; ``keep`` has to be called when it has.
+    """Return a promise that travels in place of a channel without a number; ``keep`` must follow once it has one.
 
     One thread at a time.
 
     Raises:
-        RuntimeError: this process does not know its place in the run yet.
+        RuntimeError: this process does not have its endpoint yet.
     """
     if not client.endpoint:
         raise RuntimeError("the cluster is still starting: `await cluster` before a channel is passed on")
@@ -116,20 +116,19 @@ def promise(client: NodeClient) -> Promise:
 
 
 _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictionary()
-"""How many promises each client has made."""
 
 
 def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:
-    """It is this channel, or it will be none: it is closed already, or could not be made, and why."""
+    """Resolve a promise: with the roster, or with the reason why there is no channel (empty: it is closed)."""
     number = 0 if roster is None else roster["number"]
     client.request(operations.Publish("promise", promise["name"], number, why), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return the channel that was passed on before it had a number; None if it is closed, or its maker is gone.
+    """Return the channel of a promise; None if it is closed or its maker is gone.
 
     Raises:
-        ClosedError: it could not be made.
+        ClosedError: it could not be created.
     """
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
@@ -141,11 +140,11 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """What has become of the items of all queues.
+    """Return the counts of all queues together.
 
     Raises:
-        ClosedError: the channel is closed, and nothing is left in it.
-        NodeLost: a node of it is lost.
+        ClosedError: the channel is closed and empty.
+        NodeLost: a node of the channel is lost.
     """
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
@@ -156,7 +155,7 @@ async def count(client: NodeClient, roster: Roster) -> QueueCounts:
 
 
 async def close(client: NodeClient, roster: Roster, *, discard: bool = False) -> None:
-    """Closes the queues and frees the name; what is lost or gone is closed already."""
+    """Close the queues and free the name. A lost node, or this process's own closed connection, counts as closed."""
     close_queue = operations.CloseChannel(roster["number"], discard)
     requests = [client.request(close_queue, node=node) for node in roster["nodes"]]
     for request in (*requests, client.request(operations.Release("channel", roster["number"]), node=0)):

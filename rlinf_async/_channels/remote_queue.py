@@ -1,4 +1,4 @@
-"""Client-side proxy of a queue in a daemon: sends requests, keeps to the window, and settles them by its answers."""
+"""Client-side proxy of a queue in a daemon: sends requests within the window, and settles them by the answers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Final
 
 from rlinf_async._channels.batching import MIN_BURST, Batching, Large, emptied
 from rlinf_async._channels.queue_errors import QueueEnd, error_of
-from rlinf_async._channels.request import Destination, Get, Put, Question, QueueRequest
+from rlinf_async._channels.request import Get, Put, QueueDestination, QueueQuery, QueueRequest
 from rlinf_async._channels.state.put_window import PutWindow, cost
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._core import codec, frames
 from rlinf_async._core.own_logger import own_logger
@@ -27,17 +27,17 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _TURN_S: Final = 1e-3
-"""Seconds for which a coroutine may put and put, none of which has to wait, until others have their turn."""
+"""Seconds during which a coroutine may put without waiting, before other tasks get a turn."""
 
 _LAST_WORD_S: Final = 1.0
 """Seconds for which a queue may take to say whether a put was withdrawn in time."""
 
 
-class RemoteQueue(Destination):
-    """Proxy of one queue, shared by all ``Channel`` objects of this process that are the same channel.
+class RemoteQueue(QueueDestination):
+    """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
 
-    Requests to the daemon are numbered, and answered by that number.  ``start`` may be used from any thread; the
-    client's thread handles what the daemon says.
+    Requests to the daemon are numbered, and answered by that number. ``start`` may be called from any thread; the
+    client's thread handles the daemon's messages.
     """
 
     def __init__(
@@ -58,31 +58,27 @@ class RemoteQueue(Destination):
         self._client = client
         self._daemon = frames.endpoint(node, 0)
         self._numbers = itertools.count(1)
-        self._questions = itertools.count(1)
+        self._query_numbers = itertools.count(1)
         self._window: PutWindow[Put] = PutWindow(max_bytes, self._numbers)
         self._puts_are_answered = bool(maxsize or max_bytes)
-        """Users have set a bound, or the channel is closed: puts wait for their answers."""
+        """True for a bounded or closed channel, whose puts wait for their answers."""
         self._is_known_as_producer = False
-        """The daemon has accepted a put of this process."""
         self._puts: dict[int, Put] = {}
-        """Puts without an answer, and those done when sent that the kernel does not have yet."""
+        """Puts without an answer, and puts that count as done once sent but are not in the kernel yet."""
         self._gets: dict[int, Get[Any]] = {}
-        self._asked: dict[int, Question] = {}
+        self._queries: dict[int, QueueQuery] = {}
         self._lost = 0
-        """Items of puts that were done, and that no operation has been told of."""
+        """Items of puts that were done and are lost, which no operation has reported yet."""
         self._paused_at = 0.0
         self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
         self._unobserved = 0
-        """Puts in a row that were started before the result of the one before was observed: several are under way."""
+        """Number of consecutive puts started before the result of the previous one was read: several are under way."""
         self._forgotten: deque[QueueRequest[Any]] = deque()
-        """Gets that nobody refers to any more; they are withdrawn soon."""
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
         self._reading: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
-        """Gets of loops that give way to others."""
         self._over: QueueEnd | None = None
-        """There is no such queue any more, or no way to it."""
 
     def __repr__(self) -> str:
         puts = len(self._puts) + len(self._window.waiting)
@@ -91,28 +87,27 @@ class RemoteQueue(Destination):
     # -- to the daemon ------------------------------------------------------------------------------------------
 
     def start(self, request: QueueRequest[Any]) -> None:
-        """Sends it; a request that is done already is forgotten."""
         if request.done():
             return
         request.destination = self
         if self._forgotten and self._client.closed is None:
-            self._withdraw_forgotten()  # what this process has let go of is there for its next request
+            self._withdraw_forgotten()  # dropped items must be back before the next request
         over = self._over
         if over is not None or self._lost:
             request.refuse(over or self._tell_loss())
             return
-        # Not isinstance(): of an abstract base class that takes a microsecond.
+        # Not isinstance(): for an abstract base class it takes a microsecond.
         kind = type(request)
         if kind is Put:
             self._start_put(request)  # type: ignore[arg-type]
         elif kind is Get or isinstance(request, Get):
             self._start_get(request)  # type: ignore[arg-type]
-        elif isinstance(request, Question):
+        elif isinstance(request, QueueQuery):
             self.flush()
-            request.number = next(self._questions)
-            self._asked[request.number] = request
+            request.number = next(self._query_numbers)
+            self._queries[request.number] = request
             self.tell(request.word, [request.number, *request.facts])
-        if self._over is not None:  # meanwhile: whoever ended the queue may not have seen this request
+        if self._over is not None:  # ended meanwhile: this request may have been missed
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
@@ -120,30 +115,29 @@ class RemoteQueue(Destination):
             if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
                 self._fill_window()
             return
-        # One that must not wait leaves at once, behind those that do: the daemon knows whether there is room.
+        # A put that must not wait is sent at once, behind the waiting ones: the daemon knows whether there is room.
         puts, has_room = self._window.force(put, cost(put.nbytes))
         left = [self._leave(each, has_room or each is not put) for each in puts]
         if not all(left):
             self._fill_window()
 
     def _fill_window(self) -> None:
-        """Sends waiting puts for which there is room."""
         while (put := self._window.next()) is not None:
             self._leave(put)
 
     def _leave(self, put: Put, has_room: bool = True) -> bool:
-        """Send a put that has entered the window; False if it fails, or was withdrawn meanwhile."""
+        """Send a put that has entered the window. Return False if that fails, or the put was withdrawn meanwhile."""
         number = put.number
-        self._puts[number] = put  # before it is packed: another thread that withdraws it frees its part of the window
+        self._puts[number] = put  # before packing: a withdrawal by another thread must find it
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
             self._skip(number)
             put._settle(error=error)
             return False
-        # A put is done when it is sent if nothing can keep the item out, and the daemon that has it reads what this
-        # process has said even if the process is killed: so on its own node only.  The first put waits for its answer:
-        # a daemon that answers a question reads first what those have said whom it knows as producers.
+        # A put counts as done when it is sent if nothing can keep the item out and its daemon reads everything that
+        # this process has sent, even if the process is killed: only on its own node. The first put waits for its
+        # answer: before a daemon answers a size query, it reads the sockets of the producers that it knows.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
@@ -151,7 +145,7 @@ class RemoteQueue(Destination):
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
                 put.mode = frames.SENT
-                put.carried = None  # which may be large, and whoever keeps the put need not keep it
+                put.carried = None  # the item may be large, and must not live as long as the put
         if is_over:
             close_fds(fds)
             self._skip(number)
@@ -160,10 +154,10 @@ class RemoteQueue(Destination):
         return True
 
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
-        """Send a put now, or at the end of the loop's turn in one frame with those that are likely to follow.
+        """Send a put now, or at the end of the loop's turn in one frame with puts that are likely to follow.
 
-        Several are likely to follow if their caller lets the last ones be under way, if others get their turn (below),
-        or if several were answered a moment ago.
+        More puts are likely if the caller has left the previous ones unawaited, if other tasks get a turn (below), or
+        if several were answered a moment ago.
         """
         batching = self._batching
         small, several = not fds and put.nbytes <= frames.MAX_BATCHED_BYTES, False
@@ -172,10 +166,11 @@ class RemoteQueue(Destination):
             self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
             several = self._unobserved >= MIN_BURST
             if not several and put.since - self._paused_at > _TURN_S:
-                # Others have their turn, and if they put too, what they put leaves in one frame from then on.
+                # Other tasks get a turn; if they put too, their puts leave in one frame with this one.
                 self._paused_at = put.since
                 put.pauses = True
-        # A put that is done overtakes nothing that waits here: the item would not be in the queue before that is.
+        # A put that counts as done must not overtake batched requests: its item would not be in the queue before
+        # theirs.
         joins = several or put.pauses or (put.mode == frames.SENT and (batching.puts or batching.gets))
         waits = batching.gathers() if joins and (small or several) else small and batching.may_wait(put.since)
         if not waits:
@@ -191,7 +186,6 @@ class RemoteQueue(Destination):
             batching.leave()
 
     def _skip(self, number: int) -> None:
-        """Send nothing under a number that was given."""
         self._pop_put(number)
         self.tell("skip", [number])
 
@@ -220,8 +214,9 @@ class RemoteQueue(Destination):
                 self._withdraw_forgotten()
             self._reading[number] = get
         batching = self._batching
-        # Before a get that does not wait is answered, producers are heard: so it has a frame of its own.  Others leave
-        # together where several are under way: their caller is likely to ask for more in this turn of the loop.
+        # A get that does not wait has a frame of its own, because the daemon reads the producers' sockets before it
+        # answers. Other gets are batched if several are under way: their caller is likely to ask for more in this turn
+        # of the loop.
         several = len(self._gets) > MIN_BURST
         waits = batching.gathers() if several else batching.may_wait(get.since)
         if waits and (get.target is None or not frames.is_for_now(get.target)):
@@ -234,20 +229,20 @@ class RemoteQueue(Destination):
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def _share(self, *, is_told: bool = False) -> None:
-        """Several loops get here: none holds items that it has not begun with."""
-        # A get that is under way behind these items would bring later ones before they are back: it goes, too.
+        """Return the unread items of all loops, because there is another consumer."""
+        # A get that is under way behind these items would bring later ones before these are back, so it is withdrawn
+        # too.
         # tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]
         for get in gets:
             if get.reader in holding and (get.done() or is_told):
-                get.give_rest_back()
+                get.return_rest()
 
     def _gets_of_loops(self) -> list[Get[Any]]:
         return [get for ref in self._reading.valuerefs() if (get := ref()) is not None]
 
     def flush(self) -> None:
-        """Sends requests that have waited to be batched."""
         self._batching.flush()
 
     def _send_together(self, puts: list[Any], gets: list[Any], taken: list[Any], large: list[Large]) -> None:
@@ -266,8 +261,8 @@ class RemoteQueue(Destination):
 
     # -- as a destination ---------------------------------------------------------------------------------------
 
-    def far_side(self, request: QueueRequest[Any]) -> Work[str]:
-        return far_side.queue(self._client, self.node, self.channel, request.key)
+    def peer_activity(self, request: QueueRequest[Any]) -> Work[str]:
+        return peer_activity.queue(self._client, self.node, self.channel, request.key)
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
@@ -277,8 +272,8 @@ class RemoteQueue(Destination):
         self._batching.flush_from_thread()
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        if isinstance(request, Question):
-            self._asked.pop(request.number, None)
+        if isinstance(request, QueueQuery):
+            self._queries.pop(request.number, None)
         elif isinstance(request, Put):
             if not self._window.withdraw(request) and request.mode != frames.SENT:
                 self._pop_put(request.number)
@@ -286,42 +281,42 @@ class RemoteQueue(Destination):
                 self._fill_window()
         else:
             self._gets.pop(request.number, None)
-            self._gives_back(request)
+            self._note_return(request)
             request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
-                self.tell("taken", [(request.number, had)])  # another thread may be about to: it must not come later
+                self.tell("taken", [(request.number, had)])  # now: another thread's report must not follow the cancel
             self._cancel(request.number)
 
     def _cancel(self, number: int) -> None:
-        self._batching.leave()  # the request that is given up may be among those that wait
+        self._batching.leave()  # the abandoned request may be batched
         self.tell("cancel", [number])
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         if self._client.closed is not None:
-            return  # in a forked child, for one: the item is the parent's
-        self._gives_back(request)
+            return  # for example in a forked child: the item is the parent's
+        self._note_return(request)
         self._forgotten.append(request)
         try:
             self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # that loop is closed, and with it this process's connection: the daemon takes back everything
+            pass  # the connection is closed with its loop, so the daemon takes everything back
 
-    def _gives_back(self, request: QueueRequest[Any]) -> None:
+    def _note_return(self, request: QueueRequest[Any]) -> None:
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            if self._over is not None:  # meanwhile: it confirms nothing any more
+            if self._over is not None:  # ended meanwhile: the queue confirms nothing any more
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
     def _withdraw_forgotten(self) -> None:
-        with self._withdrawing:  # a request of this thread waits until another one has said it
+        with self._withdrawing:  # later requests wait until the withdrawals are sent
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                if self._forgotten and self._forgotten[0] is request:  # else a finalizer's request has come in between
+                if self._forgotten and self._forgotten[0] is request:  # a finalizer may have added one
                     self._forgotten.popleft()
 
-    def ask_back(self, put: Put) -> bool:
+    def recall(self, put: Put) -> bool:
         if put.number not in self._puts:
             return False
         if put.mode == frames.SENT:
@@ -332,12 +327,13 @@ class RemoteQueue(Destination):
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Notes it, before the caller has the item, where the daemon finds it if this process is killed from now on."""
+        """Note that the caller is about to have the items, where the daemon finds it if this process is killed from now
+        on."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
 
-    def say_taken(self) -> None:
+    def send_taken(self) -> None:
         taken = emptied(self._batching.taken)
         if taken:
             self.tell("taken", taken, now=True)
@@ -348,13 +344,13 @@ class RemoteQueue(Destination):
     # -- from the daemon ----------------------------------------------------------------------------------------
 
     def on_give(self, frame: list[Any], fds: list[int]) -> None:
-        """One item."""
+        """Handle a GIVE frame, which has one item."""
         _, _, _, _, _, number, more, weight, redelivered, body = frame
         if number >= 0:
             self._give(number, more, redelivered, body, fds)
-        elif -number in self._asked:
+        elif -number in self._queries:
             make = functools.partial(codec.decode, open_body(body, fds))
-            self._asked[-number].items.append((weight, make))
+            self._queries[-number].items.append((weight, make))
         else:
             close_fds(fds)
 
@@ -363,10 +359,9 @@ class RemoteQueue(Destination):
         if get is not None:
             get.deliver(body, fds, more, redelivered)
         elif fds:
-            close_fds(fds)  # it was given up, and the daemon has been told
+            close_fds(fds)  # it was abandoned, and the daemon has been told
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
-        """Anything else."""
         if what == "replies":
             accepted, given, freed = facts
             self._batching.burst(max(len(accepted), len(given)))
@@ -383,14 +378,16 @@ class RemoteQueue(Destination):
                 self._fill_window()
         elif what == "failed":
             number, kind, text = facts
-            request: QueueRequest[Any] | None = self._asked.pop(-number, None) if number < 0 else self._pop_put(number)
+            request: QueueRequest[Any] | None = (
+                self._queries.pop(-number, None) if number < 0 else self._pop_put(number)
+            )
             request = self._gets.pop(number, None) if request is None else request
             if request is not None:
-                request.turn_down(error_of(kind, text))
+                request.reject(error_of(kind, text))
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # it was asked back, and had no answer before this
+            if put is not None:  # it was recalled, and had no earlier answer
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])
@@ -410,8 +407,8 @@ class RemoteQueue(Destination):
             self._answer(facts[0], None)
         elif what == "size":
             self._answer(facts[0], tuple(facts[1:]))
-        elif what == "peeked" and facts[0] in self._asked:
-            self._answer(facts[0], self._asked[facts[0]].items)
+        elif what == "peeked" and facts[0] in self._queries:
+            self._answer(facts[0], self._queries[facts[0]].items)
 
     def _pop_put(self, number: int) -> Put | None:
         put = self._puts.pop(number, None)
@@ -420,9 +417,9 @@ class RemoteQueue(Destination):
         return put
 
     def _answer(self, number: int, value: Any) -> None:
-        question = self._asked.pop(number, None)
-        if question is not None:
-            question._settle(value)
+        query = self._queries.pop(number, None)
+        if query is not None:
+            query._settle(value)
 
     # -- the end ------------------------------------------------------------------------------------------------
 
@@ -436,11 +433,9 @@ class RemoteQueue(Destination):
             logger.error("%s", _lost_items(lost, self.name))
 
     def end(self, why: str) -> None:
-        """The daemon has no such queue any more."""
         self._finish(QueueEnd.of_closed(self.name, why, self._noun))
 
     def fail(self, error: Exception) -> None:
-        """Everything that waits, and whatever is asked from now on, ends with this error."""
         puts = len(self._puts) + len(self._window.waiting)
         if isinstance(error, NodeLost) and (self._gets or puts):
             error = NodeLost.from_facts(
@@ -452,7 +447,7 @@ class RemoteQueue(Destination):
         self._finish(QueueEnd.of_lost(error))
 
     def _finish(self, end: QueueEnd) -> None:
-        self._over = end  # first: what is started meanwhile is refused by its starter
+        self._over = end  # first: requests that start meanwhile refuse themselves
         self._client.giving_back.forget(self)
         self._batching.drop()
         self._log_loss()
@@ -460,8 +455,8 @@ class RemoteQueue(Destination):
         puts, self._puts = self._puts, {}
         gets = dict(self._gets)
         self._gets.clear()
-        asked, self._asked = self._asked, {}
-        for requests in (puts.values(), waiting, gets.values(), asked.values()):
+        queries, self._queries = self._queries, {}
+        for requests in (puts.values(), waiting, gets.values(), queries.values()):
             for request in list(requests):
                 request.refuse(end)
 

@@ -1,4 +1,4 @@
-"""The ways to queues: ``Queues`` of a client by node and channel, ``Replicas`` of a channel by key."""
+"""Routing of requests to queues: ``Queues`` of a client by node and channel, ``Replicas`` of a channel by key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class Queues:
-    """The remote queues of one client, by daemon and channel.
+    """Remote queues of one client, by daemon and channel.
 
     Example:
         queue = Queues.of(client).queue(node=0, channel=number, name="obs")
@@ -42,7 +42,6 @@ class Queues:
 
     @classmethod
     def of(cls, client: NodeClient) -> Queues:
-        """The client's own."""
         with _lock:
             known = client.receivers.get(frames.GIVE)
             return known if isinstance(known, Queues) else cls(client)
@@ -50,7 +49,6 @@ class Queues:
     def queue(
         self, node: int, channel: int, name: str, max_bytes: int = 0, maxsize: int = 0, noun: str = "channel"
     ) -> RemoteQueue:
-        """One object per channel and node, however often it is asked for."""
         place = (frames.endpoint(node, 0), channel)
         with self._lock:
             queue = self._queues.get(place)
@@ -90,14 +88,14 @@ class Queues:
 
 
 class Replicas:
-    """The queues of one channel.  Requests wait here, in order, until it is known where those are.
+    """Queues of one channel. Requests wait here, in order, until the queues are known.
 
-    A queue is made when it is first used: only who uses one is told of its end.
+    A proxy is made at the first use of its queue, because only its users are told of its end.
 
     Lifecycle: unknown (requests wait) -> open, or ended (they are refused).
 
     Attributes:
-        opening: done when it is known where they are.
+        opening: done when the queues are known.
     """
 
     def __init__(self, client: NodeClient) -> None:
@@ -108,20 +106,17 @@ class Replicas:
         self._pins: dict[bytes, RemoteQueue] = {}
         self._pinning: dict[bytes, Work[None]] = {}
         self._queues: dict[int, RemoteQueue] = {}
-        """By node, as far as they are used."""
         self._held: dict[bytes, list[QueueRequest[Any]]] = {}
         self._end: QueueEnd | None = None
         self._lock = threading.RLock()
 
     def open(self, roster: dict[str, Any]) -> None:
-        """It is known where they are."""
         with self._lock:
             self._roster = roster
             for key in list(self._held):
                 self._find(key)
 
     def end(self, end: QueueEnd) -> None:
-        """It will never be known."""
         with self._lock:
             self._end = end
             held, self._held = self._held, {}
@@ -130,17 +125,16 @@ class Replicas:
                 request.refuse(end)
 
     def check(self) -> None:
-        """Raises the error of a channel of which it will never be known where it is."""
         if self._end is not None:
             raise copy_of(self._end.put)
 
     def start(self, request: QueueRequest[Any]) -> None:
-        """Sends it where its key lives, as soon as that is known."""
+        """Send a request to the queue of its key, as soon as that is known."""
         queue = self._only or self._pins.get(request.key)
         if queue is not None:
             queue.start(request)
             return
-        request._loop = self._client.user_loop  # as long as it has no destination
+        request._loop = self._client.user_loop  # until it has a destination
         with self._lock:
             queue = self._only or self._pins.get(request.key)
             if queue is not None:
@@ -157,17 +151,15 @@ class Replicas:
                     self._find(request.key)
 
     def flush(self) -> None:
-        """Sends requests that have waited to be batched."""
         for queue in list(self._queues.values()):
             queue.flush()
 
     async def pinned(self) -> None:
-        """Returns when nothing waits here for the place of its key any more."""
         for pinned in list(self._pinning.values()):
             await pinned.async_wait()
 
     def _find(self, key: bytes) -> None:
-        """Sends the held requests of a key, now or when it is known where that lives."""
+        """Send the waiting requests of a key, after asking for its node if there are several."""
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
             here = self._client.node
@@ -179,10 +171,10 @@ class Replicas:
         only = self._queue(nodes[0])
         self._send_held(key, only)
         if not self._held:
-            self._only = only  # last: nothing overtakes what was held
+            self._only = only  # last: no request may overtake the waiting ones
 
     def _pin(self, key: bytes, answer: Work[int | None]) -> None:
-        """Node 0 has said which replica has a key: on the node of the process that used it first."""
+        """Use the node that node 0 has chosen for a key: that of the process which used the key first."""
         with self._lock:
             end = QueueEnd.of_closed(self._roster["name"])
             try:
@@ -192,14 +184,14 @@ class Replicas:
             if node is not None:
                 queue = self._queue(node)
                 self._send_held(key, queue)
-                self._pins[key] = queue  # last: nothing overtakes what was held
+                self._pins[key] = queue  # last: no request may overtake the waiting ones
             self._pinning.pop(key)._settle()
             for request in self._held.pop(key, ()):
                 request.refuse(end)
 
     def _send_held(self, key: bytes, queue: RemoteQueue) -> None:
         held = self._held[key]
-        while held:  # one that is done at once may have its callback ask for more, behind the others
+        while held:  # a request done at once may start another, which queues last
             queue.start(held.pop(0))
         del self._held[key]
 

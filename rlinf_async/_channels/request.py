@@ -1,4 +1,4 @@
-"""``Put``, ``Get``, ``Question``: awaitable requests to a channel's queue; deadline, withdrawal, items given back."""
+"""``Put``, ``Get``, ``QueueQuery``: awaitable requests to a channel's queue; deadline, withdrawal, return of items."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ logger = own_logger(__name__)
 T = TypeVar("T")
 
 
-class Destination:
-    """A queue to which requests go: in this process, or in a daemon.
+class QueueDestination:
+    """Queue that receives requests, in this process or in a daemon.
 
     Attributes:
-        name: of the channel.
-        channel: its number; 0 where only this process has it.
-        has_told_of_loss: a put that nobody awaits was refused because the channel is closed, and the log says so.
+        name: name of the channel.
+        where: its location, for texts.
+        channel: number of the channel; 0 for a local channel.
+        has_told_of_loss: True once the log says that a put without a waiter was refused by the closed channel.
     """
 
     name: str
@@ -38,60 +39,56 @@ class Destination:
     channel = 0
     has_told_of_loss = False
 
-    def far_side(self, request: QueueRequest[Any]) -> slow_waits.FarSide | None:
-        """Says in words how much is queued, and how many requests wait."""
+    def peer_activity(self, request: QueueRequest[Any]) -> slow_waits.PeerActivity | None:
+        """Describe how much is queued and how many requests wait."""
         return None
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The user's loop that has to turn for the queue's answers."""
+        """Return the user's loop that has to run for answers to arrive."""
         return None
 
-    def flush_from_thread(self) -> None:
-        """A thread is about to wait: requests that wait to be batched leave now."""
+    def flush_from_thread(self) -> None: ...
 
     def withdraw(self, request: QueueRequest[Any]) -> None:
-        """The request is given up: if it waits it is forgotten, items that have arrived go back."""
         raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        """The same, from a finalizer: without locks."""
+        """Withdraw an abandoned request soon. Takes no lock, as finalizers call it."""
         raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
-        """The user has the items of this get."""
         raise NotImplementedError
 
     def decode(self, body: Any, fds: list[int]) -> Any:
-        """The value of an item."""
         raise NotImplementedError
 
-    def ask_back(self, put: Put) -> bool:
-        """The time of a put is over; False if it is withdrawn at once, and True if the queue says so later."""
+    def recall(self, put: Put) -> bool:
+        """Withdraw a put whose deadline has passed. Return True if the queue decides later whether it was in time."""
         return False
 
 
 class QueueRequest(Work[T]):
-    """Something asked of a queue, with a deadline of its own.
+    """Request to a queue, with a deadline of its own.
 
     Attributes:
-        destination: its queue; None before it has left.
-        number: its name there.
-        key: canonical.
-        since: when it was asked; seconds of the monotonic clock.
-        opening: done when the channel is known, where this has to wait for that.
+        destination: its queue; None before the request is sent.
+        number: its id there.
+        key: canonical encoding of the key.
+        since: start time in seconds of the monotonic clock.
+        opening: done when the channel is known, for requests that wait for it.
     """
 
     opening: Work[None] | None = None
     noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
-        """``verb`` with its preposition, ``channel`` and ``name``, which the key goes by, are for messages.
+        """Make a request. ``verb`` with its preposition, ``channel`` and ``name``, the user's key, are for messages.
 
-        With a ``timeout`` of 0 its queue is told not to let it wait.
+        With a ``timeout`` of 0 the queue answers at once.
         """
         super().__init__()
-        self.destination: Destination | None = None
+        self.destination: QueueDestination | None = None
         self.number = 0
         self.key = key
         self._said = (verb, channel, name)
@@ -109,15 +106,15 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        raise self._unawaited("asking for its truth")  # even if it is done: that may be a matter of microseconds
+        raise self._unawaited("asking for its truth")  # even if it is done, as that depends on timing
 
     def _whom(self) -> str:
         return f"{self.noun} '{self._said[1]}'"
 
-    def _far_side(self) -> slow_waits.FarSide | None:
+    def _peer_activity(self) -> slow_waits.PeerActivity | None:
         if self.destination is not None:
-            return self.destination.far_side(self)
-        return None if self.opening is None else self.opening._far_side()
+            return self.destination.peer_activity(self)
+        return None if self.opening is None else self.opening._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         destination = self.destination
@@ -133,7 +130,7 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout == 0:  # the queue is told not to let it wait, and has some time to answer
+        if self._timeout == 0:  # the queue answers at once, but needs time for that
             return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 
@@ -144,54 +141,53 @@ class QueueRequest(Work[T]):
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self.destination is not None:
-            self.destination.flush_from_thread()  # the loop at the end of whose turn it would go may have been stopped
+            self.destination.flush_from_thread()  # the loop that would flush it may be stopped
         super()._wait_for_thread(timeout)
 
     def _expire(self) -> None:
-        self.give_up(self._late(self._timeout))
+        self.abandon(self._late(self._timeout))
 
-    def turn_down(self, error: Exception) -> None:
-        """Its queue does not do it; where it was not to wait there, and would have to, its time is over."""
+    def reject(self, error: Exception) -> None:
+        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue means that the deadline has
+        passed."""
         if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
             error = self._late(self._timeout)
         self._settle(error=error)
 
     def refuse(self, end: QueueEnd) -> None:
-        """There is no queue for it any more."""
-        # A copy: an error holds the frames that it is raised through, with all that they refer to, and the queue keeps
-        # this one for what is asked of it later.
+        # A copy: a raised error holds the frames that it passes through, and the queue keeps this error for later
+        # requests.
         # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
         self._settle(error=copy_of(end.get))
 
-    def give_up(self, error: Exception) -> None:
-        """Ends it with an error, unless it is done, and withdraws it from where it waits."""
+    def abandon(self, error: Exception) -> None:
+        """Fail the request unless it is done, and withdraw it from its queue."""
         if self._settle(error=error) and self.destination is not None:
             self.destination.withdraw(self)
 
     def _abandon(self) -> None:
-        self.give_up(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
+        self.abandon(ClosedError(f"{self._describe()} was withdrawn, because nobody waited for it any more"))
 
 
 class Put(QueueRequest[None]):
-    """An item on its way into a queue; done once the queue has accepted it, or will.
+    """Put of an item, done once the queue has accepted the item or is certain to accept it.
 
-    One that fails is not in the queue, or its error says that this is not known.
+    After a failure the item is not in the queue, unless the error says that this is unknown.
 
     Attributes:
-        carried: the item: encoded, or bytes; in a queue of this process as it is; None once it has been packed for
-            good.
+        carried: the encoded item, or the item itself in a local queue; None once it has been packed for good.
         mode: as in a PUT frame.
-        nbytes: its size.
-        pauses: a coroutine that awaits it lets others run, even if it is done.
-        observed: a caller has the result.
-        refused: a queue has turned it down, so that its item is lost unless a caller is told.
+        nbytes: size of the item.
+        pauses: True lets other tasks run at the next await, even if the put is done.
+        observed: True once a caller has the result.
+        refused: True if a queue has refused the item, which is lost unless a caller is told.
     """
 
     _kind = "put"
     pauses = False
     observed = False
     refused = False
-    _is_asked_back = False
+    _is_recalled = False
 
     def __init__(
         self,
@@ -213,27 +209,26 @@ class Put(QueueRequest[None]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        # A put that has left may have been accepted, while the answer is late.  So the queue is asked to take it back,
-        # and its answer decides: it has, or the put is done.
+        # A put that has been sent may be accepted already, although the answer is late. The queue is asked to withdraw
+        # it, and its answer decides whether the put failed or is done.
         # tests/_channels/test_remote_queue.py::
         # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
-        if self._is_asked_back or self._done:
+        if self._is_recalled or self._done:
             return
-        self._is_asked_back = True
+        self._is_recalled = True
         destination = self.destination
         if destination is not None and self.mode == frames.NOWAIT and destination.channel:
             self.end_unknown()
-        elif destination is None or not destination.ask_back(self):
+        elif destination is None or not destination.recall(self):
             self.end_late()
 
     def end_late(self) -> None:
-        """The time is over, and the item is not in the queue."""
-        self.give_up(self._late(self._timeout))
+        self.abandon(self._late(self._timeout))
 
     def end_unknown(self) -> None:
-        """The time is over, and the queue has not said whether it has the item."""
+        """Fail at the deadline; the queue has not said whether it has the item."""
         where = "" if self.destination is None else f", which {self.destination.where} has not said"
-        self.give_up(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
+        self.abandon(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
 
     # -- waiting ------------------------------------------------------------------------------------------------
 
@@ -250,9 +245,9 @@ class Put(QueueRequest[None]):
         self.observed = True
         super()._result()
 
-    def turn_down(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         self.refused = True
-        super().turn_down(error)
+        super().reject(error)
 
     def refuse(self, end: QueueEnd) -> None:
         self.refused = end.closed
@@ -263,7 +258,7 @@ class Put(QueueRequest[None]):
         if error is None or self.observed:
             return
         if isinstance(error, ClosedError):
-            # Of a channel that was closed once: all that was put there and not awaited has met the same end.
+            # The channel was closed once, and all puts to it that nobody awaits end alike: the log says so once.
             if not self.refused or (self.destination is not None and self.destination.has_told_of_loss):
                 return
             if self.destination is not None:
@@ -272,19 +267,20 @@ class Put(QueueRequest[None]):
 
 
 class Get(QueueRequest[T]):
-    """An item, or a batch, on its way out of a queue.
+    """Get of an item or a batch.
 
-    Items that have arrived are leased until a waiter has them: if the last waiter is cancelled before that, or all
-    forget this, the items go back to their places in the queue.
+    Items that have arrived are leased until a waiter has them. If the last waiter is cancelled before that, or no
+    reference to the get is left, they go back to their places in the queue.
 
     Attributes:
         target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
             of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
-        redelivered: items that arrived had been handed to a consumer before, which gave them back or died.
-        reader: the loop (``Items``) that takes the items one by one; None where the caller has them with the result.
-        brought, had: how many items have arrived, and the caller has.
-        is_lease, is_lost: the items stay the queue's until they are confirmed, and have gone back.
-        _interested: waits under way; the last of them that is cancelled gives the items back.
+        redelivered: True if an item had been handed to a consumer before, which returned it or died.
+        reader: the loop (``ChannelItems``) that takes the items one by one; None if the result has them all.
+        brought, had: number of items that have arrived, and that the caller has.
+        is_lease: True if the items stay in the queue until they are confirmed.
+        is_lost: True if the lease is over and its items have gone back.
+        _interested: number of waits; when the last one is cancelled, the items go back.
     """
 
     _kind = "get"
@@ -317,21 +313,20 @@ class Get(QueueRequest[T]):
 
     # -- arrival ------------------------------------------------------------------------------------------------
 
-    def turn_down(self, error: Exception) -> None:
+    def reject(self, error: Exception) -> None:
         if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
-            self._is_opened = True  # there is no lease that could end or go back
+            self._is_opened = True  # there is no lease to end or return
             self._settle([])
         else:
-            super().turn_down(error)
+            super().reject(error)
 
     def deliver(self, body: Any, fds: list[int], more: bool, redelivered: bool) -> None:
-        """An item arrives."""
         if redelivered:
             self.redelivered = True
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # it was given up meanwhile, perhaps before its queue could be told
+            self._drop_bodies()  # it was abandoned, perhaps before its queue was told
             if self.destination is not None:
                 self.destination.withdraw(self)
 
@@ -340,7 +335,7 @@ class Get(QueueRequest[T]):
         for _, fds in bodies:
             close_fds(fds)
 
-    # -- the user has it ----------------------------------------------------------------------------------------
+    # -- the result ---------------------------------------------------------------------------------------------
 
     def _result(self) -> T:
         if not self._is_opened and self._error is None:
@@ -354,7 +349,7 @@ class Get(QueueRequest[T]):
                 assert self.destination is not None
                 if not self.is_lease:
                     self.destination.taken(self)
-                elif self._error is not None:  # its block does not begin
+                elif self._error is not None:  # the lease's block does not begin
                     self.destination.withdraw(self)
         return super()._result()
 
@@ -385,14 +380,14 @@ class Get(QueueRequest[T]):
         else:
             self._value = values if self.is_batch else values[0]
 
-    # -- of one that a reader takes item by item ----------------------------------------------------------------
+    # -- taking items one by one --------------------------------------------------------------------------------
 
     @property
     def left(self) -> int:
         return len(self._bodies)
 
     def take_next(self) -> list[Any]:
-        """The next item, in a list; none if the rest was given back."""
+        """Return the next item in a list, which is empty if the rest was given back."""
         destination = self.destination
         assert destination is not None
         if self._pid != process.pid:
@@ -405,15 +400,15 @@ class Get(QueueRequest[T]):
             destination.taken(self)
         return [destination.decode(body, fds)]
 
-    def give_rest_back(self) -> None:
-        """Others get there too: items that the loop has not begun with are for all."""
+    def return_rest(self) -> None:
+        """Return the items that the loop has not begun with, because the channel has other consumers too."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
-                self.destination.withdraw_later(self)  # first: a loop that finds nothing left may ask again at once
+                self.destination.withdraw_later(self)  # first: a loop without items may request more at once
                 self._drop_bodies()
         self._settle()
 
-    # -- the user has it not ------------------------------------------------------------------------------------
+    # -- cancelled waits ----------------------------------------------------------------------------------------
 
     def __await__(self) -> Generator[Any, Any, T]:
         if not self._done:
@@ -439,7 +434,7 @@ class Get(QueueRequest[T]):
         self._return()
 
     def _return(self) -> None:
-        """Gives items back that have arrived, if all their waiters were cancelled before they could have them."""
+        """Return the items that have arrived if all their waiters were cancelled first."""
         with self._lock:
             if self._interested or not self._done or self._is_opened or self._error is not None:
                 return
@@ -454,15 +449,15 @@ class Get(QueueRequest[T]):
             self.destination.withdraw_later(self)
 
 
-class Question(QueueRequest[Any]):
-    """A request for a queue's size, or a peek at its items.
+class QueueQuery(QueueRequest[Any]):
+    """Query of a queue's size or items, or another request that is answered by one message.
 
     Args:
-        word: ``"size"`` or ``"peek"``.
-        show: makes the result of the answer, in the waiting thread.
+        word: name of the request: ``"size"``, ``"peek"`` or ``"confirm"``.
+        show: makes the result from the answer, in the waiting thread.
 
     Attributes:
-        facts: said with the word.
+        facts: arguments of the request.
     """
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, word: str, show: Callable[[Any], Any]) -> None:
@@ -470,7 +465,6 @@ class Question(QueueRequest[Any]):
         self.word = word
         self.facts: list[Any] = [key]
         self.items: list[tuple[int, Callable[[], Any]]] = []
-        """Of a peek, so far: an item's weight, and a function that decodes it."""
         self._show: Callable[[Any], Any] | None = show
 
     def _needs(self) -> slow_waits.Needs:
@@ -489,8 +483,8 @@ class Question(QueueRequest[Any]):
         return super()._result()
 
 
-class Confirmation(Question):
-    """A request to take the first items of a lease out of the channel for good."""
+class Confirmation(QueueQuery):
+    """Request to remove the first items of a lease from the channel for good."""
 
     def __init__(self, lease: Get[list[Any]], count: int) -> None:
         _, channel, name = lease._said
@@ -504,4 +498,4 @@ class Confirmation(Question):
         elif self._lease.is_lost:
             self._settle(error=LeaseLost(lease_lost(self._said[1])))
         else:
-            self._settle()  # its items went with the channel, and no other consumer gets them
+            self._settle()  # its items are gone with the channel: no other consumer gets them

@@ -1,13 +1,12 @@
-"""Connection of a process to its node's daemon, ``NodeClient``: sends calls and requests, dispatches what arrives.
+"""Connection of a process to its node's daemon, ``NodeClient``: sends calls and requests, dispatches incoming frames.
 
-A driver and a worker speak to their daemon in the same way: they make calls on other workers and
-requests of daemons, and hear of events.  A worker also receives calls, which it hands to its runtime (the ``inbox``).
+A driver and a worker use their daemon in the same way: they call other workers, make requests of daemons, and receive
+events. A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
-Everything that arrives is handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain
-script a background thread's, in a worker the socket thread's.  While a worker's main thread is idle it handles what
-arrives itself, which saves a change of threads; one frame after the other all the same, under a lock.  So a handler
-reaches a loop by ``call_soon_threadsafe`` only.  ``call``, ``cancel``, ``credit`` and ``request`` may be used from any
-thread.
+All frames are handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain script a
+background thread's, in a worker the socket thread's. While a worker's main thread is idle it handles frames itself,
+which saves a change of threads; still one after the other, under a lock. A handler must therefore reach a loop by
+``call_soon_threadsafe`` only. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any, Final
 from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
-from rlinf_async._client.reply_handler import NOWHERE, Inbox, Receiver, ReplyHandler
+from rlinf_async._client.reply_handler import NOWHERE, CallReceiver, Receiver, ReplyHandler
 from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
@@ -40,8 +39,7 @@ from rlinf_async._inspection.state.run_report import Activity
 from rlinf_async._waits import loop_watch
 from rlinf_async._waits.unobserved_errors import UnobservedErrors
 from rlinf_async._wire.direct_sockets import DirectSockets
-from rlinf_async._wire.reading.arbiter import ReadArbiter
-from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.idle_reader import IdleReader, ReadArbiter
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import ClosedError, ForkedProcessError, NodeLost
 from rlinf_async.work import Work
@@ -52,27 +50,27 @@ _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(
 
 
 class NodeClient:
-    """The client of one node daemon.
+    """Client of one node daemon.
 
     Attributes:
         endpoint: this process's id in the run; 0 until ``ready`` is done.
-        pid: of the process that has made this; its forked children have copies that are closed.
+        pid: process that made this client; in its forked children the client is closed.
         node: rank of the node that this process is attached to.
-        welcome: what the daemon said of the run: its id, its nodes, this process's place.
+        welcome: the daemon's description of the run: its id, its nodes, this process's place.
         ready: done when the daemon has answered.
-        events: what daemons announce.
+        events: listeners for daemons' events.
         direct_sockets: the sockets that workers of this node have made for this process.
-        receivers: by kind, who takes the frames that are neither the client's own nor the inbox's.
-        restarts: what is being started again for this process, in words, and since when.
-        unobserved: the errors of this client's calls that were not awaited.
-        user_loop: ``loop``, where that is the user's; None where a thread of the framework runs it.
+        receivers: receivers of further kinds of frames, by kind.
+        restarts: accounts of the restarts of ranks that are under way, by description.
+        unobserved: errors of this client's calls that were not awaited.
+        user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
         on_ended: called once, with the client, when nothing can be sent any more.
-        unsent: what sends that which has only been kept back for the end of a loop's turn.
-        takings: what this process has taken out of queues, and daemons may not know.
-        giving_back: items that this process gives back to queues; answers of a worker wait for their confirmation.
+        unsent: callbacks that send data held back until the end of a loop's turn.
+        takings: items that this process has taken out of queues and daemons may not know of.
+        giving_back: items that this process returns to queues; answers of a worker wait for their confirmation.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: Inbox | None = None) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, inbox: CallReceiver | None = None) -> None:
         self.loop = loop
         self.pid = process.pid
         self.endpoint = 0
@@ -90,19 +88,17 @@ class NodeClient:
         self._requests = Requests()
         self._connection: Connection | None = None
         self.direct_connection: Callable[[int], Connection | None] = lambda endpoint: None
-        """A socket of this worker's own to a process of its node, where it has one."""
+        """Function that returns this worker's own socket to a process of its node, or None."""
         self._arbiter = ReadArbiter()
         self.direct_sockets = DirectSockets(self._send_resume_of_caller, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self.direct_sockets, self._calls, self._arbiter.lock, self.send, self.later)
         self.own_direct_sockets: DirectSockets | None = None
-        """The sockets that this worker has made for its callers."""
         self.user_loop: asyncio.AbstractEventLoop | None = None
         self._idle: IdleReader | None = None
         self._closed: Exception | None = None
         self._tasks = Tasks(loop, self._on_loop)
         self.events = Events()
         self.restarts: dict[str, Callable[[], Activity]] = {}
-        """By what is done, an account of each restart of ranks that goes on."""
         self.unobserved = UnobservedErrors(self._send_operation if inbox is None else None, self.later)
         self.on_ended: Callable[[NodeClient], None] = lambda client: None
         _clients.add(self)
@@ -112,18 +108,18 @@ class NodeClient:
         return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._requests)} requests open]>"
 
     def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
-        """Takes the socket and says hello; on the loop's own thread."""
+        """Take the socket and send HELLO; on the loop's own thread."""
         self._connect(sock, facts).open()
 
     def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
-        """As ``attach``, on another thread, which reads whenever it waits; before the own loop runs."""
+        """Attach on another thread, which reads whenever it waits; before the client's own loop runs."""
         self._idle = idle
         connection = self._connect(sock, facts)
         connection.share(idle)
         self.loop.call_soon(connection.open)
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        """Has a socket to another process of this node read by the threads that read the daemon's."""
+        """Let the threads that read the daemon's socket also read one to another process of this node."""
         connection = Connection(
             sock, self.loop, arbiter=self._arbiter, on_arrival=self._read_daemon_first, resumable=True, **callbacks
         )
@@ -146,7 +142,6 @@ class NodeClient:
         return self._connection
 
     def listen(self, what: str, listener: Listener) -> None:
-        """Calls a bound method for every event of a kind, as long as its object lives."""
         self.events.listen(what, listener)
 
     # -- calls --------------------------------------------------------------------------------------------------
@@ -161,28 +156,28 @@ class NodeClient:
         credit: int = 0,
         held: Sequence[int] = (),
     ) -> None:
-        """Sends a call to every target of the handler but those in ``held`` slots; the answers go to the handler.
+        """Send a call to every target of the handler except those in ``held`` slots; the handler gets the answers.
 
         Args:
-            route_to: gives the route to all targets, where the daemon relays the call to all.
+            route_to: returns the route to all targets, for a call that the daemon relays to all.
         """
         call, targets = self._begin(handler, held)
-        ways, rest = self._direct_calls.open(call, targets, method)
+        sockets, rest = self._direct_calls.open(call, targets, method)
         if held:
             rest = [slot for slot in rest if targets[slot] != NOWHERE]
         try:
             if fds:
-                self._send_copies(ways, fds, (call, method, credit, body))
+                self._send_copies(sockets, fds, (call, method, credit, body))
             else:
-                for slot, way in ways:
-                    way.send((frames.CALL, 0, 0, slot, call, method, credit, body))
+                for slot, connection in sockets:
+                    connection.send((frames.CALL, 0, 0, slot, call, method, credit, body))
             if rest:
-                route = frames.route_to(targets, rest) if ways or held else route_to(targets)
+                route = frames.route_to(targets, rest) if sockets or held else route_to(targets)
                 self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
             elif fds:
                 close_fds(fds)
         except BaseException:
-            self._calls.pop(call, None)  # the end of the client may have come first
+            self._calls.pop(call, None)  # the client may have ended first
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
@@ -198,21 +193,21 @@ class NodeClient:
         return call, targets
 
     @staticmethod
-    def _send_copies(ways: Sequence[tuple[int, Connection]], fds: Sequence[int], fields: tuple[Any, ...]) -> None:
+    def _send_copies(sockets: Sequence[tuple[int, Connection]], fds: Sequence[int], fields: tuple[Any, ...]) -> None:
         """Send a call with copies of its descriptors.
 
         Raises:
-            OSError: there are not as many; ``fds`` are closed.
+            OSError: there are too few descriptors; ``fds`` are closed.
         """
         count = len(fds)
         try:
-            # All before anything is sent: or some ranks would run a call that others never hear of.
-            copies = copy_fds([*fds] * len(ways))
+            # Make all copies before anything is sent: otherwise some ranks would run a call that others never get.
+            copies = copy_fds([*fds] * len(sockets))
         except BaseException:
             close_fds(fds)
             raise
-        for place, (slot, way) in enumerate(ways):
-            way.send((frames.CALL, count, 0, slot, *fields), copies[place * count : (place + 1) * count])
+        for place, (slot, connection) in enumerate(sockets):
+            connection.send((frames.CALL, count, 0, slot, *fields), copies[place * count : (place + 1) * count])
 
     def call_each(
         self,
@@ -222,12 +217,11 @@ class NodeClient:
         credit: int = 0,
         held: Sequence[int] = (),
     ) -> None:
-        """As ``call``, with a body of its own for every target."""
         call, targets = self._begin(handler, held)
-        ways, rest = self._direct_calls.open(call, targets, method)
-        for slot, way in ways:
+        sockets, rest = self._direct_calls.open(call, targets, method)
+        for slot, connection in sockets:
             body, fds = bodies[slot]
-            way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
+            connection.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
         for slot in rest:
             if targets[slot] == NOWHERE:
                 continue
@@ -241,18 +235,17 @@ class NodeClient:
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, handler))
-            except ClosedError:  # the loop is closed: no answer is handled any more
+            except ClosedError:  # the loop is closed, so no answer will be handled
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
-        """A call that was made after the socket or a node went away fails at once."""
         if self._closed is not None:
             self._lose(call, handler, str(self._closed))
         for node, lost in list(self.lost_nodes.copy().items()):
             self._lose(call, handler, str(lost), node)
 
     def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
-        """No answer will come, or none from one node."""
+        """Fail the slots of a call that will not be answered: all, or those of one node."""
         for slot, target in enumerate(handler._targets):
             at = frames.node_of(target)
             if node is None or at == node:
@@ -268,16 +261,16 @@ class NodeClient:
         fds: Sequence[int],
         credit: int = 0,
     ) -> None:
-        """Sends an open call once more, to the process that has come in the place of a dead one."""
-        way = self._direct_calls.open_again(call, targets[slot], method)
-        if way is not None:
-            way.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
+        """Send an open call again, to the process that replaces a dead one."""
+        connection = self._direct_calls.open_again(call, targets[slot], method)
+        if connection is not None:
+            connection.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
             return
         route = frames.route_to(targets, [slot])
         self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
 
     def hand_over(self, call: int, handler: ReplyHandler) -> bool:
-        """Have another handler take what comes for an open call. Return False if it has been answered."""
+        """Let another handler take the answers to an open call. Return False if it has been answered."""
         with self._arbiter.lock:
             if call not in self._calls:
                 return False
@@ -285,38 +278,37 @@ class NodeClient:
             return True
 
     def answer_for(self, call: int, slot: int, status: Status, body: bytes) -> None:
-        """Answers an open call for a process that is no more, on the loop."""
+        """Answer an open call for a process that has ended, on the loop."""
         self.later(0, lambda: self._answer(call, slot, status, body))
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
         self._signal(frames.CANCEL, targets, call)
 
     def tell_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
-        """Tells these targets of an open call that another rank of their group has failed."""
+        """Tell these targets of an open call that another rank of their group has failed."""
         self._signal(frames.FAILED, targets, call, facts)
 
     def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
         direct, relayed = self._direct_calls.split(call, targets)
-        for way in direct:
-            way.send((kind, 0, 0, 0, call, *facts))
+        for connection in direct:
+            connection.send((kind, 0, 0, 0, call, *facts))
         if relayed:
-            self._direct_calls.has_signalled(call, relayed)
+            self._direct_calls.note_signal(call, relayed)
             self.send((kind, 0, self.endpoint, frames.route_to(relayed), call, *facts))
 
     def credit(self, call: int, target: int, count: int) -> None:
-        """Lets a stream send ``count`` more items; one that has ended everywhere needs none."""
         if call not in self._calls:
             return
         direct, relayed = self._direct_calls.split(call, [target])
-        for way in direct:
-            way.send((frames.CREDIT, 0, 0, 0, call, count))
+        for connection in direct:
+            connection.send((frames.CREDIT, 0, 0, 0, call, count))
         if relayed:
             self.send((frames.CREDIT, 0, self.endpoint, frames.route_to(relayed), call, count), later=True)
 
     # -- requests -----------------------------------------------------------------------------------------------
 
     def request(self, operation: Operation[Answer], *, node: int = OWN_NODE, what: str = "") -> Request[Answer]:
-        """Requests something of a node's daemon; ``what`` it is, for deadlines."""
+        """Request an operation of a node's daemon; ``what`` describes it in errors."""
         target = self.node if node == OWN_NODE else node
         request = self._requests.begin(Request(self, next(self._ids), operation, target, what))
         error = self._closed or self.lost_nodes.get(target)
@@ -332,7 +324,6 @@ class NodeClient:
         self.send((frames.REQUEST, 0, self.endpoint, node, number, type(operation).__name__, vars(operation)))
 
     def _send_operation(self, operation: Operation[Any]) -> None:
-        """A request of this node's daemon whose answer is ignored."""
         self._send_request(self.node, next(self._ids), operation)
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -340,11 +331,11 @@ class NodeClient:
     def run(
         self, coroutine: Coroutine[Any, Any, Any], *, what: str = "an operation", abandonable: bool = False
     ) -> Task:
-        """Runs a coroutine on the client's loop, from any thread; ``close`` waits for what still runs.
+        """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` ends it if it still runs.
 
         Args:
-            what: what it does, for deadlines.
-            abandonable: whether it is cancelled with its last waiter.
+            what: description for errors.
+            abandonable: True cancels it with its last waiter.
 
         Raises:
             ClosedError: the loop is closed.
@@ -354,17 +345,15 @@ class NodeClient:
         return task
 
     async def settle_tasks(self) -> None:
-        """Cancels what ``run`` started and is still going, and waits for its end."""
         await self._tasks.settle()
 
     def end_loop(self, thread: LoopThread) -> None:
-        """Ends the loop, which is this thread's; blocks.  What others have asked for at the last moment fails."""
+        """End the loop, which the given thread runs; blocks. Operations that others start at the last moment fail."""
         self._tasks.start_no_more()
         thread.stop(self.settle_tasks)
         self._tasks.loop_ended()
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back on the client's loop after so many seconds; from any thread."""
         with contextlib.suppress(ClosedError, ForkedProcessError):
             self._on_loop(lambda: self.loop.call_later(seconds, callback))
 
@@ -380,17 +369,17 @@ class NodeClient:
         now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Sends a frame as it is, from any thread; none once the client is closed.
+        """Send a frame unchanged, from any thread; dropped once the client is closed.
 
         Args:
-            hold: it leaves with the next one that is not held.
-            now: it leaves at once, and does not wait for others of this turn of the loop.
-            on_sent: called, in any thread, when the kernel has all of it: then it reaches the daemon.
+            hold: send it with the next frame that is not held.
+            now: send it at once, ahead of the end of this turn of the loop.
+            on_sent: called, in any thread, when the kernel has all of it: from then on it reaches the daemon.
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                pool.close()  # this was written by a thread that had still found the client open
+                pool.close()  # another thread wrote this when the client was still open
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
 
@@ -407,8 +396,8 @@ class NodeClient:
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.REPLY:
-            # The daemon may tell of a death before the worker's last answer, on its own socket, has been read here.
-            # That call has been answered, and must not fail: what the socket still holds is read first.
+            # The daemon may report a death before the worker's last answer, on its own socket, has been read here. An
+            # answered call must not fail, so everything in that socket is read first.
             # tests/test_failures.py::test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
             if frame[6] in _TOLD_BY_DAEMONS:
                 self._drain_callee(frame[4], frame[5])
@@ -444,22 +433,21 @@ class NodeClient:
         else:
             close_fds(fds)
 
-    # -- sockets that workers have made for this process --------------------------------------------------------
+    # -- direct sockets of workers ------------------------------------------------------------------------------
 
     def _accept_direct(self, source: int, fds: list[int]) -> None:
-        """A worker has sent its socket; the daemon vouches for who it is."""
         if not fds:  # no descriptor was free here
             self.direct_sockets.lost(source)
             return
-        way = self.connect_directly(
+        connection = self.connect_directly(
             socket.socket(fileno=fds.pop()),
             on_frame=functools.partial(self._on_direct, source),
             on_closed=lambda reason: self.direct_sockets.broke(source),
         )
-        self.direct_sockets.add(source, way, self.own_direct_sockets)
+        self.direct_sockets.add(source, connection, self.own_direct_sockets)
 
     def send_resume(self, peer: int, owner: int, received: int) -> None:
-        """Tells the other end of a direct socket that it is read no more."""
+        """Tell the other end of a direct socket that it is not read any more."""
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _send_resume_of_caller(self, worker: int, received: int) -> None:
@@ -470,19 +458,18 @@ class NodeClient:
         self.send_resume(worker, worker, received)
 
     def _relay_call(self, worker: int, frame: list[Any], fds: Sequence[int]) -> None:
-        """A CALL, CANCEL or CREDIT in the form that a daemon routes."""
         frame[2], frame[3] = self.endpoint, [[self.node, [frames.number_of(worker), frame[3]]]]
         if frame[0] == frames.CALL:
             self._direct_calls.relays(worker, frame[4])
         self.send(frame, fds)
 
-    def _no_longer_direct(self, worker: int, way: Connection | None, has_ended: bool) -> None:
+    def _no_longer_direct(self, worker: int, connection: Connection | None, has_ended: bool) -> None:
         if has_ended:
             self._direct_calls.forget(worker)
             self._direct_calls.report_all(worker)
 
     def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
-        """What a worker has sent past the daemon: answers, to its own calls only, and messages."""
+        """Handle a worker's frame on a direct socket: an answer to a call that was sent to it, or a message."""
         if frame[0] == frames.MESSAGE:
             frame[2] = source
             self.receivers[frames.MESSAGE].on_frame(frame, fds)
@@ -498,18 +485,18 @@ class NodeClient:
         try:
             if fds or type(body) is not bytes:
                 body = open_body(body, fds)
-        except Exception as error:  # it cannot be mapped: no memory, no descriptors
+        except Exception as error:  # mapping may fail for lack of memory or descriptors
             status, body = int(Status.ERROR), failures.pack(failures.capture(error, {"node": "this process"}))
         if handler is not None:
             self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
-        """Something has come past the daemon: what the daemon had said before that is heard before it."""
+        """Read the daemon's socket before frames of a direct socket are handled, as its frames were sent earlier."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
     def drain_direct(self, endpoint: int) -> None:
-        """Takes in what a worker that is said to be gone still said on its own socket; where frames are handled."""
+        """Read everything that a worker reported as gone has sent on its own socket; where frames are handled."""
         self.direct_sockets.drain(endpoint)
 
     def _drain_callee(self, call: int, slot: int) -> None:
@@ -529,9 +516,9 @@ class NodeClient:
             self._direct_calls.ended(call)
 
     def _check_calls(self, facts: dict[str, Any]) -> None:
-        """The daemon is about to tell of open calls, and hears which of these, worker and call, have been answered."""
+        """Tell the daemon, which is about to report open calls, which of them have been answered."""
         open_on: dict[int, set[int]] = {}
-        # What a worker still said on its own socket counts as well: it may have died since.
+        # Answers still in a worker's own socket count as well, as the worker may have died since.
         for number in {number for number, _ in facts["calls"]}:
             self.direct_sockets.drain(frames.endpoint(self.node, number))
         self._direct_calls.report()
@@ -559,10 +546,9 @@ class NodeClient:
         self.takings.page = None
         self.on_ended(self)
         self.ready._settle(error=error)
-        # Each by itself, and only those that are here: another thread may be adding one.  That thread finds ``_closed``
-        # set afterwards, which it was before this looked, and has its call fail (``_departed``).
-        # Of a copy, which is made at once: a list of items is many tuples, their making may collect garbage, and what a
-        # finalizer runs lets another thread in.
+        # Each call is failed by itself, from a copy of the table: another thread may be adding a call. That thread
+        # afterwards finds ``_closed``, which was set before this loop, and fails its call itself (``_departed``). The
+        # copy must be atomic: building a list of items may collect garbage, and a finalizer may let another thread in.
         # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
         # tests/_client/test_lost_daemon.py::test_a_call_made_while_the_open_ones_end_leaves_none_open
         for call, handler in list(self._calls.copy().items()):
@@ -576,26 +562,25 @@ class NodeClient:
 
     @property
     def closed(self) -> Exception | None:
-        """Why nothing can be sent any more, or None."""
         return self._closed
 
     def close(self, reason: str = "the cluster is closed") -> None:
-        """Closes the socket; everything that still waits fails with ``ClosedError``.  On the loop's own thread."""
-        self.unobserved.close()  # what fails from here on, fails because of this
-        # Answers first, then sockets: what waits is woken while there still is a reason to give, and a call that
-        # another thread makes meanwhile finds ``_closed`` rather than a socket that takes frames and never answers.
+        """Close the socket; all waits fail with ``ClosedError``. On the loop's own thread."""
+        self.unobserved.close()  # later failures are caused by the close
+        # Answers first, then sockets: waiters are woken while there is a reason to give, and a call that another thread
+        # makes meanwhile finds ``_closed`` rather than a socket that accepts frames and never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
         self._end(ClosedError(reason))
         self.direct_sockets.close()
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
-            pool.close()  # again: another thread may have been making a call when the daemon went
+            pool.close()  # again: another thread may have been sending a call meanwhile
 
     def end_without_loop(self, error: Exception) -> None:
-        """As ``close``, from another thread than the loop's, which is closed or is not run any more.
+        """Close from a thread other than the loop's, if the loop is closed or not run any more.
 
-        The socket is only shut where the loop may go on some time: it is registered there.
+        The socket is only shut down if the loop may run again, because it is registered there.
         """
         self.unobserved.close()
         with self._arbiter.lock:
@@ -608,9 +593,9 @@ class NodeClient:
                     self._connection.shut()
 
     def leave_to_parent(self) -> None:
-        """In a forked child: the socket and everything on it are the parent's."""
+        """Detach in a forked child: the socket and all its state are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
-        self.takings.page = None  # its notes are the parent's
+        self.takings.page = None  # the page belongs to the parent
         self.giving_back = GivingBack()
         self._calls.clear()
         self._requests.forget()
@@ -620,28 +605,27 @@ class NodeClient:
             self._connection.forget()
 
     def flush(self) -> None:
-        """Writes what waits for the end of the loop's turn, which may not come; from any thread."""
+        """Write frames that wait for the end of the loop's turn, which may not come; from any thread."""
         if self._connection is not None and self._closed is None:
             self._connection.is_behind()
 
     def flush_at_exit(self, timeout: float) -> None:
-        """Writes what is queued before the process ends."""
         if self._connection is not None and self._closed is None:
             self._connection.flush_blocking(timeout)
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""All of this process, also those that are not ready yet and those that have closed."""
+"""Clients of this process, including those that are not ready yet and those that have closed."""
 
 
 def _all_closed() -> bool:
     return all(client.closed is not None for client in list(_clients))
 
 
-# A child has copies of the parent's sockets.  What it sent there would stand in the middle of the parent's frames, and
-# as long as it lives the other side would not see the end of a parent that has died.  So every copy is closed in the
-# child before user code runs there: without a frame to the other side, and without taking a lock, which a thread that
-# is not in the child may have held at the fork.
+# A child has copies of the parent's sockets. Bytes that it sent there would land between the parent's frames, and while
+# it lives the other side would not see the end of a parent that has died. Every copy is therefore closed in the child
+# before user code runs there: without a frame to the other side, and without taking a lock, which another thread of the
+# parent may have held at the fork.
 # tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
 # tests/test_embedding.py::test_a_forked_child_of_the_driver_leaves_the_cluster_alone
 def _leave_all_to_parent() -> None:

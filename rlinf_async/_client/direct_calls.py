@@ -1,15 +1,15 @@
 """Routes a caller's calls by direct socket or daemon, per target; tells the daemon which direct ones are open.
 
-A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls take
-that one too, unless something that the daemon relays is still on its way to the worker.  The daemon answers for the
-dead, so it hears of every call that is not answered at once, and tells its end if the worker dies of it::
+A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls use it
+too, unless a frame that the daemon relays is still on its way to the worker. The daemon answers for the dead, so the
+caller reports every call that is not answered at once, and its end if the worker dies of it::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker
     caller ── PENDING ──► daemon        2 ms later, if it is still open; and again when it has been answered
-    caller ◄── REPLY, "died" ── daemon  also where the worker had died before it was told
+    caller ◄── REPLY, "died" ── daemon  even if the worker had died before the report
 
-In the other direction order is the worker's to keep: before it takes in what the daemon relays from a caller, it
-takes in what the same caller has sent directly.
+In the other direction the worker keeps the order: before it takes a frame that the daemon relays from a caller, it
+reads everything that the same caller has sent directly.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 REPORT_DELAY_S: Final = 0.002
-"""Seconds after which the daemon hears of calls that are still open, or have been answered since it heard of them."""
+"""Seconds after which calls are reported to the daemon: those still open, and those answered since their report."""
 
 MAX_TARGETS: Final = 8
-"""Ranks; a call to more of them costs its caller less if the daemon fans it out."""
+"""Number of ranks up to which a call uses direct sockets; beyond it, the daemon's fan-out costs the caller less."""
 
 
 class DirectCalls:
-    """The direct calls of one client, open or not yet reported to its daemon.
+    """Direct calls of one client, open or not yet reported to its daemon.
 
     Args:
         direct_sockets: the sockets that workers have handed out.
-        open_calls: of the client, by number.
+        open_calls: the client's open calls, by number.
         lock: held wherever answers are handled.
-        send: to the daemon.
+        send: sends a frame to the daemon.
         later: as ``NodeClient.later``.
     """
 
@@ -55,11 +55,10 @@ class DirectCalls:
         self._send = send
         self._later = later
         self._relayed: dict[int, int] = {}
-        """By worker, the last call that went to it by way of the daemon."""
+        """Last call that went to a worker by way of the daemon, by worker."""
         self._signalled: dict[int, int] = {}
-        """By worker, the last open call that was cancelled by way of the daemon."""
+        """Last open call that was cancelled at a worker by way of the daemon, by worker."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
-        """The calls that are open: what they call, and whom directly."""
         self._unreported: list[int] = []
         self._reported: set[int] = set()
         self._answered: list[int] = []
@@ -69,62 +68,62 @@ class DirectCalls:
         return f"<DirectCalls [{len(self._open)} open, {len(self._reported)} of them known to the daemon]>"
 
     def open(self, call: int, targets: Sequence[int], method: str) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """A call is about to be sent.
+        """Choose the way of each target of a call that is about to be sent.
 
         Returns:
-            The slots of the targets that it goes to directly, with the ways to send it; those of the others, for whom
-            the daemon relays it.
+            The slots of direct targets with their sockets, and the slots that the daemon relays.
         """
         # Calls of one caller run in the order in which they were made, and there are two ways: one hop by the socket,
-        # two by the daemon.  A direct call would overtake a relayed one before it, so it is relayed too as long as that
-        # is unanswered.  A relayed call would overtake direct ones only at the worker, which reads all that has come on
-        # the socket before it takes in a relayed one (``DirectCallers.read_available``).  A broken socket takes calls
-        # on all the same: they are kept, and relayed in their order when it is handed over.
+        # two by the daemon. A direct call would overtake an earlier relayed one, so it is relayed too while that one is
+        # unanswered. A relayed call could overtake direct ones only at the worker, which reads the whole socket before
+        # it takes a relayed call (``DirectCallers.read_available``). A broken socket still takes calls: they are kept,
+        # and relayed in order when it is handed over.
         # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
         # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
         # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
-        ways, rest = self._find_ways(targets, len(targets) > MAX_TARGETS)
+        sockets, rest = self._find_sockets(targets, len(targets) > MAX_TARGETS)
         for slot in rest:
             self._relayed[targets[slot]] = call
-        if ways:
-            self._went_directly(call, method, [targets[slot] for slot, _ in ways] if rest else targets)
-        return ways, rest
+        if sockets:
+            self._went_directly(call, method, [targets[slot] for slot, _ in sockets] if rest else targets)
+        return sockets, rest
 
     def open_again(self, call: int, target: int, method: str) -> Connection | None:
-        """An open call is about to be sent to one more target. Return the way, None where the daemon relays it."""
-        ways, _ = self._find_ways((target,))
-        if not ways:
+        """Choose the way of one more target of an open call. Return its socket, None if the daemon relays it."""
+        sockets, _ = self._find_sockets((target,))
+        if not sockets:
             self._relayed[target] = call
             return None
         _, targets = self._open.get(call, ("", ()))
         self._went_directly(call, method, [*targets, target])
-        return ways[0][1]
+        return sockets[0][1]
 
-    def _find_ways(
+    def _find_sockets(
         self, targets: Sequence[int], prefers_daemon: bool = False
     ) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Return the slots of workers to whom the next frame keeps its place on a socket, with that, and the others'.
+        """Return the slots of targets whose next frame keeps its order on a socket, with that socket, and the other
+        slots.
 
         Args:
-            prefers_daemon: a socket is for frames only that a relayed one would overtake: it is full, or broken.
+            prefers_daemon: use a socket only if a relayed frame would overtake its content: it is full, or broken.
         """
         find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
-        ways: list[tuple[int, Connection]] = []
+        sockets: list[tuple[int, Connection]] = []
         rest: list[int] = []
         for slot, target in enumerate(targets):
-            way = find(target)
-            if way is None or (
-                not way.is_closed
+            connection = find(target)
+            if connection is None or (
+                not connection.is_closed
                 and (
                     relayed.get(target) in calls
                     or (signalled and signalled.get(target) in calls)
-                    or (prefers_daemon and not way.is_behind())
+                    or (prefers_daemon and not connection.is_behind())
                 )
             ):
                 rest.append(slot)
             else:
-                ways.append((slot, way))
-        return ways, rest
+                sockets.append((slot, connection))
+        return sockets, rest
 
     def _went_directly(self, call: int, method: str, targets: Sequence[int]) -> None:
         self._open[call] = (method, targets)
@@ -133,51 +132,48 @@ class DirectCalls:
             self._arm()
 
     def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
-        """The sockets by which what concerns a call follows it, and those of its targets that the daemon reaches."""
+        """Return the sockets for a signal that must follow a call, and the targets that the daemon reaches."""
         _, went = self._open.get(call, ("", ()))
         others = [target for target in targets if target not in went]
-        # A relayed cancel has later calls relayed too (``has_signalled``), past those that a full socket owes.
-        ways, rest = self._find_ways(others, prefers_daemon=True)
-        direct = [way for _, way in ways]
+        # A relayed cancel makes later calls relayed too (``note_signal``), past calls that a full socket still owes.
+        sockets, rest = self._find_sockets(others, prefers_daemon=True)
+        direct = [connection for _, connection in sockets]
         relayed = [others[slot] for slot in rest]
         for target in targets:
             if target in went:
-                if (way := self._direct_sockets.find(target)) is None:
+                if (connection := self._direct_sockets.find(target)) is None:
                     relayed.append(target)
                 else:
-                    direct.append(way)
+                    direct.append(connection)
         return direct, relayed
 
     def relays(self, worker: int, call: int) -> None:
-        """The daemon relays a call that was to go directly: later ones must not overtake it."""
+        """Note that the daemon relays a call which was to go directly: later calls must not overtake it."""
         self._relayed[worker] = call
 
-    def has_signalled(self, call: int, workers: Sequence[int]) -> None:
-        """The daemon relays the cancel of a call, or another rank's failure in it.
+    def note_signal(self, call: int, workers: Sequence[int]) -> None:
+        """Note that the daemon relays the cancel of a call, or another rank's failure in it.
 
-        What is called next would go directly, and overtake it, as soon as all relayed calls but this one are answered:
-        until this one is, it is relayed too.
+        A later call would go directly, and overtake the cancel, as soon as all relayed calls but this one are answered.
+        Therefore it is relayed too until this call is answered.
         tests/simulation/test_sim_cluster.py::test_a_call_does_not_overtake_the_cancel_of_an_earlier_one
         """
         if call in self._calls:
             self._signalled.update(dict.fromkeys(workers, call))
 
     def answered(self, call: int, target: int) -> None:
-        """A worker has given its last answer to a call; under the lock."""
         if call in self._reported and target in self._open[call][1]:
             self._answered += (frames.number_of(target), call)
             if not self._armed:
                 self._arm()
 
     def ended(self, call: int) -> None:
-        """All have answered a call; under the lock."""
         self._open.pop(call, None)
         self._reported.discard(call)
-        if self._signalled:  # of a copy: another thread may be cancelling a call
+        if self._signalled:  # a copy: another thread may be cancelling a call
             self._signalled = {worker: other for worker, other in self._signalled.copy().items() if other != call}
 
     def forget(self, worker: int) -> None:
-        """There is no way to a worker any more."""
         self._relayed.pop(worker, None)
         self._signalled.pop(worker, None)
 
@@ -186,7 +182,7 @@ class DirectCalls:
         self._later(REPORT_DELAY_S, self.report)
 
     def report(self) -> None:
-        """Reports to the daemon calls that are still open, and those reported before that have been answered."""
+        """Report to the daemon the calls that are still open, and reported calls that have been answered."""
         with self._lock:
             self._armed = False
             unreported, self._unreported = self._unreported, []
@@ -196,10 +192,10 @@ class DirectCalls:
             self._send((frames.PENDING, 0, 0, pending, answered))
 
     def report_all(self, worker: int) -> None:
-        """A worker has ended after its socket: the daemon answers for it, of every call that is open still.
+        """Report every open call of a worker that has ended, so that the daemon answers for it.
 
-        Also of those that it had said were answered: an answer may have been in a socket that broke, or that never
-        arrived here, when the worker was killed.
+        This includes calls that the worker has reported as answered: the answer may be lost in a socket that broke, or
+        that never arrived here, when the worker was killed.
         tests/simulation/test_sim_cluster.py::test_answers_in_a_socket_that_never_arrived_are_failures_of_a_dead_worker
         """
         with self._lock:
@@ -213,10 +209,10 @@ class DirectCalls:
             self._send((frames.PENDING, 0, 0, open_calls, []))
 
     def _open_of(self, call: int) -> list[tuple[int, int, int, str]]:
-        method, ways = self._open[call]
+        method, sockets = self._open[call]
         self._reported.add(call)
         handler = self._calls.get(call)
-        if handler is None:  # it has just been given up
+        if handler is None:  # it has just been abandoned
             return []
         waiting = [(handler._targets[slot], slot) for slot in handler._unanswered()]
-        return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in ways]
+        return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in sockets]

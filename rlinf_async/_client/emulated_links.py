@@ -1,11 +1,10 @@
 """Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth as node 0 grants it.
 
-Where nothing is emulated ``here`` is None, and senders ask for nothing but that.  What is kept of one link
-leaves in its order; what is meant for others is not held up by it.  A link of its own needs no other node.
-Links are shared by workers anywhere in the run, so node 0's daemon says when they are free
-(``launcher/daemon/shared_links.py``). On a link that is free, what the question takes is part of the wait; on one
-that is taken a message is never early, however long the question was under way, so that together they never get more
-than the link carries.
+``here`` is None without emulation, and senders check nothing else. Delayed messages of one link leave in order, and do
+not delay those of other links. A link without shared bandwidth needs no other node. Shared links are used by workers
+anywhere in the run, so node 0's daemon keeps their reservations (``launcher/daemon/shared_links.py``). On a free link,
+the time of the request counts as part of the delay. On a busy link a message is never early, however long the request
+took, so that all messages together never exceed the link's rate.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from rlinf_async.configuration import worker_key
 from rlinf_async.work import Work
 
 _TIMER_SLACK_S: Final = 1e-4
-"""Seconds by which a timer may be early."""
 
 
 class _Delayed:
-    """A message that is kept, until ``due``; None while that is not known."""
+    """Delayed message; ``due`` is None until its reservation is known."""
 
     __slots__ = ("due", "go")
 
@@ -36,10 +34,10 @@ class _Delayed:
 
 
 class EmulatedLinks:
-    """The delayed messages of one worker, in order per link.  All methods may be called from any thread.
+    """Delayed messages of one worker, in order per link. All methods may be called from any thread.
 
     Args:
-        name: of this worker, such as ``"env:0"``.
+        name: name of this worker, such as ``"env:0"``.
     """
 
     def __init__(self, client: NodeClient, emulation: NetEmulation, name: str) -> None:
@@ -55,11 +53,11 @@ class EmulatedLinks:
         return f"<EmulatedLinks of {self._name} [{kept} messages under way]>"
 
     def send(self, link: Hashable, workers: Sequence[str], nbytes: int, go: Callable[[], None]) -> None:
-        """Calls ``go``, which sends, when a message of that size would have arrived.
+        """Call ``go``, which sends a message, when a message of that size would have arrived.
 
         Args:
-            link: what is sent on one link arrives in the order in which it was sent.
-            workers: names of those who are to have it.
+            link: key of a link; messages of one link arrive in the order of the calls.
+            workers: names of the receivers.
         """
         crossing = self._emulation.crossing(self._name, tuple(map(worker_key, workers)))
         if crossing is None:
@@ -75,7 +73,6 @@ class EmulatedLinks:
             self._client.later(crossing.delay, lambda: self._release(link))
 
     def emptied(self, link: Hashable) -> Work[None]:
-        """Done when nothing is kept of a link any more."""
         with self._lock:
             if self._kept.get(link):
                 return self._emptied.setdefault(link, Work())
@@ -90,7 +87,7 @@ class EmulatedLinks:
         def reserved() -> None:
             try:
                 through = request._result()
-            except Exception:  # node 0 is lost, which keeps the book of the shared links
+            except Exception:  # node 0, which keeps the reservations, is lost
                 through = 0.0
             alone = max(nbytes / link.rate for link in crossing.links)
             since = now if through <= alone + _TIMER_SLACK_S else clock.monotonic()
@@ -100,7 +97,6 @@ class EmulatedLinks:
         request._follow(reserved)
 
     def _release(self, link: Hashable) -> None:
-        """On the client's loop: sends what is due."""
         now = clock.monotonic()
         emptied: Work[Any] | None = None
         while True:
@@ -110,7 +106,7 @@ class EmulatedLinks:
                     break
                 due = queue[0].due
                 if due is None or due > now + _TIMER_SLACK_S:
-                    return  # and when it is due, those behind it come along
+                    return  # messages behind it leave when it does
                 delayed = queue.popleft()
             # No other task takes messages off, so that what was first also leaves first.
             delayed.go()
@@ -123,10 +119,9 @@ class EmulatedLinks:
 
 
 here: EmulatedLinks | None = None
-"""Of this worker; None where no link of its own is emulated."""
+"""Links of this worker; None if its network is not emulated."""
 
 
 def use(links: EmulatedLinks | None) -> None:
-    """From now on this process sends by these."""
     global here
     here = links

@@ -11,38 +11,35 @@ from typing import Any, Final
 from rlinf_async._core import clock
 
 Listener = Callable[[dict[str, Any]], None]
-"""Called with the facts of the event, where frames are handled."""
 
 
 _MAX_RETURNED: Final = 256
-"""Returns that are kept."""
 
 
 class Events:
-    """The listeners of a process, by what they listen to: deaths, lost nodes, lines of output, its own end.
+    """Listeners of a process, by kind of event: deaths, lost nodes, lines of output, its own end.
 
     Attributes:
-        returned: by the endpoint that a rank has had, the facts of its return: for who learns of that endpoint later.
-        in_debugger: ranks of the run that stand in the debugger.
+        returned: facts of each rank's return by its old endpoint, for listeners that learn of that endpoint later.
+        in_debugger: ranks of the run that are stopped in the debugger.
     """
 
     def __init__(self) -> None:
         self.returned: dict[int, dict[str, Any]] = {}
         self.in_debugger: set[int] = set()
         self._resumed_at = -math.inf
-        """When the last of them has gone on, by ``clock.monotonic()``."""
+        """Time at which the last rank left the debugger, by ``clock.monotonic()``."""
         self._always: dict[str, list[Listener]] = {}
         self._while_alive: dict[str, dict[int, weakref.WeakMethod[Listener]]] = {}
         self._numbers = itertools.count()
 
     def on(self, what: str, listener: Listener) -> None:
-        """Calls it for every event of a kind, as long as the process lives."""
         self._always.setdefault(what, []).append(listener)
 
     def listen(self, what: str, listener: Listener) -> None:
-        """Calls a bound method for every event of a kind, as long as its object lives."""
+        """Call a bound method for every event of a kind, as long as its object lives."""
         number, listening = next(self._numbers), self._while_alive.setdefault(what, {})
-        # By number: a list would look for the one that goes, and others may come and go in other threads meanwhile.
+        # By number: removal from a list would search it, while other threads may add and remove entries.
         listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
     def announce(self, what: str, facts: dict[str, Any]) -> None:
@@ -66,6 +63,7 @@ class Events:
             self._resumed_at = clock.monotonic()
 
     def counts_from(self, since: float) -> float:
-        """Return when a time limit begins that has begun at ``since``: anew when no rank stands in the debugger."""
-        # Whichever rank it is: those that wait for it, and those that wait for these, cannot go on either.
+        """Return the start of a time limit that began at ``since``: it restarts when no rank is in the debugger any
+        more."""
+        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot go on either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

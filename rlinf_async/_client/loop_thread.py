@@ -1,4 +1,4 @@
-"""An event loop in a background thread: a script's that has none, or a worker's beside the loop of its main thread."""
+"""Event loop in a background thread: for a script without one, or beside the loop of a worker's main thread."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlinf_async._waits.thread_gate import reads
 
 
 class LoopThread:
-    """A daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending.
+    """Daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending.
 
     Args:
-        loop: that it runs, also after user code has stopped it; by default one of uvloop's.
-        on_error: gets what breaks out of the loop, which then goes on; by default the thread ends.
+        loop: the loop, which continues even if user code stops it; by default one of uvloop's.
+        on_error: gets an error that escapes the loop, which then continues; by default the thread ends.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LoopThread:
         self.loop.call_soon_threadsafe(callback)
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Stops the loop and waits for the thread; not from the thread itself.
+        """Stop the loop and wait for the thread; not from the thread itself.
 
         Args:
             last: makes a coroutine that is awaited on the loop before it stops.

@@ -1,4 +1,4 @@
-"""Finds a group or a channel by its name on node 0; a name that does not exist yet is waited for, with a deadline."""
+"""Lookup of a group or channel by name on node 0, with a wait for names that do not exist yet, and a deadline."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rlinf_async.work import Work
 
 
 async def find_name(client: NodeClient, kind: str, name: str, timeout: float | None, noun: str = "") -> Any:
-    """The roster of a ``group`` or ``channel``.
+    """Return the roster of a ``group`` or ``channel``.
 
     Args:
-        noun: what is looked for, where its names are those of another kind.
-        timeout: seconds; None for ``settings.NAME_TIMEOUT_S``, and with 0 what exists is found.
+        noun: the noun for messages, if it differs from the kind.
+        timeout: seconds; None for ``settings.NAME_TIMEOUT_S``; 0 finds only what exists.
 
     Raises:
-        DeadlineExceeded: there was none in time; lists those that there are.
-        ClosedError: what had the name is closed.
+        DeadlineExceeded: there was none in time; the text lists the names that exist.
+        ClosedError: the group or channel of that name is closed.
     """
     limit, noun = "", noun or kind
     if timeout is None:
@@ -36,14 +36,15 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         client.request(operations.CancelFind(kind, lookup.number), node=0)
         raise
     except DeadlineExceeded:
-        late = await say_late(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
+        late = await end_lookup(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
         if not lookup.done():
             raise late from None
-        return await lookup  # what is there is found, also with a timeout of 0
+        return await lookup  # an existing name is found even with a timeout of 0
 
 
-def say_late(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
-    """End a lookup, and say that there was none in time, and which names there are; within ``WAIT_ANSWER_S``."""
+def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
+    """End a lookup. Return the error that it was too late, with the existing names if they arrive in
+    ``WAIT_ANSWER_S``."""
     said: Work[DeadlineExceeded] = Work()
     patience = settings.WAIT_ANSWER_S()
     request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")

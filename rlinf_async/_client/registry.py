@@ -1,11 +1,11 @@
 """Registry of this process's active clients (a driver's clusters, a worker's own); picks the default one.
 
-What is made without ``cluster=...`` belongs to the only one that is active::
+Objects made without ``cluster=...`` belong to the only active client::
 
     registry.activate(client)       the cluster is entered, or the worker begins; until the client has ended
     registry.current()              Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
 
-A child that is forked off has none: what was open is its parent's.
+A forked child has none: the open clusters are its parent's.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ from rlinf_async._core import process
 
 
 class HasClient(Protocol):
-    """A ``Cluster``."""
-
     _client: NodeClient
 
 
 _active: list[NodeClient] = []
 
 _inherited: list[NodeClient] = []
-"""In a forked child: those that were active in its parent."""
+"""Clients that were active in the parent of a forked child."""
 
 
 def activate(client: NodeClient) -> None:
-    """From here until its end the client may be meant where no cluster is named."""
     client.on_ended = _deactivate  # first: another thread may end the client at any time
     _active.append(client)
 
@@ -41,21 +38,20 @@ def _deactivate(client: NodeClient) -> None:
 
 
 def any_active() -> bool:
-    """Whether this process has an open cluster, or is a worker."""
     return bool(_active)
 
 
 def first_active() -> NodeClient | None:
-    """A worker's own client, or that of a driver's first open cluster."""
     return _active[0] if _active else None
 
 
 def current() -> NodeClient:
-    """The client of the only run in which this process has an open cluster; of several there, the first.
+    """Return the client of the only run in which this process has an open cluster; the first one, if it has several
+    there.
 
     Raises:
         RuntimeError: there is none, or there are several runs.
-        ForkedProcessError: the one that was open when this process was forked is its parent's.
+        ForkedProcessError: the cluster that was open when this process was forked is its parent's.
     """
     runs = {client.welcome.get("run", id(client)) for client in _active}
     if len(runs) == 1:
@@ -67,12 +63,12 @@ def current() -> NodeClient:
 
 
 def client_of(cluster: HasClient | None) -> NodeClient:
-    """The client of a cluster; without one as ``current``."""
+    """Return the client of a cluster, or ``current()`` without one."""
     return current() if cluster is None else cluster._client
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """The client of this process in a run; ``what``, as "channel 'obs'", is for the error of a forked child.
+    """Return the client of this process in a run; ``what``, as "channel 'obs'", is for the error of a forked child.
 
     Raises:
         RuntimeError: it has none there.

@@ -1,4 +1,4 @@
-"""Interfaces that a client delivers frames to: ``ReplyHandler`` (replies of a call), ``Receiver``, ``Inbox``."""
+"""Interfaces that a client delivers frames to: ``ReplyHandler`` (replies of a call), ``Receiver``, ``CallReceiver``."""
 
 from __future__ import annotations
 
@@ -8,37 +8,35 @@ from typing import Any, Final, Protocol
 from rlinf_async._core.payload import Body
 
 NOWHERE: Final = -1
-"""Target of a slot for which a call has not left: its rank is away."""
+"""Target of a slot whose call has not been sent, because its rank is away."""
 
 
 class ReplyHandler(Protocol):
-    """One call: begun before it is sent, and then answered slot by slot, in whatever order."""
+    """One call: begun before it is sent, and answered slot by slot, in any order."""
 
     _method: str
     _targets: Sequence[int]
-    """Endpoints of the workers that are called, by slot, once it has begun; or ``NOWHERE``."""
+    """Endpoints of the called workers by slot, once it has begun; or ``NOWHERE``."""
 
     def _begin(self, call: int) -> Sequence[int]:
-        """It is about to be sent, and known to the daemons by this number. Return its targets."""
+        """Note the number of the call, which is about to be sent. Return its targets."""
 
-    def _mark_departed(self) -> None:
-        """It has been sent to all of them."""
+    def _mark_departed(self) -> None: ...
 
-    def _unanswered(self) -> Sequence[int]:
-        """Slots whose last answer has not come."""
+    def _unanswered(self) -> Sequence[int]: ...
 
     def _answer(self, slot: int, status: int, body: Body) -> bool:
-        """Takes one; True once it expects no more."""
+        """Take an answer. Return True once no more are expected."""
 
 
 class Receiver(Protocol):
-    """What takes the frames of some kinds; the descriptors are its own from then on."""
+    """Receiver of some kinds of frames, which owns their descriptors."""
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
 
 
-class Inbox(Receiver, Protocol):
-    """What a worker does with frames that are meant for it."""
+class CallReceiver(Receiver, Protocol):
+    """Receiver of the calls and other frames for a worker."""
 
     def on_batch(self) -> None:
-        """What has come at once has been handed over."""
+        """Note that all frames of one read have been delivered."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic
 
 from rlinf_async import errors
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._core import frames
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.operations import Answer, CancelFind, Find, LockDevices, Operation, UnlockDevices
@@ -18,17 +18,17 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 OWN_NODE: Final = -1
-"""``client.request(..., node=OWN_NODE)``: this process's own node."""
+"""Value of ``node=`` that stands for this process's own node."""
 
 
 class Request(Work[Answer], Generic[Answer]):
-    """An operation that was requested of a daemon, which knows it by its ``number``."""
+    """Operation that was requested of a daemon, which knows it by its ``number``."""
 
     _ends_with_others = False
     _kind = "request"
 
     def __init__(
-        self, client: far_side.Client, number: int, operation: Operation[Answer], node: int, what: str = ""
+        self, client: peer_activity.RequestSender, number: int, operation: Operation[Answer], node: int, what: str = ""
     ) -> None:
         super().__init__()
         self.number = number
@@ -46,8 +46,8 @@ class Request(Work[Answer], Generic[Answer]):
     def _whom(self) -> str:
         return f"the daemon of node {self.node}"
 
-    def _far_side(self) -> Work[str]:
-        return far_side.request(self._client, self.operation, self.number, self.node)
+    def _peer_activity(self) -> Work[str]:
+        return peer_activity.request(self._client, self.operation, self.number, self.node)
 
     def _needs(self) -> slow_waits.Needs:
         operation = self.operation
@@ -59,8 +59,6 @@ class Request(Work[Answer], Generic[Answer]):
 
 
 class Requests:
-    """The open requests of a client, by number."""
-
     def __init__(self) -> None:
         self._open: dict[int, Request[Any]] = {}
 
@@ -76,35 +74,33 @@ class Requests:
         if request is None:
             return
         if isinstance(request.operation, CancelFind | UnlockDevices):
-            self._open.pop(request.operation.number, None)  # what the daemon has forgotten it does not answer
+            self._open.pop(request.operation.number, None)  # the daemon does not answer a cancelled request
         if ok:
             request._settle(value)
         else:
             request._settle(error=error_of(value))
 
     def fail(self, error: Exception, *, node: int | None = None) -> None:
-        """Ends all of them, or those to one node."""
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
-                # A copy: the client keeps the error, which would hold the frames that it is raised through.
+                # A copy: a raised error would hold the frames that it passes through, and the client keeps this one.
                 request._settle(error=copy_of(error))
 
     def refuse(self, request: Request[Any], error: Exception) -> None:
-        """This one cannot even be sent."""
         self._open.pop(request.number, None)
         request._settle(error=copy_of(error))
 
     def forget(self) -> None:
-        """In a forked child: they are the parent's."""
+        """Forget the parent's requests in a forked child."""
         self._open.clear()
 
 
 def error_of(value: Sequence[str]) -> Exception:
-    """The error of an ANSWER: ``[class name, message]``."""
+    """Return the exception of an ANSWER: ``[class name, message]``."""
     name, message = value
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(TypeError):  # a type that takes more than a message
+        with contextlib.suppress(TypeError):  # its constructor may need more than a message
             return kind(message)
     return RuntimeError(f"{name}: {message}")

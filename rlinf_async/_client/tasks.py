@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits, user_code
 from rlinf_async.errors import ClosedError, ForkedProcessError
@@ -17,7 +18,7 @@ OnLoop = Callable[[Callable[[], None]], None]
 
 
 class Task(Work[Any]):
-    """A coroutine that runs on the loop, as work."""
+    """Coroutine that runs on the loop, as a work."""
 
     _kind = "task"
 
@@ -27,16 +28,17 @@ class Task(Work[Any]):
         self._what = what
         self._abandonable = self._ends_with_others = abandonable
         self._task: asyncio.Task[Any] | None = None
+        self._thread: int | None = None
         self._cancelled = False
 
     def _describe(self) -> str:
         return self._what
 
-    def _far_side(self) -> Work[str] | None:
-        return None if self._task is None else far_side.through(self._awaited())
+    def _peer_activity(self) -> Work[str] | None:
+        return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
-        """What the coroutine awaits; where that is nothing of others', the framework works on it."""
+        """Return the needs of the coroutine's awaits; without any, its own daemon's, as the framework is at work."""
         targets, every = needs_of(self._awaited())
         return (targets, every) if targets else ([Target(TargetKind.DAEMON, name=self._what)], True)
 
@@ -50,7 +52,7 @@ class Task(Work[Any]):
 
     def follow(self, task: asyncio.Task[Any]) -> None:
         """The coroutine runs as this task."""
-        self._task = task
+        self._task, self._thread = task, threading.get_ident()
         task.add_done_callback(self._finished)
         if self._cancelled:
             task.cancel()
@@ -63,8 +65,6 @@ class Task(Work[Any]):
             self._settle(None if error else task.result(), error)
 
     def cancel(self) -> None:
-        """Cancels the coroutine; the work fails with ``ClosedError`` once it has ended."""
-
         def cancel() -> None:
             self._cancelled = True
             if self._task is not None:
@@ -77,12 +77,23 @@ class Task(Work[Any]):
         if self._abandonable:
             self.cancel()
 
+    def _wait_for_thread(self, timeout: float | None) -> None:
+        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this.  The
+        # loop stands still meanwhile, and the wait would never end:
+        # tests/weights/waiting/test_bridge.py::test_a_wait_does_not_block_the_loop_that_its_work_needs
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f".wait() would block the event loop of this thread, on which {self._what} goes on: `await` it in an "
+                "`async def` method"
+            )
+        super()._wait_for_thread(timeout)
+
 
 class Tasks:
-    """The tasks of one loop, whose owner awaits them all.
+    """Tasks of one loop, whose owner awaits them all.
 
     Args:
-        on_loop: has something called on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
+        on_loop: calls a function on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
             ``ForkedProcessError`` in a forked child, which has no such loop.
     """
 
@@ -94,16 +105,16 @@ class Tasks:
         self._is_over = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
-        """Starts a coroutine, from any thread.
+        """Start a coroutine, from any thread.
 
         Raises:
             ClosedError: the loop is closed.
-            ForkedProcessError: the loop runs in the process that this one was forked from.
+            ForkedProcessError: the loop runs in the parent of this process.
         """
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
-            if self._is_over:  # it would not come to its first step
+            if self._is_over:  # it would never reach its first step
                 return
             self._unstarted.pop(work, None)
             task = self._loop.create_task(coroutine)
@@ -121,18 +132,18 @@ class Tasks:
         return work
 
     def start_no_more(self) -> None:
-        """The loop is about to end; from any thread.  What is started now fails at ``loop_ended``."""
+        """Start no more tasks, from any thread, because the loop is about to end; later ones fail at ``loop_ended``."""
         self._is_over = True
 
     def loop_ended(self) -> None:
-        """The loop is closed, after ``settle``: what has not begun there never will."""
+        """Fail the tasks that never began, after ``settle`` and once the loop is closed."""
         while self._unstarted:
             work, coroutine = self._unstarted.popitem()
             coroutine.close()
             work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
 
     async def settle(self) -> None:
-        """Cancels what is still going, again and again if it must be, and waits for its end."""
+        """Cancel all running tasks, repeatedly if necessary, and wait for their end."""
         current = asyncio.current_task()
         while tasks := [task for task in self._running if task is not current]:
             for task in tasks:

@@ -1,4 +1,4 @@
-"""Launches a group by requests of daemons: reserve name, open rendezvous store, spawn workers, publish roster."""
+"""Launch of a group by requests to daemons: reserve name, open rendezvous store, spawn workers, publish roster."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ from rlinf_async.profiling.windows import SECTION
 logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
-"""To take back a launch that has failed."""
+"""Seconds for undoing a failed launch."""
 
 _MAX_VALUE_BYTES: Final = 128 * 1024
-"""Of one environment variable; the kernel takes no more when the worker starts a program."""
+"""Limit for one environment variable: the kernel's own when the worker starts a program."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything about a launch that is decided before anything starts.
+    """Decisions about a launch, made before anything starts.
 
     Attributes:
-        settings: one for each placement.
-        hardware: what each was placed on, where that is other than accelerators.
-        config: the cluster's configuration as JSON, for the workers; empty without.
-        environment: the group's own variables, which win over all others.
+        settings: interpreter and variables, by rank.
+        hardware: assigned hardware other than accelerators, by rank.
+        config: the cluster's configuration as JSON, for the workers; empty without one.
+        environment: the group's own variables, which override all others.
         script_environment: variables that the launching process has changed since its start.
-        profiling: of this group; None if it is not profiled.
+        profiling: profiling of this group; None if it is not profiled.
         close_grace: seconds that its workers have for their end.
-        policy: whether and how often its ranks are started again.
-        preload: modules to import before the workers are forked, as the user names them.
-        own_modules: others that the workers will import at once, the class's own among them.
+        policy: whether and how often its ranks are restarted.
+        preload: modules to import before the workers are forked, as given by the user.
+        own_modules: other modules that the workers import at their start, the class's own among them.
     """
 
     name: str
@@ -77,10 +77,10 @@ class Plan:
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Starts the processes of a group and lets its waiting calls go; the port of its store.
+    """Start the processes of a group, and send its waiting calls. Return the port of its store.
 
-    Nothing is left of a launch that fails: the processes are ended, the name is free, and every call that waits on the
-    members gets the error.
+    A failed launch leaves nothing: its processes are ended, its name is free, and every call that waits on the members
+    gets the error.
     """
     try:
         if not members.number:
@@ -113,27 +113,27 @@ async def _reserve(client: NodeClient, members: Members) -> None:
     try:
         members.number = await request.async_wait()
     except asyncio.CancelledError:
-        members.number = await request.async_wait()  # the name is taken, or refused, whoever waits for the answer
+        members.number = await request.async_wait()  # wait all the same: _undo releases the name by its number
         raise
 
 
 def reserve_now(client: NodeClient, name: str) -> int:
-    """Reserve a name where this thread may block, so that one that is taken is an error at once."""
+    """Reserve a name in a thread that may block, so that a taken name raises at once."""
     request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
 
-    def give_back() -> None:
+    def release() -> None:
         if request._error is None:
             client.request(operations.Release("group", request._value), node=0)
 
     try:
         return request.wait()
-    except BaseException:  # of a signal handler: nobody has the number, which may come later
-        request._follow(give_back)
+    except BaseException:  # a signal handler has raised: release the number when it arrives
+        request._follow(release)
         raise
 
 
 async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Opens the socket of the store at MASTER_PORT on the node of rank 0; the port."""
+    """Open the socket of the store at MASTER_PORT on the node of rank 0. Return its port."""
     node = plan.nodes[plan.placements[0].cluster_node_rank].node_rank
     return await client.request(operations.OpenStore(plan.name, members.number), node=node)
 
@@ -141,11 +141,11 @@ async def open_store(client: NodeClient, members: Members, plan: Plan) -> int:
 async def spawn(
     client: NodeClient, members: Members, plan: Plan, ranks: Sequence[int], port: int, restarts: Sequence[int] = ()
 ) -> dict[int, dict[str, Any]]:
-    """Starts the processes of these ranks; their entries in the roster.
+    """Start the processes of these ranks. Return their roster entries.
 
     Args:
-        port: of the group's store.
-        restarts: of each rank of the group, how often it was started before; empty where it never was.
+        port: port of the group's store.
+        restarts: number of earlier restarts, by rank of the group; empty at the launch.
     """
     alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
     for rank in ranks:
@@ -242,9 +242,9 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
 
 
 def _surroundings(python: str | None) -> dict[str, Any]:
-    """Where the launching script runs and imports from; its workers do the same.
+    """Return working directory, import path and script of this process, for its workers.
 
-    What belongs to this interpreter is left out for another one, which has its own.
+    Entries of the path that belong to this interpreter are left out for another one, which has its own.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
@@ -258,7 +258,7 @@ def _surroundings(python: str | None) -> dict[str, Any]:
 
 
 def _belongs_to_python(entry: str) -> bool:
-    """Whether an entry of the path is this interpreter's own: its standard library, its site-packages."""
+    """True if an entry of the path is this interpreter's own: its standard library, its site-packages."""
     library = Path(sysconfig.get_path("stdlib"))
     if Path(entry) == library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"):
         return True
@@ -286,7 +286,7 @@ def _cancelled(name: str) -> Exception:
 
 
 def script_environment() -> own_start.Changes:
-    """Return the variables that this process has changed since its start, which its workers get."""
+    """Return the variables that this process has changed since its start, for its workers."""
     changes = own_start.changed_variables()
     for name, value in list(changes.items()):
         if len(value or b"") > _MAX_VALUE_BYTES:
@@ -300,7 +300,7 @@ def script_environment() -> own_start.Changes:
 
 
 def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
-    """The group's own variables, as strings.
+    """Return the group's own variables.
 
     Raises:
         TypeError: a name or value is not a string.

@@ -1,4 +1,4 @@
-"""Resolves script, environment, ``cluster`` config: nodes, groups, trace, fail-fast; workers' variables, Python."""
+"""Resolution of arguments, environment and ``cluster`` configuration: nodes, groups, trace, fail-fast, interpreters."""
 
 from __future__ import annotations
 
@@ -44,11 +44,14 @@ class LaunchConfig:
 
 
 def read_config(given: Any) -> ClusterConfig | None:
-    """``cluster_cfg`` in any of its shapes: a mapping or ``DictConfig`` (the ``cluster`` section, or a configuration
-    that has it), the path of a YAML file, a ``ClusterConfig``; None for None.
+    """Read ``cluster_cfg`` in any of its forms.
+
+    Args:
+        given: a mapping or ``DictConfig`` (the ``cluster`` section, or a configuration that has it), the path of a YAML
+            file, a ``ClusterConfig``, or None, which returns None.
 
     Raises:
-        ConfigError: something in it is wrong.
+        ConfigError: the configuration is invalid.
     """
     if given is None:
         return None
@@ -64,10 +67,10 @@ def read_config(given: Any) -> ClusterConfig | None:
 
 
 def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | None:
-    """How many nodes the script needs; None for all.
+    """Return the number of nodes that the script needs; None for all.
 
     Raises:
-        ConfigError: that is no number, or the script and the configuration disagree.
+        ConfigError: the value is no number, or the script and the configuration disagree.
     """
     if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
         raise ConfigError(f"num_nodes must be a number of nodes, got {num_nodes!r}")
@@ -80,11 +83,13 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
 def trace_wanted(
     given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
 ) -> TracerConfig:
-    """Whether the run is traced, and into which file: what the script says, else ``$RLINF_TRACE``, which ``rlinf-launch
-    --trace`` sets, else the configuration.
+    """Return whether the run is traced, and into which file.
+
+    The script's argument wins over ``$RLINF_TRACE``, which ``rlinf-launch --trace`` sets, and that over the
+    configuration.
 
     Raises:
-        ConfigError: the script says neither a path nor True or False.
+        ConfigError: the argument is neither a path nor True or False.
     """
     path: str | None
     if given is None:
@@ -105,11 +110,13 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """Whether a call that fails unawaited ends plain waits: what the script says, else ``$RLINF_FAIL_FAST``, which
-    ``rlinf-launch --fail-fast`` sets, else the configuration.
+    """Return whether a call that fails unawaited ends plain waits.
+
+    The script's argument wins over ``$RLINF_FAIL_FAST``, which ``rlinf-launch --fail-fast`` sets, and that over the
+    configuration.
 
     Raises:
-        ConfigError: the script or the variable says something else than yes or no.
+        ConfigError: the argument or the variable is neither yes nor no.
     """
     if given is not None:
         if not isinstance(given, bool):
@@ -127,10 +134,10 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
 
 
 def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:
-    """Where metrics are served: what the script says, else the configuration; None for nowhere.
+    """Return the address at which metrics are served, from the argument or else the configuration; None for none.
 
     Raises:
-        ConfigError: the script says something that is no address.
+        ConfigError: the argument is no address.
     """
     if given is None:
         wanted = config.metrics if config is not None else None
@@ -145,8 +152,8 @@ def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | 
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-    """The node groups of a cluster: ``cluster`` and ``node``, the configured ones, and one for each label of the hosts
-    file that is not among them.
+    """Return the node groups of a cluster: ``cluster`` and ``node``, the configured ones, and one per other label of
+    hosts.
 
     Raises:
         ConfigError: a group has a node that the cluster does not have.
@@ -156,12 +163,12 @@ def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[
 
 
 def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchConfig:
-    """What the configuration says for a worker that is placed there.
+    """Return the configured interpreter and variables for a placed worker.
 
-    A worker that is placed in none of the configured groups gets what all groups of its node agree on.
+    A worker outside of the configured groups gets the settings on which all groups of its node agree.
 
     Raises:
-        ConfigError: they do not agree.
+        ConfigError: the groups do not agree.
     """
     if config is None:
         return LaunchConfig()
@@ -174,7 +181,7 @@ def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchCon
 
 
 def hardware_for(groups: Sequence[NodeGroup], placement: Placement) -> tuple[Any, ...]:
-    """What is known of the pieces of hardware, other than accelerators, that a worker was placed on."""
+    """Return the descriptions of the hardware, other than accelerators, that a worker was placed on."""
     group = next((group for group in groups if group.label == placement.node_group_label), None)
     if group is None or group.counted_hardware in (None, "Accelerator"):
         return ()

@@ -1,4 +1,4 @@
-"""Builds each node's ``NodeInfo`` from its daemon's facts, the configuration and its enumerated hardware."""
+"""``NodeInfo`` of each node, from its daemon's facts, the configuration and its enumerated hardware."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = own_logger(__name__)
 
 
 def nodes_from(peers: Sequence[dict[str, Any]]) -> tuple[NodeInfo, ...]:
-    """The nodes that may hold workers, by rank; the driver's own hidden node is not one."""
+    """Return the nodes that may hold workers, by rank; the driver's own hidden node is not one."""
     return tuple(
         _node_from(peer) for peer in sorted(peers, key=lambda peer: int(peer["node"])) if not peer.get("hidden")
     )
@@ -46,7 +46,7 @@ def _node_from(peer: dict[str, Any]) -> NodeInfo:
 
 
 def _ip_of(address: str | None) -> str:
-    """``10.0.0.1:4000`` → ``10.0.0.1``; a node without neighbours is reached by loopback."""
+    """Return the host of ``10.0.0.1:4000``; loopback for a node without an address."""
     if not address:
         return "127.0.0.1"
     return address.rpartition(":")[0].strip("[]")
@@ -55,9 +55,10 @@ def _ip_of(address: str | None) -> str:
 async def described(
     client: NodeClient, nodes: Sequence[NodeInfo], config: ClusterConfig | None
 ) -> tuple[NodeInfo, ...]:
-    """The nodes with what the configuration says of them, and with the hardware that they have besides accelerators.
+    """Return the nodes with their configured labels and variables, and with their hardware other than accelerators.
 
-    That is searched for on each node where the configuration describes some, or ``RLINF_EXT_MODULE`` names a module.
+    That hardware is searched for on each node if the configuration describes some, or ``RLINF_EXT_MODULE`` names a
+    module.
 
     Raises:
         ConfigError, LaunchError: a node's search fails.
@@ -87,7 +88,7 @@ async def _inventories(
     client: NodeClient, nodes: Sequence[NodeInfo], sections: Sequence[dict[str, Any]], extension: str
 ) -> dict[int, tuple[Any, ...]]:
     asked = {
-        rank: client.request(operations.Inventory(rank, list(sections), sys.path, extension, None), node=rank)
+        rank: client.request(operations.FindHardware(rank, list(sections), sys.path, extension, None), node=rank)
         for rank in (node.node_rank for node in nodes)
     }
     found = {}
@@ -95,7 +96,7 @@ async def _inventories(
         pickled, warning = await request.async_wait()
         if warning:
             logger.warning(warning)
-        # As a body of its own: one pickle and nothing besides.
+        # A body of the codec: 0 and one pickle.
         found[rank] = tuple(codec.decode(b"\0" + bytes.fromhex(pickled)))
     return found
 
@@ -105,7 +106,8 @@ def _labels(config: ClusterConfig | None, node: NodeInfo) -> list[str]:
 
 
 def _common_variables(config: ClusterConfig | None, node: NodeInfo) -> dict[str, str]:
-    """What all groups of a node agree on; nothing where they do not: then each worker's own group decides."""
+    """Return the variables on which all groups of a node agree; none if they disagree, because each group then sets its
+    own."""
     try:
         return config.get_node_env_vars(node.node_rank) if config is not None else {}
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Prints workers' lines of output in the driver, each with its worker's name; says which ranks wait at breakpoint()."""
+"""Output of workers in the driver, each line with its worker's name; notes about ranks that wait at breakpoint()."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = own_logger(__name__)
 
 
 def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
-    """Queues the lines of one worker for the stream of the same name here."""
+    """Queue the lines of one worker for the stream of the same name in this process."""
     stream = sys.stderr if facts["stream"] == "stderr" else sys.stdout
     prefix = f"[{facts['who']}] "
     rank = facts["who"].rpartition("@")[0].rpartition(":")[2]
@@ -22,7 +22,7 @@ def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
 
 
 def show_debugger(client: NodeClient, facts: dict[str, Any]) -> None:
-    """Say of a rank that waits in the debugger, and whom no operator has stopped, how to attach."""
+    """Log how to attach to a rank that waits in the debugger, unless an operator has stopped it."""
     if facts["where"] and not facts["attached"]:
         command = f"rlinf-ctl debug --run {client.welcome['run']} {facts['name']}"
         logger.warning("%s waits in the debugger at %s: `%s` attaches", facts["name"], facts["where"], command)

@@ -1,4 +1,4 @@
-"""Starts node daemons on this machine for a ``Cluster`` without ``rlinf-launch``; reads the fake GPUs' number."""
+"""Node daemons on this machine for a ``Cluster`` without ``rlinf-launch``; number of fake GPUs."""
 
 from __future__ import annotations
 
@@ -29,18 +29,19 @@ async def start_own_nodes(
     fake_gpus: int | None,
     timeout: float,
 ) -> tuple[str, list[str]]:
-    """Starts this machine's node, or several that behave as machines; the first one's socket, and notes for the user.
+    """Start this machine's node, or several that behave as machines. Return the first one's socket, and notes for the
+    user.
 
     Args:
-        run: the id of the run.
-        lifelines: where the nodes' lifelines are put as they start: the caller's to stop, whatever happens.
+        run: id of the run.
+        lifelines: list to which each started node's lifeline is added; the caller must stop them, even after an error.
         count: number of nodes.
-        log_dir: where the workers' logs go.
-        fake_gpus: GPUs to declare on each.
+        log_dir: folder for the workers' logs.
+        fake_gpus: number of GPUs to declare on each node.
         timeout: seconds for all to be up.
 
     Raises:
-        LaunchError: a node could not be started, with what it said.
+        LaunchError: a node could not be started; the text has its output.
     """
     authority = RunAuthority(run) if count > 1 else None
     command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]
@@ -69,14 +70,14 @@ async def start_own_nodes(
 
 
 def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:
-    """How many GPUs each node that is started here declares; None for those that it has.
+    """Return the number of GPUs that each node started here declares; None to use the real ones.
 
     Args:
-        asked: by the script; the variable counts where it says nothing.
-        joins: no node is started, the cluster joins a run.
+        asked: the script's argument; None leaves it to the environment variable.
+        joins: true if the cluster joins a run, and starts no node.
 
     Raises:
-        ConfigError: that is no such number, or the run's nodes have been started already.
+        ConfigError: the number is invalid, or the run's nodes have already been started.
     """
     if joins:
         if asked is not None:
@@ -95,7 +96,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """The environment of a daemon that finds the same ``rlinf_async`` as this process, and its launcher.
+    """Return the environment for a daemon that must find the same ``rlinf_async`` as this process, and its launcher.
 
     Raises:
         LaunchError: this is a checkout that is not installed.

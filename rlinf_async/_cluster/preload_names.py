@@ -14,19 +14,19 @@ from rlinf_async._core.own_logger import own_logger
 logger = own_logger(__name__)
 
 _MOST_PICKLE_BYTES: Final = 64 * 1024
-"""Reading a pickle takes Python 20 ms for so much; a larger one has large arguments, and its class comes first."""
+"""Bytes of a pickle that are read, which takes 20 ms; a larger pickle has large arguments, after its class."""
 
 _EVERYWHERE: Final = frozenset(
     {*sys.stdlib_module_names, "__mp_main__", "cloudpickle", "msgpack", "numpy", "rlinf_async", "torch", "uvloop"}
 )
-"""Packages that every worker has before it imports anything; ``__main__`` is the script."""
+"""Packages that every worker imports at its start; ``__main__`` is the script."""
 
 
 def named_modules(preload: Any) -> tuple[str, ...]:
     """Return the modules that ``launch(preload=)`` names.
 
     Raises:
-        TypeError: it is no sequence of strings.
+        TypeError: the argument is no sequence of strings.
         ValueError: no module can have such a name.
     """
     if preload is None:
@@ -47,13 +47,13 @@ def _workers_of_rlinf() -> tuple[str, ...]:
 
 
 def imported_at_once(pickled: bytes) -> tuple[str, ...]:
-    """Return the modules that unpickling a group's class and arguments imports, less those that each worker has."""
+    """Return the modules that unpickling a group's class and arguments imports, except those that each worker has."""
     names = dict.fromkeys(_modules_of(pickled[:_MOST_PICKLE_BYTES]))
     return tuple(name for name in names if name and name.partition(".")[0] not in _EVERYWHERE)
 
 
 def _modules_of(pickled: bytes) -> Iterator[str]:
-    """The modules of globals in a pickle of protocol 4 or newer, and those that cloudpickle imports by their names."""
+    """Yield the modules of globals in a pickle of protocol 4 or newer, and those that cloudpickle imports by name."""
     memo: list[Any] = []
     stack: list[Any] = [None, None]
     try:
@@ -71,12 +71,12 @@ def _modules_of(pickled: bytes) -> Iterator[str]:
             if isinstance(argument, str) and stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
                 yield argument
             stack = [stack[-1], argument if isinstance(argument, str | tuple) else None]
-    except (ValueError, IndexError):  # it is cut off
+    except (ValueError, IndexError):  # the pickle is cut off
         return
 
 
 def log_refusal(facts: dict[str, Any]) -> None:
-    """Say, once, that the workers of a group import a module themselves."""
+    """Log, once, that the workers of a group import a module themselves."""
     logger.log(
         logging.WARNING if facts["asked"] else logging.INFO,
         "each worker of '%s' on node %s imports %s itself, which is not preloaded: %s",

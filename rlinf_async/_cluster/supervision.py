@@ -1,4 +1,4 @@
-"""``Supervision``: starts ranks of a group again that have died, at the group's owner."""
+"""``Supervision``: restarts dead ranks of a group, in the process of the group's owner."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlinf_async._core import clock, codec, frames, operations
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.root_cause import name_ranks
-from rlinf_async._group.failure_notices import Failure
+from rlinf_async._group.failure_notices import RankFailure
 from rlinf_async._group.members import Members
 from rlinf_async._group.restart_budget import RestartBudget
 from rlinf_async._group.restart_rounds import Restart, RestartRounds
 from rlinf_async._group.substitutes import Resident, Substitutes
-from rlinf_async._inspection.state.run_report import Activity, State, Wait
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, Wait
 from rlinf_async._inspection.state.wait_graph import RESTART, supervision
 from rlinf_async._waits.unobserved_errors import UnobservedError
 from rlinf_async._worker.methods import MOVE_STORE, ON_RESTART
@@ -38,42 +38,43 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _DEATH_TIMEOUT_S: Final = 10.0
-"""For a rank that was killed to be told dead; a daemon that takes longer is on its way out itself."""
+"""Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself."""
 
 _NODE_END_S: Final = 5.0
-"""For what runs on a node that is lost to have ended: a node that is cut off ends itself, by its own clock."""
+"""Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock."""
 
 _MAX_CAUSES: Final = 4
-"""Deaths of a rank that are told when it is given up."""
+"""Number of deaths listed when a rank is not restarted any more."""
 
 _WHOLE_GROUP: Final = -1
-"""In the place of a rank, for the budget of a group that restarts as one."""
+"""Key of the budget of a group that restarts as one."""
 
 
 class Supervision:
-    """Brings back the ranks of one group.
+    """Restarts of one group's ranks.
 
     died ──► calls wait ──► pause ──► spawn ──► every node is told ──► constructor ──► on_restart ──► calls go on
       ▲                                                                      │              │
       └──────────────────────────── it raises, or the rank dies again ───────┘   any rank dies, which ends the hooks
 
-    A rank whose node is lost is started on another one (``Substitutes``), once what ran on its own has ended.
+    A rank whose node is lost is started on another one (``Substitutes``), once the processes on the lost node have
+    ended.
 
     By default the calls of all ranks wait, and ranks that are away together come back together.  With ``order="rank"``
-    each rank has a pause and a way back of its own, and only its own calls wait; the other ranks' calls wait while
-    hooks run, which may have to meet on all ranks, and which begin once nobody is away.
+    each rank has a pause and a restart of its own, and only its own calls wait; the other ranks' calls wait while hooks
+    run, which may have to meet on all ranks, and which begin once no rank is away.
 
-    Everything but ``rank_died`` runs on the client's loop, in one task at a time.
+    All methods except ``rank_died`` run on the client's loop, in one task at a time.
 
     Args:
-        construct: the body of the constructors' call.
-        substitutes: of the cluster.
-        residents: the living ranks of all groups of this process.
-        setting_for: interpreter and variables of a placement.
-        hook: the workers have an ``on_restart`` of their own.
+        construct: encoded arguments of the constructors' call.
+        substitutes: substitutes of the cluster.
+        residents: returns the living ranks of all groups of this process.
+        setting_for: returns interpreter and variables of a placement.
+        hook: true if the workers have an ``on_restart`` of their own.
 
     Attributes:
-        port: of the group's store; known once the group is launched.
+        port: port of the group's store; known once the group is launched.
     """
 
     def __init__(
@@ -96,11 +97,11 @@ class Supervision:
         self._residents = residents
         self._setting_for = setting_for
         self._paid: set[int] = set()
-        """Ranks whose restart was counted, and that could not be started yet."""
+        """Ranks whose restart was counted and could not be started yet."""
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
         self._has_moved = False
-        """The store is on another node than the living ranks know."""
+        """True while the living ranks do not know that the store is on another node."""
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
@@ -109,7 +110,7 @@ class Supervision:
         self._free: set[int] = set()
         """Ranks that were ended on purpose: their next restart is not counted."""
         self._causes: dict[int, list[str]] = {}
-        """By rank, the deaths and failures that were followed by a restart, oldest first."""
+        """Deaths and failures that were followed by a restart, by rank, oldest first."""
         self._changed = asyncio.Event()
         self._working: Task | None = None
 
@@ -120,38 +121,41 @@ class Supervision:
     # -- what is told -------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
-        """A rank has died; from the thread that handles frames."""
-        # In this order: who lets the calls go sets the group free first, and looks for ranks that are away afterwards.
+        """Handle the death of a rank; the thread that handles frames calls it."""
+        # Record the death before calls are held: a task that releases calls clears the held ranks first, and checks for
+        # ranks that are away afterwards.
         self._rounds.died(rank, facts)
         self._members.hold(self._held_with([rank]))
         self._client.later(0, self._look)
-        self._members.tell_death(rank, facts)
+        self._members.report_death(rank, facts)
 
     @property
     def away(self) -> set[int]:
-        """Ranks that are coming back."""
+        """Return the ranks that are being restarted."""
         return self._rounds.coming_back
 
     def _held_with(self, ranks: Iterable[int]) -> Iterable[int]:
-        """Return the ranks whose calls wait while these are away."""
+        """Return the ranks whose calls wait while these ranks are away."""
         return ranks if self._by_rank else range(self._members.size)
 
     def restart_wanted(self, rank: int) -> None:
-        """The next death of this rank is counted against no limit; from the thread that handles frames."""
+        """Exempt the next death of this rank from the limits; the thread that handles frames calls it."""
         self._free.add(rank)
 
     def _look(self) -> None:
         self._changed.set()
         if self._away and self._members.closed:
-            self._members.close()  # once more: calls may wait for a death that was told at the moment of the first time
+            self._members.close()  # again: calls may wait for a death that was reported during the first close()
         elif self._away and self._working is None:
             self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
 
     def end(self) -> None:
-        """The group is being closed: nothing is started any more."""
+        """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(0, self._changed.set)  # for a restart by hand, which waits for deaths that are told no more
+        self._client.later(
+            0, self._changed.set
+        )  # ends a restart by hand: the deaths it waits for are not reported any more
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -172,15 +176,15 @@ class Supervision:
             await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
         finally:
             self._look()
-            if self._working is None:  # they are back already, or nothing could be told
+            if self._working is None:  # they are back already, or no death could be reported
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            # One whose constructor has failed again was there for a moment.
+            # A rank whose constructor has failed again was present for a moment, and then has a reason.
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
-                if self._client.closed is not None:  # nobody has told of a death
+                if self._client.closed is not None:  # no death was reported
                     raise copy_of(self._client.closed)
                 raise WorkerDied.from_exit_report(members.deaths[rank])
 
@@ -203,7 +207,7 @@ class Supervision:
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
                 logger.exception("ranks of group '%s' could not be started again", self._plan.name)
-                with contextlib.suppress(Exception):  # nobody may wait for them for ever
+                with contextlib.suppress(Exception):  # their waiting calls must fail, not hang
                     await self._lose(sorted(self._away), f"could not be started again: {error}")
             self._working = None
             self._away.clear()
@@ -211,17 +215,17 @@ class Supervision:
             self._members.release()
             raise
         self._working = None
-        self._let_go(range(self._members.size))
+        self._release(range(self._members.size))
         self._changed.set()
 
-    def _let_go(self, ranks: Iterable[int]) -> None:
+    def _release(self, ranks: Iterable[int]) -> None:
         """Send the calls that wait for these ranks."""
         self._members.release(ranks)
         if self._away:  # another one has died at this moment
             self._members.hold(self._held_with(list(self._away)))
 
     async def _bring_each_back(self) -> None:
-        """Bring back every rank that is away at its own pace, and those that die meanwhile."""
+        """Restart every rank that is away, each in a task of its own, including those that die meanwhile."""
         tasks: dict[int, asyncio.Task[None]] = {}
 
         def end(rank: int) -> None:
@@ -244,34 +248,37 @@ class Supervision:
             return
         self._move_store()
         self._announce(self._rounds.go_on(rank, self._members.restarts))
-        self._let_go([rank])
+        self._release([rank])
 
     async def _bring_back(self, ranks: Sequence[int] = ()) -> None:
-        """Starts these ranks, or all that are away now; what dies, or fails, meanwhile is away again afterwards."""
-        with self._told(f"the restart of {name_ranks(ranks or sorted(self._away))} of group '{self._members.name}'"):
+        """Start and construct these ranks, or all that are away; a rank that fails meanwhile is away again."""
+        with self._shown_in_reports(
+            f"the restart of {name_ranks(ranks or sorted(self._away))} of group '{self._members.name}'"
+        ):
             back = await self._start_all(ranks)
         if back:
             await self._construct_all(back)
 
     @contextlib.contextmanager
-    def _told(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
-        """Account for what the block does to whoever asks: without a call it ends by itself."""
+    def _shown_in_reports(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
+        """Context manager: shows the block as an activity in reports; without a call it counts as running."""
         since, name = clock.monotonic(), supervision(self._members.name)
 
-        def tell() -> Activity:
+        def activity() -> Activity:
             age = clock.monotonic() - since
             targets = [] if call is None else call._needs()[0]
-            state = State.WAITING if targets else State.RUNNING
+            state = ActivityState.WAITING if targets else ActivityState.RUNNING
             return Activity(name, state, age, wait=Wait(RESTART, what, age, targets))
 
-        self._client.restarts[what] = tell
+        self._client.restarts[what] = activity
         try:
             yield
         finally:
             del self._client.restarts[what]
 
     async def _start_all(self, ranks: Sequence[int]) -> list[int]:
-        """Starts the processes of these ranks, or of all that are away, after their pause; those that are there."""
+        """Start the processes of these ranks, or of all that are away, after their pause. Return the ranks that
+        started."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(list(ranks) or sorted(self._away))
@@ -286,7 +293,7 @@ class Supervision:
         return [rank for rank, result in zip(ranks, results, strict=True) if result]
 
     async def _start(self, rank: int) -> bool:
-        """Starts the process of a rank, and tells every node; whether it is there."""
+        """Start the process of a rank, and tell every node. Return True if it has started."""
         members = self._members
         try:
             counts, store_node = [count + 1 for count in members.restarts], self._store_node
@@ -307,17 +314,17 @@ class Supervision:
         self._paid.discard(rank)
         members.replace(rank, entry["endpoint"], info_from(entry["info"], entry["pid"]), entry["log"])
         members.look_for_loss(rank)
-        await self._tell(rank, was, entry, report)
+        await self._announce_to_nodes(rank, was, entry, report)
         return True
 
     async def _move(self, ranks: list[int]) -> list[int]:
-        """Gives those whose node is lost another one; the ranks that have a node."""
+        """Move the ranks of lost nodes to other nodes. Return the ranks that have a living node."""
         lost = self._client.lost_nodes
         homeless = [rank for rank in ranks if self._members.placements[rank].cluster_node_rank in lost]
         if homeless:
             await _pause(_NODE_END_S)
         if self._by_rank and 0 not in ranks:
-            # Or these would be constructed with the address of the store that is lost.
+            # Otherwise these ranks would be constructed with the address of the lost store.
             # tests/simulation/test_sim_order.py::test_ranks_of_a_lost_node_are_constructed_with_the_new_store
             await self._until(lambda: self._store_node not in lost or 0 not in self._away)
         placements = self._members.placements
@@ -344,7 +351,7 @@ class Supervision:
         return [rank for rank in ranks if placements[rank].cluster_node_rank not in lost]
 
     def _wants(self, placement: Placement) -> str:
-        """Why a rank has no other node."""
+        """Return why no other node fits a rank."""
         if not placement.local_hardware_ranks:
             return f"no node of its node group '{placement.node_group_label}' is left"
         if placement.hardware_type != ACCELERATOR:
@@ -356,7 +363,7 @@ class Supervision:
         )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
-        """The ranks that have a restart left, and the pause before it; the others are given up."""
+        """Count the restarts. Return the ranks that may be restarted, and the pause before; the others are lost."""
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
@@ -380,7 +387,7 @@ class Supervision:
         self._causes[rank] = [*self._causes.get(rank, ())[-_MAX_CAUSES:], cause]
 
     async def _end_others(self) -> None:
-        """Where a group restarts as one, the others follow the rank that has died."""
+        """Kill the other ranks of a group that restarts as one."""
         everyone = range(self._members.size)
         first = next(iter(self._away))
         others = [rank for rank in everyone if rank not in self._away]
@@ -388,7 +395,8 @@ class Supervision:
         await self._kill(others, f"was ended to restart with rank {first} of its group, which had died")
 
     async def _kill(self, ranks: Iterable[int], reason: str) -> None:
-        """Ends these ranks, and waits until that is told; those of a node that does not tell count as away as well."""
+        """Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well.
+        Kill these ranks, and wait for the notices of their deaths; a rank without a notice counts as away as well."""
         members = self._members
         assert members.endpoints is not None
         killed = {rank: members.endpoints[rank] for rank in ranks}
@@ -396,7 +404,7 @@ class Supervision:
             with contextlib.suppress(NodeLost, ClosedError):
                 await self._client.request(operations.KillRanks(numbers[::2], reason), node=node)
 
-        def silent() -> list[int]:  # one that was told dead may be back already
+        def silent() -> list[int]:  # a rank whose death was reported may be back already
             assert members.endpoints is not None
             return [rank for rank in killed if rank not in self._away and members.endpoints[rank] == killed[rank]]
 
@@ -409,7 +417,7 @@ class Supervision:
             self._rounds.missed(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
-        """Runs the constructors; a rank whose constructor has failed is ended, and is away again."""
+        """Run the constructors; kill the ranks whose constructor failed, which are then away again."""
         outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
@@ -419,21 +427,22 @@ class Supervision:
         self._look_for_deaths(outcomes)
 
     def _look_for_deaths(self, outcomes: Iterable[Outcome]) -> None:
-        """Note the deaths that a call of this supervision was answered with.
+        """Record the deaths that are answers to a call of this supervision.
 
-        A rank that has died before its endpoint was known here is told by nothing else, and any other death may be
-        told later than the answer.
+        A rank that died before its endpoint was known here is reported in no other way, and any other death may be
+        reported later than the answer.
         """
         for outcome in outcomes:
             error = outcome.error
             if isinstance(error, WorkerDied) and error.pid == self._members.infos[outcome.rank].pid:
                 self._rounds.missed(outcome.rank, vars(error))
-                self._members.tell_death(outcome.rank, vars(error))
+                self._members.report_death(outcome.rank, vars(error))
             elif isinstance(error, NodeLost):
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
-        """Tell the workers and the driver who is back; a death of a worker ends that untold."""
+        """Run the hooks of workers and driver about restarted ranks; a worker's death ends the round without the
+        driver's hook."""
         members, rounds = self._members, self._rounds
         self._move_store()
         members.hold()
@@ -445,7 +454,7 @@ class Supervision:
                 who = name_ranks(sorted(self._away))
                 logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
             if self._by_rank:  # the others go on until the next attempt
-                self._let_go(set(range(members.size)) - rounds.coming_back)
+                self._release(set(range(members.size)) - rounds.coming_back)
             return
         for outcome in outcomes:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
@@ -458,39 +467,39 @@ class Supervision:
         return [rank for rank in range(self._members.size) if rank not in self._members.deaths]
 
     def _move_store(self) -> None:
-        """Tell the living ranks where the store is, if it is on another node than they know."""
+        """Tell the living ranks the address of the store after a move."""
         if not self._has_moved:
             return
         self._has_moved = False
         members = self._members
         body = codec.encode(((self._plan.nodes[self._store_node].node_ip, self.port), {}))
-        # Not awaited here: a rank may be in a method that one of the calls which wait for this is to end.  What
-        # this process calls later comes later there.
+        # Do not wait: a rank may be in a method that ends only by a call that waits for this restart. Later calls of
+        # this process arrive later there.
         moving = members.call_now(self._living(), MOVE_STORE, body).outcomes().async_wait()
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
 
     def _announce(self, restart: Restart) -> None:
-        """Tell the driver who is back."""
+        """Tell the driver which ranks are back."""
         members, ranks = self._members, restart.ranks
         members.call_back("on_restart", members.on_restart, restart)
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks, until all have ended or a rank dies: what its hook owes the others never comes."""
+        """Run the workers' hooks until all have ended or a rank dies: the others would wait for its hook for ever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)
         outcomes = call.outcomes()
         outcomes._follow(lambda: self._client.later(0, self._changed.set))
         try:
-            with self._told(f"on_restart() on {len(living)} ranks of group '{members.name}'", call):
+            with self._shown_in_reports(f"on_restart() on {len(living)} ranks of group '{members.name}'", call):
                 await self._until(lambda: outcomes.done() or bool(self._away))
             if not outcomes.done():
                 assert members.endpoints is not None
                 rank, report = next(iter(self._away.items()))
                 text = f"rank {rank} of group '{members.name}' {report['verdict']} while on_restart() ran"
-                members.notices.end(call, Failure(rank, members.endpoints[rank], call._call, lambda: text))
-                with contextlib.suppress(DeadlineExceeded):  # one that computes or sleeps ends when it likes
+                members.notices.end(call, RankFailure(rank, members.endpoints[rank], call._call, lambda: text))
+                with contextlib.suppress(DeadlineExceeded):  # a hook that computes or sleeps cannot be ended
                     await outcomes.async_wait(settings.ABORT_GRACE_S())
         finally:
             call.cancel()
@@ -499,19 +508,19 @@ class Supervision:
     # -- the end ------------------------------------------------------------------------------------------------
 
     async def _lose(self, ranks: Sequence[int], reason: str) -> None:
-        """These ranks do not come back: calls and messages for them fail from now on."""
+        """Give these ranks up: calls and messages for them fail from now on."""
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
-            report = {**self._rounds.given_up(rank), "returns": False, "reason": reason}
+            report = {**self._rounds.abandon(rank), "returns": False, "reason": reason}
             members.deaths[rank] = report
             self._changed.set()
             self._free.discard(rank)
             self._paid.discard(rank)
-            members.tell_death(rank, report)
-            await self._tell(rank, members.endpoints[rank], None, report)
+            members.report_death(rank, report)
+            await self._announce_to_nodes(rank, members.endpoints[rank], None, report)
             if self._by_rank:
-                self._let_go([rank])
+                self._release([rank])
         facts = members.deaths[ranks[0]]
         who = f"{name_ranks(ranks)} of group '{members.name}'"
         log = " ".join(told_log(facts)) if "log_path" in facts else ""
@@ -522,8 +531,11 @@ class Supervision:
         where = f"{who} of group '{self._members.name}'"
         self._client.unobserved.arrived(UnobservedError(where, where, f"{where} failed: {text}", is_due=True))
 
-    async def _tell(self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]) -> None:
-        """Tells all nodes, by node 0; that one, and the rank's own, have heard of it afterwards."""
+    async def _announce_to_nodes(
+        self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
+    ) -> None:
+        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node.
+        Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's own node."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

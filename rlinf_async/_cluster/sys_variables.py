@@ -10,7 +10,7 @@ _PREFIX: Final = "RLINF_"
 
 
 class ClusterEnvVar(StrEnum):
-    """Each without its prefix; ``get_full_env_var_name`` has it."""
+    """Names of variables without their prefix; ``get_full_env_var_name`` adds it."""
 
     CATCH_FAILURE = "CATCH_FAILURE"
     LOG_LEVEL = "LOG_LEVEL"
@@ -31,7 +31,7 @@ _DEFAULTS: Final[dict[ClusterEnvVar, str]] = {
 
 
 def get_full_env_var_name(var: ClusterEnvVar) -> str:
-    """``RLINF_LOG_LEVEL`` of ``ClusterEnvVar.LOG_LEVEL``."""
+    """Return the full name: ``RLINF_LOG_LEVEL`` for ``ClusterEnvVar.LOG_LEVEL``."""
     return _PREFIX + ClusterEnvVar(var)
 
 

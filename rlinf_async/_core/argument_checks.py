@@ -7,15 +7,15 @@ import operator
 from typing import Any, Final
 
 MAX_INTEGER: Final = 2**63 - 1
-"""The largest whole number that a frame carries."""
+"""Largest whole number that fits into a frame."""
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
-    """The int that an argument stands for: of NumPy, of a tensor of one element, or whatever is a whole number.
+    """Return the int that an argument stands for: an int, a NumPy integer, a tensor of one integer element.
 
     Raises:
-        TypeError: it is none, as 1.5 and 2.0 are not.
-        ValueError: it is less than ``least``, or more than ``MAX_INTEGER``.
+        TypeError: the argument is no whole number, as 1.5 and 2.0 are not.
+        ValueError: the number is less than ``least``, or more than ``MAX_INTEGER``.
     """
     try:
         number = operator.index(value)
@@ -27,10 +27,13 @@ def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
 
 
 def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
-    """The bool that an argument is; ``instead`` is the argument that a number in its place was probably meant for.
+    """Return an argument that must be a bool.
+
+    Args:
+        instead: name of the argument that a number in this place was probably meant for.
 
     Raises:
-        TypeError: it is none.
+        TypeError: the argument is no bool.
     """
     if isinstance(value, bool):
         return value
@@ -38,11 +41,11 @@ def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
 
 
 def seconds(timeout: Any, whose: str) -> float:
-    """The float that a ``timeout=`` stands for.
+    """Return a ``timeout=`` as a float.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is negative, NaN, or more than a float holds.
+        TypeError: the timeout is no number.
+        ValueError: the timeout is negative, NaN, or more than a float holds.
     """
     try:
         value = math.fsum((timeout,))  # float() would take a str

@@ -1,7 +1,7 @@
-"""Attributes of classes that travel by value: those that have changed at the origin reach receivers, their own stay.
+"""History of classes that travel by value: attributes changed at the origin reach receivers; receivers keep their own.
 
-A class arrives with every object of it.  Receivers fill it in once.  Afterwards they take only attributes that the
-origin, the process that defines the class, has assigned anew since then, so that a worker's own assignments
+A class arrives with every object of it.  A receiver fills it in once.  Afterwards it takes only attributes that the
+origin, the process that defines the class, has assigned since then, so that a worker's own assignments
 (``Reward.model = load()``) survive the next argument of that class.
 """
 
@@ -16,13 +16,13 @@ from weakref import WeakKeyDictionary
 _NOTHING: Final = object()
 
 
-class _Origin:
-    """Attributes of a class of this process, as they were when it last left.
+class _ClassOrigin:
+    """Attributes of a class of this process, as they were when the class was last sent.
 
     Attributes:
-        marks: of each attribute, a weak reference to the value where there can be one: a function of a class may hold
-            the class, which must not live for ever.
-        changes: a number for each attribute that was assigned since the class first left, ascending with time.
+        marks: by attribute, a weak reference to its value, or the value itself where it takes none.  A strong reference
+            to a function of the class would keep the class alive for ever.
+        changes: by attribute assigned since the class was first sent, a number that rises with time.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -38,37 +38,38 @@ class _Origin:
                 self.marks[name], self.changes[name] = _mark(value), self._count
 
 
-_ours: WeakKeyDictionary[type, _Origin] = WeakKeyDictionary()
+_ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
 _theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
-"""The changes that each class of another process has here."""
+"""Changes applied here to each class of another process, numbered by its origin."""
 _lock = threading.RLock()
 
 
 def changes_of(kind: type, attributes: dict[str, Any]) -> dict[str, int]:
-    """Return the numbered changes of a class that is about to leave, with these attributes."""
+    """Return the numbered changes of a class that is about to be sent with these attributes."""
     with _lock:
         if kind in _theirs:
             return dict(_theirs[kind])
         origin = _ours.get(kind)
         if origin is None:
-            origin = _ours[kind] = _Origin(attributes)
+            origin = _ours[kind] = _ClassOrigin(attributes)
         else:
             origin.look(attributes)
         return dict(origin.changes)
 
 
 def adopt(kind: type) -> None:
-    """Note a class of this process for which one has arrived that another process has imported."""
+    """Register a class of this process after another process has sent its own import of it."""
     with _lock:
         if kind not in _theirs:
-            _ours.setdefault(kind, _Origin({}))
+            _ours.setdefault(kind, _ClassOrigin({}))
 
 
 def fill_in(
     kind: type, attributes: dict[str, Any], changes: dict[str, int], assign: Callable[[dict[str, Any]], Any]
 ) -> None:
-    """Assign the attributes that a class which has arrived is to have from its origin."""
-    # Two threads may decode a class at once; the second one must not assign after the first one's user code did.
+    """Assign the attributes of an arrived class that are new since it last arrived."""
+    # Two threads may decode a class at once: without the lock, the second could assign after the first has run user
+    # code that set an attribute.
     with _lock:
         if kind in _ours:
             return

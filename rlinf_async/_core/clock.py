@@ -1,6 +1,6 @@
-"""The clock by which the framework measures waits, leases and pauses: one place, so that time can be another one's.
+"""Monotonic clock for waits, leases and pauses: one place, so that the simulation can replace it.
 
-Event loops have the same clock: what reads ``loop.time()`` and what reads this one may be compared.
+Event loops run on the same clock: ``loop.time()`` and ``monotonic()`` may be compared.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 monotonic: Callable[[], float] = time.monotonic
-"""Seconds from an arbitrary moment; never goes back."""
+"""Return seconds since an arbitrary moment; the value never decreases."""
 
 
 def rest(timeout: float | None, begun: float) -> float | None:

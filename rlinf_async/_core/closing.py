@@ -12,10 +12,10 @@ _MARGIN_S: Final = 0.5
 
 
 def seconds_for_calls(grace: float) -> float:
-    """Return the seconds after which open calls are cut off; the rest of the grace is for hooks and exit functions."""
+    """Return the seconds that open calls may still take; hooks and exit functions get the rest of the grace."""
     return max(_CALLS_SHARE * grace, min(_CALLS_MOST * grace, _CALLS_S))
 
 
 def seconds_until_kill(grace: float) -> float:
-    """Return the seconds after which the daemon kills a worker that has not ended itself at the end of the grace."""
+    """Return the seconds after which the daemon kills a worker that outlasts its grace."""
     return grace + min(_MARGIN * grace, _MARGIN_S)

@@ -1,9 +1,9 @@
 """Pickle codec: values to heads and out-of-band buffers, uncopied, and back; type hooks; sole ``pickle.loads``.
 
-Unpickling runs whatever code the bytes ask for: ``decode`` is only for bytes that came from an authenticated peer.
+Unpickling runs arbitrary code: call ``decode`` only on bytes from an authenticated peer.
 
-A *body* is what travels (``_core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band); or, of one
-object that is nothing but its memory, the byte 2 and a pickle of what it is rebuilt from.
+A *body* is the encoded form of a value (``_core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band).
+The head of an object that consists of one buffer is the byte 2 and a pickle of the key from which it is rebuilt.
 """
 
 from __future__ import annotations
@@ -26,31 +26,32 @@ from rlinf_async._core.unpicklable import ATOMS, cannot_travel, find_guilty, nes
 from rlinf_async.errors import SerializationError
 
 if "__mp_main__" in sys.modules:
-    # In a child that multiprocessing has spawned the script's module is __mp_main__, which no other process has: what
-    # it defines travels by value, as what __main__ defines does.
+    # In a child that multiprocessing has spawned, the script's module is __mp_main__, which no other process has. Its
+    # definitions must travel by value, as those of __main__ do.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
 _IN_BAND_BYTES: Final = 1024
-"""Smaller buffers are copied into the pickle, which costs less than their place in the index."""
+"""Smaller buffers go into the pickle: a copy costs less than an entry in the index."""
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
-"""``reduce`` of the providers that are imported."""
+"""``reduce`` function of each imported provider."""
 _SINGLE_BUFFER_MARK: Final = 2
-"""Begins the head of an object that is nothing but its memory; a pickle begins with 128."""
+"""First byte of a head whose object is one buffer; a pickle begins with 128."""
 _alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
-"""The providers, and their ``alone``, by type."""
+"""Provider and its ``alone`` function, by type."""
 _heads: dict[Any, bytes] = {}
-"""By provider and key."""
+"""Pickled head, by provider and key."""
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
-"""By head."""
+"""Function that rebuilds an object, by head."""
 _MAX_CACHED_HEADS: Final = 1024
 
 KEEP: Final = "keep"
-"""In a provider's ``state``: what tells whether an object's memory stays where it is; absent where all is copied."""
+"""Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
+Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is."""
 
 _by_name: dict[int, tuple[str, Any]] = {}
-"""Functions of the script that only its import makes, and their names, by id."""
+"""Functions of the script that receivers must look up by name, with their names, by id."""
 _MAX_NAMES_PER_VALUE: Final = 100
 
 _CONTAINERS: Final = frozenset({tuple, list, dict})
@@ -62,7 +63,7 @@ _NONE_BODY: Final = plain_body(None)
 
 
 def encode_plain(value: Any) -> bytes | None:
-    """The whole body of a value of a few builtin atoms and containers, at once; None for whatever needs ``encode``."""
+    """Return the body of a value of a few builtin atoms and containers; None if the value needs ``encode``."""
     if value is None:
         return _NONE_BODY
     kind = type(value)
@@ -74,7 +75,7 @@ def encode_plain(value: Any) -> bytes | None:
 def encode_arguments(
     args: tuple[Any, ...], kwargs: dict[str, Any], *, describe: str, root: str | tuple[str, ...]
 ) -> bytes | Encoded:
-    """The arguments of a call; ``describe`` and ``root`` as in ``encode``."""
+    """Encode the arguments of a call; ``describe`` and ``root`` are those of ``encode``."""
     if not args and not kwargs:
         return _NO_ARGUMENTS_BODY
     value = (args, kwargs)
@@ -83,15 +84,15 @@ def encode_arguments(
 
 
 def extend(top_level_module: str, provider: str) -> None:
-    """Lets another module say how objects of a package's own types travel.
+    """Register the module that reduces the types of a package.
 
-    Whatever has a type from ``top_level_module`` is first offered to ``reduce(obj, state)`` of the module that
-    ``provider`` names.  It returns what ``__reduce__`` returns, or NotImplemented; ``state`` is a dict that lives as
-    long as one ``encode``.  The provider is imported when the first such object is met, and never before.
+    Objects whose type is from ``top_level_module`` are first offered to ``reduce(obj, state)`` of the module named by
+    ``provider``.  The function returns a value as ``__reduce__`` does, or NotImplemented; ``state`` is a dict that
+    lives as long as one ``encode``.  The provider is imported when the first such object is met.
 
-    It may have a type ``ALONE`` and ``alone(obj)``, which returns a key and the memory of an object of exactly that
-    type that is rebuilt from these alone, by ``rebuilder(key)(memory)``, and None for any other: both sides then pickle
-    no more than a key once.
+    The module may define a type ``ALONE`` and ``alone(obj)``.  For an object of exactly that type that can be rebuilt
+    as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None.  Each side then pickles a key
+    once.
     """
     _providers[top_level_module] = provider
 
@@ -103,20 +104,20 @@ def encode(
     root: str | tuple[str, ...] = "value",
     keep: Callable[[Any], bool] | None = None,
 ) -> Encoded:
-    """Makes a value portable, without copying the large memory in it.
+    """Encode a value without copying the large memory in it.
 
-    Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of ours
-    that comes back is an instance of that very class.  A function of ``__main__`` that has been compiled travels by its
-    name, where others may import the script.  Memory that was read-only stays read-only.
+    Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of this
+    process that comes back is an instance of that very class.  A compiled function of ``__main__`` travels by name if
+    receivers may import the script.  Read-only memory stays read-only.
 
     Args:
-        value: anything that pickle or cloudpickle can take, with tensors where a provider is known for them.
-        describe: what the value is, for the error: ``"argument of step()"``.
-        root: what paths in the error begin with.  A tuple names the items of a tuple: ``("args", "kwargs")``.
-        keep: whether an object of a provider's is to leave its memory where that is, and not to copy it to the CPU's.
+        value: anything that pickle or cloudpickle accepts, with tensors if a provider is registered for them.
+        describe: the value in words, for the error: ``"argument of step()"``.
+        root: begins each path in the error.  A tuple names the items of a tuple: ``("args", "kwargs")``.
+        keep: true for a provider's object whose memory must stay on its device instead of being copied to the CPU.
 
     Raises:
-        SerializationError: something in the value cannot be pickled.  Says what it is and where in the value.
+        SerializationError: part of the value cannot be pickled; the text says which part, and where it is.
     """
     if type(value) is tuple and len(value) == 2 and value[0] is _NOTHING and type(value[1]) is dict and not value[1]:
         return _NO_ARGUMENTS
@@ -139,7 +140,7 @@ def encode(
 def _encode_otherwise(
     value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
 ) -> Encoded:
-    """Encode a value that has failed: less what annotations name, with compiled functions of the script by name."""
+    """Encode a value that has failed once: without names from annotations, compiled functions of the script by name."""
     if too_deep := nested_too_deeply(describe, root, error):
         raise too_deep from error
     for _ in range(_MAX_NAMES_PER_VALUE):
@@ -165,9 +166,10 @@ def _encode_otherwise(
 
 
 def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
-    """Return the innermost function of the script, and its name, that is made of what cannot travel."""
+    """Return the innermost function of the script that holds the failing part, and its name."""
     for part, step in holders:
-        # What a function only names is a fault of its own: the script's import may have something else by that name.
+        # A global is at fault itself, not the function that names it: on import the script may bind another object to
+        # it.
         if step.startswith(".__globals__") and part.__module__ in main_module.MAIN_NAMES:
             break
         if name := script_objects.definition_of(part):
@@ -176,14 +178,14 @@ def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | No
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """The value that a body holds.
+    """Return the value of a body.
 
-    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  Everything else
-    is copied out, so that nothing is read-only that was not so where it came from.
+    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  All else is copied
+    out, so that only memory that was read-only at the sender is read-only here.
 
     Raises:
-        SerializationError: the body is malformed, or this process cannot rebuild what is in it (for example because
-            a module cannot be imported here).
+        SerializationError: the body is malformed, or this process cannot rebuild the value, for example because it
+            cannot import a module.
     """
     try:
         if body[0] == 0:
@@ -197,7 +199,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments of a call that ``encode_arguments`` has encoded.
+    """Return the arguments that ``encode_arguments`` has encoded.
 
     Raises:
         SerializationError: as ``decode``.
@@ -209,7 +211,7 @@ def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, .
 
 
 def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """As ``decode``, of a head and the memory that it refers to, which is taken over; each piece came on its own.
+    """Decode a head and its buffers, which arrived separately; takes the buffers over.
 
     Raises:
         SerializationError: as ``decode``.
@@ -224,10 +226,10 @@ def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
 
 
 def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple[int, Any]]) -> Any:
-    """As ``decode``, of a value some of whose memory has come by another way.
+    """Decode a body of which some buffers arrived by another way.
 
     Args:
-        elsewhere: places among the buffers, ascending, and what is there.
+        elsewhere: index and content of each of these buffers, by ascending index.
 
     Raises:
         SerializationError: as ``decode``.
@@ -245,7 +247,7 @@ def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether a quick look finds nothing but builtin values, which need no pickler of ours."""
+    """True if a quick look finds nothing but builtin values."""
     kind = type(value)
     if kind in ATOMS:
         return True
@@ -272,7 +274,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 class _Sink:
-    """What a pickler writes to; bytes objects of any size are passed on uncopied."""
+    """File-like object for a pickler; passes on bytes objects of any size uncopied."""
 
     __slots__ = ("write",)
 
@@ -281,13 +283,13 @@ class _Sink:
 
 
 class _OutOfBand:
-    """What is done with the memory that a pickler meets."""
+    """Collector of the memory that a pickler meets."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
 
     def take(self, buffer: pickle.PickleBuffer) -> bool:
-        """True where it goes into the pickle, as pickle wants it."""
+        """Return True to have pickle copy the buffer in band."""
         view = buffer.raw()
         if view.nbytes < _IN_BAND_BYTES:
             if type(view.obj) is not OutOfBandBytes:
@@ -351,11 +353,12 @@ def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any
 
 
 class _NotSimpleError(Exception):
-    """Something in a value needs more than its provider has to say about it."""
+    """An object needs the full pickler: its provider does not reduce it."""
 
 
 class _QuickPickler(pickle.Pickler):
-    """For builtin atoms and containers and what a provider takes: it does not look at every object in Python."""
+    """Pickler of builtin atoms and containers and a provider's objects of one type, with no Python call per other
+    object."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
         self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
@@ -373,7 +376,7 @@ class _QuickPickler(pickle.Pickler):
 
 
 def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded | None:
-    """The value as it travels, if it is a provider's object, or a few of one type in builtin containers."""
+    """Encode a provider's object, or a few of one type in builtin containers; return None for any other value."""
     known = _alone.get(type(value))
     if known is not None and (keep is None or not keep(value)):
         provider, alone = known
@@ -418,7 +421,8 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """Whether there is nothing in a value but builtin ones and what providers know of, whose types are collected."""
+    """True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``.
+    True if a value consists of builtin values and providers' objects; collects the types of the latter in ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True
@@ -447,8 +451,8 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     if reduce is None:
         imported = importlib.import_module(provider)
         reduce = _reducing[provider] = imported.reduce
-        # A package's other types (torch.Size, torch.dtype, modules, distributions) have no memory to be asked for.
-        # tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
+        # No other type of such a package (torch.Size, torch.dtype, modules, distributions) has memory to send out of
+        # band. tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
         if hasattr(imported, "ALONE"):
             _alone[imported.ALONE] = provider, imported.alone
     return reduce

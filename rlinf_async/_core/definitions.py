@@ -3,9 +3,9 @@
 Objects that annotations name as text travel along (``inner: "Inner"``), because ``typing.get_type_hints`` looks them up
 in the function's globals, or in the module of the class.
 
-Each class is one object per process, as cloudpickle has it.  A function is so, too, where it refers to nothing but
-definitions and constants: whatever pickles by reference demands the very object that has the name.  Any other function
-arrives anew each time, with the globals that it has at its sender by then.
+A class is one object per process, as in cloudpickle.  So is a function that refers only to definitions and constants,
+because pickling by reference requires the very object that bears the name.  Any other function arrives as a new object
+each time, with the globals that it has at its sender by then.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Reduced = tuple[Any, ...]
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
 _complete: WeakSet[FunctionType] = WeakSet()
-"""Functions that have arrived, and may be found again."""
+"""Functions that have arrived complete, and that a later arrival may reuse."""
 
 
 def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: bool) -> Reduced:
@@ -52,7 +52,8 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect code and globals of a function and of those that it refers to; False if it refers to other objects."""
+    """Collect code and globals of a function and of the functions that it calls; False if one refers to another object.
+    Collect code and globals of a function and of the functions that it calls; False if one refers to another object."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -85,11 +86,11 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
 def _find_or_make_function(
     name: str, constants: dict[str, Any], make: Callable[..., FunctionType], arguments: tuple[Any, ...]
 ) -> FunctionType:
-    """Return the function that has arrived before, if it still has these constants, or make one."""
+    """Return the function that arrived before if its constants are unchanged, else a new one."""
     known = main_module.own(name)
     if type(known) is FunctionType and known in _complete:
-        here: dict[str, Any] = {}
-        if _find_constants(known, here, set()) and here == constants:
+        known_constants: dict[str, Any] = {}
+        if _find_constants(known, known_constants, set()) and known_constants == constants:
             return known
     return make(*arguments)
 
@@ -126,13 +127,13 @@ def _complete_function(made: FunctionType, state: tuple[Callable[[FunctionType, 
 
 
 def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Return the class if it is here, or make an empty one.
+    """Return a class that arrived before, or an empty one.
 
     Args:
-        name: of a class of the script that the sender has imported: it is the one that the script has here.
-        arguments: of ``make``, with cloudpickle's key of the class.
+        name: name in the script, if the sender has imported the class; the script's class of that name is then taken.
+        arguments: arguments of ``make``, with cloudpickle's key of the class.
     """
-    # Making another one would have __init_subclass__ and metaclasses see a class for each object that arrives.
+    # A second class object would run __init_subclass__ and the metaclass again for each object that arrives.
     known: Any = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
     if known is None and name is not None:
         known = main_module.own(name)
@@ -142,7 +143,7 @@ def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: 
 
 
 def _complete_class(made: type, state: tuple[Any, ...]) -> None:
-    """Fill in a class that came by value, or bring it up to date with its origin, and make it known by its name."""
+    """Fill in a class that came by value, or update it from its origin, and register its name."""
     set_state, (attributes, slots), changes, is_named, others = state
     class_history.fill_in(made, attributes, changes, lambda news: set_state(made, (news, slots)))
     if is_named:

@@ -1,4 +1,4 @@
-"""Shortages of file descriptors (EMFILE, ENFILE) in words that name the limit and the remedy."""
+"""Shortages of file descriptors (EMFILE, ENFILE): error texts that name the limit and the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async.errors import LaunchError
 
 
 def limit_met(error: BaseException) -> str:
-    """Return the limit of open files that a system call has met, to end a text; empty if it has failed otherwise."""
+    """Return the limit on open files that a system call met, as the end of an error text; empty for other errors."""
     match error:
         case OSError(errno=errno.EMFILE):
             return f" (it may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files: `ulimit -n`)"
@@ -24,12 +24,12 @@ def limit_met(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained_shortage(host: str, what: str, needed: int) -> Iterator[None]:
-    """Turns the errors of a process that may open no more files into a ``LaunchError``.
+    """Context manager: turns a shortage of file descriptors into a ``LaunchError``.
 
     Args:
         host: where this process runs.
-        what: the descriptors are for: ``"4 workers"``.
-        needed: how many those are, about.
+        what: purpose of the descriptors: ``"4 workers"``.
+        needed: approximate number of descriptors.
     """
     try:
         yield

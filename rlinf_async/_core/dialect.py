@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 VARIABLE: Final = "RLINF_RLINF"
-"""Variable of a run under RLinf's names, from `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`."""
+"""Environment variable set by `rlinf-launch --rlinf` and `python -m rlinf_async.rlinf`."""
 
 is_rlinf = False
 

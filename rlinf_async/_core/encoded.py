@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 COPY_MAX_BYTES: Final = 64 * 1024
-"""Smaller buffers never become views: one small array that is kept would keep a whole segment."""
+"""Smaller buffers are copied, never views: a small array would keep a whole segment alive."""
 
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
@@ -26,10 +26,10 @@ def plain_body(value: Any) -> bytes:
 
 
 class OutOfBandBytes(bytearray):
-    """Stands in a ``PickleBuffer`` for memory that is not the CPU's, and is empty.
+    """Empty placeholder in a ``PickleBuffer`` for memory on another device.
 
     Attributes:
-        memory: what is then among the buffers; it has ``nbytes``.
+        memory: the object that takes its place among the buffers; has ``nbytes``.
     """
 
     __slots__ = ("memory",)
@@ -40,13 +40,13 @@ class OutOfBandBytes(bytearray):
 
 
 class Encoded:
-    """A value on its way out: one pickle, and the memory that it refers to.
+    """An encoded value: one pickle, and the memory that it refers to.
 
-    The parts are the value's own memory, not copies: write them before anybody may change the value.
+    The parts are the value's own memory, not copies: write them before the value may change.
 
     Attributes:
-        head: what refers to them.
-        buffers: the memory out of band, each piece flat and contiguous; what was kept elsewhere is to be replaced.
+        head: the pickle.
+        buffers: the memory out of band, each piece flat and contiguous; the caller must replace device memory.
         nbytes: size of the body in bytes.
     """
 
@@ -64,15 +64,14 @@ class Encoded:
 
     @property
     def head(self) -> bytes:
-        """What comes before the memory out of band."""
         return b"".join(self._chunks)
 
     def replace(self, buffers: Sequence[memoryview]) -> Encoded:
-        """The same head, with other memory out of band."""
+        """Return the same head with other out-of-band memory."""
         return Encoded(self._chunks, buffers)
 
     def parts(self) -> list[bytes | memoryview]:
-        """The body in pieces, padding included; together they have ``nbytes`` bytes."""
+        """Return the body in pieces, padding included; they add up to ``nbytes`` bytes."""
         if not self.buffers:
             return [b"\0", *self._chunks]
         sizes = [view.nbytes for view in self.buffers]
@@ -89,7 +88,7 @@ class Encoded:
         return parts
 
     def to_bytes(self) -> bytes:
-        """The body in one piece; copies it."""
+        """Return the body as one copy."""
         if len(self.buffers) == 1 and len(self._chunks) == 1:
             (head,), (view,) = self._chunks, self.buffers
             size = _INDEX_OF_ONE.size + len(head)
@@ -98,7 +97,7 @@ class Encoded:
         return b"".join(self.parts())
 
     def write_into(self, view: memoryview) -> None:
-        """Copies the body to the start of ``view``: flat, writable, of at least ``nbytes`` bytes."""
+        """Copy the body to the start of ``view``, which is flat, writable and has at least ``nbytes`` bytes."""
         start = 0
         for part in self.parts():
             view[start : start + len(part)] = part
@@ -106,10 +105,10 @@ class Encoded:
 
 
 def split(body: memoryview) -> tuple[memoryview, list[Any]]:
-    """Head and buffers of a body that begins with 1; small buffers, and those of a read-only body, are copies.
+    """Return head and buffers of a body that begins with 1; small buffers and those of a read-only body are copies.
 
     Raises:
-        ValueError, struct.error: it is malformed.
+        ValueError, struct.error: the body is malformed.
     """
     kind, count, head_size = _INDEX.unpack_from(body)
     if kind != 1:

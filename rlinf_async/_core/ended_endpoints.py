@@ -1,4 +1,4 @@
-"""``EndedEndpoints``: the ids of all processes that have left a run, in the room of a few intervals."""
+"""``EndedEndpoints``: ids of all processes that have left a run, stored as a few intervals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 class EndedEndpoints:
     """A set of endpoint ids that only grows.
 
-    Ids are counted through on each node and nearly all of them end, so what is kept are the stretches without a gap: as
-    many as there are processes alive, however many have come and gone.
+    Each node numbers its endpoints consecutively and nearly all of them end, so the set stores intervals: about as many
+    as there are processes alive, however many have ended.
 
     Example:
         ended = EndedEndpoints()
@@ -34,11 +34,11 @@ class EndedEndpoints:
         return at >= 0 and endpoint <= self._lasts[at]
 
     def add(self, endpoint: int) -> None:
-        """Takes an id in, also one that is there."""
+        """Add an id; adding it twice is allowed."""
         self.add_all(endpoint, endpoint)
 
     def add_all(self, first: int, last: int) -> None:
-        """Takes in a stretch of ids: those of a node that is lost, say."""
+        """Add all ids from ``first`` to ``last``, for example those of a lost node."""
         firsts, lasts = self._firsts, self._lasts
         begin = bisect_left(lasts, first - 1)  # the first stretch that it meets, and the one behind the last
         end = bisect_right(firsts, last + 1)

@@ -1,11 +1,11 @@
 """Copies of exceptions that are kept: each waiter is given its own, with cause and notes but no traceback.
 
-An exception that is raised holds the frames that it is raised through, with all that they refer to, and collects notes
-on its way.  Who keeps one for several waiters therefore hands out copies::
+A raised exception holds the frames that it passes through, with all that they refer to, and collects notes on its way.
+An owner that keeps one for several waiters therefore hands out copies::
 
-    self._end = NodeLost("node 2 is lost")       # kept for as long as the client
+    self._end = NodeLost("node 2 is lost")       # kept as long as the client
     for request in waiting:
-        request.fail(copy_of(self._end))         # holds what its own waiter holds, no longer than that
+        request.fail(copy_of(self._end))         # lives no longer than its waiter
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def copy_of(error: _Error) -> _Error:
-    """Return the same error as another object, of the same type and without calling its constructor.
+    """Return an equal error of the same type as another object, made without calling its constructor.
 
-    One that an extension has made, and that it does not copy, is returned itself.
+    An error of an extension type that cannot be copied is returned itself.
     """
     if is_of_an_extension(type(error)):
         try:

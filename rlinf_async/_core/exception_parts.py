@@ -1,8 +1,8 @@
-"""Exceptions as parts: arguments and attributes, of which they are made again without their constructor.
+"""Exceptions as parts, arguments and attributes, from which they are rebuilt without their constructor.
 
-A pickle calls the class with ``args``, which is right only where the constructor hands its arguments on unchanged.
+A pickle calls the class with ``args``, which is right only if the constructor passes its arguments on unchanged.
 ``QuotaError("chat", retry_after=3)`` fails there, and ``NoSuchEnv("walker")``, whose ``args`` are the finished text,
-comes out as "no environment 'no environment 'walker''".  No code of the class runs here::
+comes out as "no environment 'no environment 'walker''".  Here no code of the class runs::
 
     copy = restore(make(type(error), *arguments), (arguments, attributes))
 """
@@ -26,11 +26,11 @@ _PICKLING: Final = (
     *("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__"),
 )
 _IS_HEAP_TYPE: Final = 1 << 9
-"""Flag of a class that a ``class`` statement has made (``Py_TPFLAGS_HEAPTYPE``)."""
+"""Flag of a class made by a ``class`` statement (``Py_TPFLAGS_HEAPTYPE``)."""
 
 
 def parts_of(error: BaseException) -> Parts:
-    """Return arguments and attributes; attributes in slots of Python or C count."""
+    """Return arguments and attributes, including those in slots of Python or C."""
     arguments = _read(BaseException.args, error)
     if isinstance(error, BaseExceptionGroup):
         arguments = (_read(BaseExceptionGroup.message, error), [*_read(BaseExceptionGroup.exceptions, error)])
@@ -40,19 +40,20 @@ def parts_of(error: BaseException) -> Parts:
             value = _read(member, error)
         except AttributeError:
             continue  # an empty slot
-        # An empty slot of C reads as None.  An OSError with None in it says "[Errno 5] Input/output error: None".
+        # An empty C slot reads as None. Restoring that None in an OSError would print "[Errno 5] Input/output error:
+        # None".
         if value is not None or member.__objclass__.__flags__ & _IS_HEAP_TYPE:
             attributes[name] = value
     return arguments, attributes
 
 
 def is_of_an_extension(kind: type[BaseException]) -> bool:
-    """True if an extension allocates the exceptions of a class: it may hide any state in them, and only it knows."""
+    """True if an extension allocates the exceptions of a class, and may hide state in them."""
     return bool(_allocator_of(kind).__module__ != "builtins")
 
 
 def make(kind: type[BaseException], *arguments: Any) -> BaseException:
-    """Allocate an exception of exactly this class by the builtin ``__new__`` that it has inherited."""
+    """Allocate an exception of exactly this class by the builtin ``__new__`` that it inherits."""
     base = _allocator_of(kind)
     error: BaseException = base.__new__(kind, *arguments)
     # OSError(2, "...") makes a FileNotFoundError.
@@ -60,7 +61,8 @@ def make(kind: type[BaseException], *arguments: Any) -> BaseException:
 
 
 def restore(error: BaseException, parts: Parts) -> BaseException:
-    """Give a made exception its arguments and attributes, past properties and ``__setattr__`` of its class."""
+    """Set arguments and attributes of an exception from ``make``, bypassing properties and ``__setattr__`` of its
+    class."""
     arguments, attributes = parts
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a descriptor
     members = _members_of(type(error))
@@ -73,13 +75,13 @@ def restore(error: BaseException, parts: Parts) -> BaseException:
 
 
 def set_cause(error: BaseException, cause: BaseException | None, hides_context: bool = True) -> None:
-    """Set the cause past ``__setattr__`` of the class, which refuses where that is a frozen dataclass."""
+    """Set the cause, bypassing ``__setattr__`` of the class: a frozen dataclass would refuse."""
     BaseException.__setattr__(error, "__cause__", cause)
     BaseException.__setattr__(error, "__suppress_context__", hides_context)
 
 
 def pickles_itself(kind: type[BaseException]) -> bool:
-    """True if a class, an extension that it is derived from, or ``copyreg`` says how its objects are pickled."""
+    """True if a class, its extension base, or ``copyreg`` defines how its objects are pickled."""
     builtin: Any = kind
     while builtin.__flags__ & _IS_HEAP_TYPE:
         builtin = builtin.__base__
@@ -88,7 +90,7 @@ def pickles_itself(kind: type[BaseException]) -> bool:
 
 
 def reduce(error: BaseException, _: Any) -> Any:
-    """Return the parts as ``__reduce__`` would, or NotImplemented where the class pickles itself."""
+    """Return the parts as ``__reduce__`` would, or NotImplemented if the class pickles itself."""
     if pickles_itself(type(error)):
         return NotImplemented
     parts = parts_of(error)

@@ -1,4 +1,4 @@
-"""Throttles log lines about repeated failures: counts each kind, lets the first and then powers of ten through."""
+"""Throttle for log lines about repeated failures: counts each kind, lets the first and then powers of ten through."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Hashable
 from typing import Final
 
 MAX_KINDS: Final = 256
-"""Kinds whose counts are kept; the one that has not occurred for longest makes room."""
+"""Number of kinds that are counted; a new kind evicts the one that has not occurred for longest."""
 
 
 class FailureCounts:
-    """Says when a kind of failure is worth a line: the first time, then at powers of ten.
+    """Counts of failures by kind; a failure is logged the first time, then at powers of ten.
 
     Example:
         >>> counts = FailureCounts()
@@ -24,7 +24,7 @@ class FailureCounts:
         self._counts: dict[Hashable, int] = {}
 
     def add(self, kind: Hashable) -> int | None:
-        """Counts one more; the count where it is worth a line, else None."""
+        """Count one failure. Return the count if it is worth a log line, else None."""
         count = self._counts.pop(kind, 0) + 1
         self._counts[kind] = count  # behind the others: the first is the one to make room
         if len(self._counts) > MAX_KINDS:
@@ -32,5 +32,5 @@ class FailureCounts:
         return count if count == 10 ** (len(str(count)) - 1) else None
 
     def forget(self, kind: Hashable) -> None:
-        """Has the next one of this kind be the first again."""
+        """Reset a kind: its next failure counts as the first."""
         self._counts.pop(kind, None)

@@ -1,8 +1,8 @@
 """Exceptions across processes: captured as text and pickle (``Failure``), packed, and rebuilt at the caller.
 
-Where it happens, an exception is captured: in words, which always travel, and in parts, each of them a pickle of its
-own.  The caller rebuilds it as itself, so that ``except ValueError`` works; a note names the parts that cannot travel.
-Where the class itself cannot, the caller gets a ``RemoteError`` that tells the same story.
+The raising process captures an exception as text, which always travels, and as parts, each a pickle of its own.  The
+caller rebuilds the original type, so that ``except ValueError`` works; a note names the parts that cannot travel.  If
+the class itself cannot travel, the caller gets a ``RemoteError`` with the same text.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
 _MAX_TEXT_CHARS: Final = 64 * 1024
-"""Bytes of one text; what is longer loses its middle."""
+"""Bytes of one text; a longer one loses its middle."""
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
 _MAX_CHAIN: Final = 64
-"""Causes, contexts and members of groups that a traceback shows; where there are more it shows none."""
+"""Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole."""
 
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
-"""Size of all parts of an exception, its causes and members; texts of these may take the rest."""
+"""Size of all parts of an exception, its causes and members; their texts may take the rest."""
 _MAX_NESTED: Final = 16
-"""Depth of causes and members that travel as exceptions."""
+"""Depth to which causes and members travel as exceptions."""
 
 _WHEN: Final = "_rlinf_when"
-"""Attribute of a rebuilt exception: when it was captured.  Who has it comes from another process."""
+"""Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
+Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """What travels of an exception.
+    """An exception as it travels between processes.
 
     Attributes:
-        type_name: the qualified name of its type, builtins without their module.
+        type_name: qualified name of its type, without a module for builtins.
         text: its ``str()``.
-        traceback: as formatted where it happened, with causes and contexts.
+        traceback: formatted where it was raised, with causes and contexts.
         notes: its notes.
-        pickled: the exception in parts; None where it cannot travel, or must not be raised as itself elsewhere.
+        pickled: the exception in parts; None if it cannot travel, or must not be raised elsewhere as itself.
         when: seconds since the epoch by the clock of the machine.
         where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
-        relayed: it came from another process before, and its notes say from which.
+        relayed: true if the exception had already come from another process, which its notes name.
     """
 
     type_name: str
@@ -78,7 +79,7 @@ _FIELDS: Final[dict[str, Any]] = {
 
 
 def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
-    """The exception as a failure of the worker that ``where`` describes.
+    """Return the exception as a failure of the worker that ``where`` describes.
 
     Never raises, whatever the exception's own methods do.
     """
@@ -97,7 +98,7 @@ def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
 
 
 def pack(failure: Failure) -> bytes:
-    """The failure in msgpack, at most some MiB."""
+    """Return the failure in msgpack, at most a few MiB."""
     facts = {name: getattr(failure, name) for name in _FIELDS}
     for name in ("type_name", "text", "traceback"):
         facts[name] = _cut(facts[name])
@@ -109,7 +110,7 @@ def pack(failure: Failure) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Failure:
-    """What ``pack`` has packed; nothing in it is unpickled.
+    """Return the failure that ``pack`` has packed; unpickles nothing.
 
     Raises:
         SerializationError: these bytes are not a failure.
@@ -134,12 +135,12 @@ def unpack(data: bytes | memoryview) -> Failure:
 
 
 def rebuild(failure: Failure) -> Exception:
-    """The exception, as itself where it loads here, else a ``RemoteError``.
+    """Return the exception in its own type if that loads here, else a ``RemoteError``.
 
-    A note names the worker that it comes from and holds the traceback from there.  An exception that passes through
-    several processes keeps the first of these notes, and each further process adds a line.
+    A note names the worker that raised it and holds the traceback from there.  An exception that passes through several
+    processes keeps the first of these notes, and each further process adds a line.
 
-    This unpickles: only for failures from authenticated peers.
+    This unpickles: call it only for failures from authenticated peers.
     """
     error = _rebuild(failure)
     if not _is_raisable(error):
@@ -152,23 +153,23 @@ def rebuild(failure: Failure) -> Exception:
 
 
 def pack_error(error: BaseException) -> bytes:
-    """An exception of this process, for another one."""
+    """Pack an exception of this process for another one."""
     return pack(capture(error, {"node": platform.node(), "pid": os.getpid()}))
 
 
 def unpack_error(packed: bytes) -> Exception:
-    """The exception that ``pack_error`` has packed, as ``rebuild``."""
+    """Return the exception that ``pack_error`` has packed, as ``rebuild`` does."""
     return rebuild(unpack(packed))
 
 
 def origin_of(failure: Failure) -> str:
-    """The worker that it comes from, with the traceback from there; of what passed through it, only the worker."""
+    """Return the note that names the failing worker, with its traceback unless the failure was only relayed by it."""
     place = _describe(failure.where)
     return place if failure.relayed else f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}"
 
 
 def identity_of(failure: Failure) -> str:
-    """The same for every copy of what was captured once, and for nothing else."""
+    """Return a key that all copies of one captured failure share."""
     return f"{failure.where.get('node')}:{failure.where.get('pid')}:{failure.when!r}"
 
 
@@ -181,10 +182,10 @@ class _Sender:
     def __init__(self) -> None:
         self._left = _MAX_PARTS_BYTES
         self._above: list[BaseException] = []
-        """The exceptions whose cause or member this one is: a circle of causes ends there."""
+        """The chain of exceptions down to the current one; a cause that is already in it ends the chain."""
 
     def take_apart(self, exception: BaseException) -> bytes | None:
-        """Return the parts; None where not even the class travels."""
+        """Return the parts; None if not even the class travels."""
         missing: list[str] = []
         parts: dict[str, Any] = {"missing": missing}
         self._above.append(exception)
@@ -290,7 +291,7 @@ def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, S
     attributes = {name: value for name, value in attributes.items() if value is not _MISSING}
     error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
     if missing and text_of(error) != text:
-        # Its __str__ reads what is missing.  To log it must not fail, and ``except`` must find it all the same.
+        # Its __str__ may read a missing attribute: logging it must not fail, and ``except`` must still match its type.
         facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: text}
         kind = type(kind.__name__, (kind,), facts)
         error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
@@ -304,7 +305,7 @@ _MISSING: Final = object()
 
 
 def type_name_of(kind: type) -> str:
-    """The qualified name of an exception's type, builtins without their module."""
+    """Return the qualified name of an exception's type, without a module for builtins."""
     try:
         name = str(kind.__qualname__) if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         return _cut(name)
@@ -313,7 +314,7 @@ def type_name_of(kind: type) -> str:
 
 
 def text_of(exception: BaseException) -> str:
-    """Its ``str()``, or that this fails."""
+    """Return ``str()`` of an exception, or a text that says that this fails."""
     try:
         return _cut(str(exception))
     except BaseException as error:
@@ -328,7 +329,7 @@ def _notes_of(exception: BaseException) -> tuple[str, ...]:
 
 
 def when_of(exception: BaseException) -> float:
-    """When it was captured, in seconds since the epoch; infinite for one that comes from no other process."""
+    """Return when an exception was captured, in seconds since the epoch; infinity if it comes from no other process."""
     try:
         return float(vars(exception)[_WHEN])
     except BaseException:
@@ -336,16 +337,16 @@ def when_of(exception: BaseException) -> float:
 
 
 def _is_raisable(exception: Any) -> bool:
-    """Whether it may be raised elsewhere without being taken for something else.
+    """True if an exception may be raised in another process as itself.
 
-    Exits and cancellations are meant for the process, thread or task where they are raised; a coroutine must not raise
-    what ends an iteration.
+    Exits and cancellations concern only the process, thread or task that raises them; a coroutine must not raise
+    StopIteration or StopAsyncIteration.
     """
     return isinstance(exception, Exception) and not isinstance(exception, StopIteration | StopAsyncIteration)
 
 
 def add_note(error: Exception | BaseException, note: str) -> None:
-    """Adds a note, whatever the exception has made of its notes."""
+    """Add a note even if the exception has overridden its notes."""
     try:
         BaseException.add_note(error, note)
     except Exception:  # its __notes__ is something else, or it is a frozen dataclass
@@ -362,7 +363,8 @@ def _describe(where: Mapping[str, Any]) -> str:
 def _format(exception: BaseException, type_name: str, text: str) -> str:
     raising = [frame for frame, _ in traceback.walk_tb(exception.__traceback__)][-1:]
     if isinstance(exception, ConfigError) and all(map(_is_frameworks, raising)):
-        # Its text has file, line, key and fix.  One that the user raises may have its causes in the user's own code.
+        # The framework's own ConfigError names file, line, key and fix. A user's may have causes in the user's code,
+        # whose traceback is needed.
         return _cut(f"{type_name}: {text}\n  at {users_line(exception.__traceback__)}")
     try:
         frames = _users_frames(exception.__traceback__)
@@ -377,7 +379,7 @@ def _format(exception: BaseException, type_name: str, text: str) -> str:
 
 
 def users_line(frames: types.TracebackType | None) -> str:
-    """File and line of the innermost frame outside of the framework, through which the errors of other workers pass."""
+    """Return file and line of the innermost frame outside of the framework."""
     place = "no line of the user's"
     for frame, line in traceback.walk_tb(frames):
         if not _is_frameworks(frame):
@@ -390,7 +392,7 @@ def _is_frameworks(frame: types.FrameType) -> bool:
 
 
 def _users_frames(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback from the user's own code on, without the framework that called it."""
+    """Return the traceback from the user's own code on, without the framework frames that called it."""
     inner = frames
     while inner is not None and _is_frameworks(inner.tb_frame):
         inner = inner.tb_next
@@ -416,7 +418,7 @@ def _has_long_chain(exception: BaseException) -> bool:
 
 
 def _cut(text: str) -> str:
-    """At most 64 KiB of UTF-8, whatever the text."""
+    """Return at most 64 KiB of UTF-8, encodable whatever the text."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_TEXT_CHARS:
         return data.decode()

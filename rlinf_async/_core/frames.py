@@ -42,8 +42,8 @@ Where such a socket ends while both processes live, each tells the other by way 
 (RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
 ``received`` is -1 where the other process is no more.
 
-The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``).
-A body that is a str says why the content is not there: no descriptors, no room to keep it.
+The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``). A body that is a str says why
+the content is not there: no descriptors, no room to keep it.
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
 ``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  The ``mode`` of a PUT says
@@ -63,7 +63,7 @@ from typing import Any, Final
 import msgpack
 
 PROTOCOL: Final = 7
-"""Version of everything that this page describes; both sides must have the same."""
+"""Version of the protocol on this page; both sides must have the same."""
 
 CALL: Final = 1
 REPLY: Final = 2
@@ -86,11 +86,12 @@ PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
 ACK: Final = 22
-"""This kind and those above are control frames of one socket, which do not count."""
+"""This kind and those with higher numbers are control frames of one socket, which are not counted."""
 OF_THIS: Final = 0
 LOST: Final = 1
 OF_SIBLING: Final = 2
-"""What an ACK is about: this socket; likewise, and what follows was lost; the other one between the two processes."""
+"""Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
+processes."""
 
 RESTART: Final = 23
 PIECE: Final = 24
@@ -98,7 +99,7 @@ PIECE: Final = 24
 WAIT: Final = 0
 NOWAIT: Final = 1
 SENT: Final = 2
-"""Modes of a PUT: wait for room; fail where there is none; it is done already, and comes in when there is room."""
+"""Modes of a PUT: wait for room; fail if there is none; already sent, to be stored once there is room."""
 
 SOME: Final = 2
 READ: Final = 3
@@ -110,22 +111,22 @@ NOW: Final = -1
 """``target`` of a GET that does not wait."""
 
 MAX_INLINE_BYTES: Final = 64 * 1024
-"""Bytes; a larger body travels as sealed memory within a machine and on the bulk stream between machines."""
+"""A larger body travels as sealed memory within a machine and on the bulk stream between machines."""
 
 MAX_BATCHED_BYTES: Final = 2048
-"""Bytes; an item of a channel that is larger has a frame of its own."""
+"""A larger item of a channel has a frame of its own."""
 
 _MAX_FDS: Final = 4
-"""File descriptors on one frame, at most."""
+"""Most file descriptors on one frame."""
 
 _FIRST_BUFFER_BYTES: Final = 8192
-"""What a connection's buffers begin with: they grow with its frames.
+"""First size of a connection's buffers, which grow with its frames.
 
-msgpack's own, 1.25 MiB, come from the heap once one of their size has been freed, and leave it in pieces.
+msgpack's default, 1.25 MiB, is cut from the heap once a block of that size has been freed, and fragments it.
 """
 
 _UNICODE_ERRORS: Final = "surrogatepass"
-"""Any string of Python travels: a path, and so a line of a traceback, need not be UTF-8."""
+"""Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8."""
 
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,
@@ -152,11 +153,11 @@ LENGTHS: Final[dict[int, int]] = {
     RESTART: 2,
     PIECE: 3,
 }
-"""How many fields a frame of each kind has."""
+"""Number of fields of a frame, by kind."""
 
 
 class Status(IntEnum):
-    """What a REPLY says about one target of a call."""
+    """Outcome of a call at one target, as in a REPLY."""
 
     OK = 0
     ERROR = 1
@@ -165,26 +166,26 @@ class Status(IntEnum):
     ITEM = 3
     """One item of a stream; more may follow."""
     END = 4
-    """The stream has ended in order."""
+    """End of a stream without an error."""
     DIED = 5
     """The target's process has ended; the body is its exit report."""
     UNKNOWN = 6
-    """There is no such target; the body says why."""
+    """The target does not exist; the body says why."""
     LOST = 7
-    """The target's node is gone; the body tells which and why."""
+    """The target's node is lost; the body says which and why."""
 
 
 OK: Final = int(Status.OK)
 ITEM: Final = int(Status.ITEM)
 FINAL: Final = frozenset(int(status) for status in Status) - {ITEM}
 HARMLESS: Final = frozenset({OK, int(Status.CANCELLED), int(Status.END)})
-"""Statuses as plain numbers, for where every call passes."""
+"""Statuses as plain ints, for code that runs on every call."""
 
 Frame = Sequence[Any]
 
 
 class FrameError(Exception):
-    """Bytes that are no frame: the other side is broken or hostile, and the connection must end."""
+    """Bytes that are not a frame: the other side is broken or hostile, and the connection must end."""
 
 
 def endpoint(node: int, number: int) -> int:
@@ -200,13 +201,13 @@ def number_of(endpoint_id: int) -> int:
 
 
 def is_call_sound(frame: Frame) -> bool:
-    """Whether number, method and credit of a CALL are what a worker can count, find and grant."""
+    """True if number, method and credit of a CALL have the types and range that a worker needs."""
     call = frame[4]
     return type(call) is int and 0 <= call < 1 << 63 and type(frame[5]) is str and type(frame[6]) is int
 
 
 def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
-    """The route of a call to these endpoints, or to those in some slots only; slot i is ``targets[i]``.
+    """Return the route of a call to these endpoints, or to some of their slots; slot i is ``targets[i]``.
 
     Example:
         >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
@@ -220,10 +221,10 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
 
 
 def demand_of(target: Any) -> dict[str, Any]:
-    """Return what a GET demands, as attributes of ``Demand`` (``_channels/state/queue_client.py``).
+    """Return the demand of a GET as attributes of ``Demand`` (``_channels/state/queue_client.py``).
 
     Raises:
-        TypeError: it is nothing that a GET can want.
+        TypeError: the target has none of the forms that a GET allows.
     """
     parts = target if type(target) is list else [target]
     match None if any(type(part) is bool for part in parts) else target:
@@ -256,13 +257,13 @@ def new_packer() -> msgpack.Packer:
 
 
 def pack(value: Any) -> bytes:
-    """msgpack of plain data (what a daemon may read)."""
+    """Return msgpack of plain data, which a daemon may read."""
     packed: bytes = msgpack.packb(value, use_bin_type=True, unicode_errors=_UNICODE_ERRORS)
     return packed
 
 
 def unpack(data: bytes | memoryview) -> Any:
-    """Plain data from one msgpack value, under the same caps as frames."""
+    """Return the plain data of one msgpack value, under the same caps as frames."""
     try:
         return msgpack.unpackb(data, raw=False, strict_map_key=False, max_ext_len=0, unicode_errors=_UNICODE_ERRORS)
     except Exception as error:
@@ -270,10 +271,10 @@ def unpack(data: bytes | memoryview) -> Any:
 
 
 class FrameReader:
-    """Cuts a stream of bytes into frames.
+    """Parser that cuts a stream of bytes into frames.
 
-    Lengths are capped before anything is allocated, extension types are refused and a frame must be an array of
-    a known kind and length, so that a hostile stream ends in ``FrameError`` instead of memory.
+    Lengths are capped before anything is allocated, extension types are refused, and a frame must be an array of a
+    known kind and length: a hostile stream ends in ``FrameError`` instead of exhausting memory.
     """
 
     def __init__(self, limit: int = 16 << 20) -> None:
@@ -292,10 +293,10 @@ class FrameReader:
         )
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """The frames that these bytes complete, in order.
+        """Return the frames that these bytes complete, in order.
 
         Raises:
-            FrameError: what came is no frame.
+            FrameError: the bytes are not a frame.
         """
         frames: list[list[Any]] = []
         lengths = LENGTHS

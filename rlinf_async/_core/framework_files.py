@@ -15,9 +15,10 @@ _FOLDERS: Final = (f"{_HOME}/rlinf_async/", f"{_HOME}/{_LAUNCHER}/")
 
 @lru_cache(4096)
 def is_framework(file: str) -> bool:
-    """True if a file lies in ``rlinf_async`` or ``rlinf_launcher``, by whichever links its path leads there.
+    """True if a file lies in ``rlinf_async`` or ``rlinf_launcher``, whatever links its path goes through.
 
-    The path may come from another process, which has imported the framework by another one than this process.
+    The path may come from another process, which may have imported the framework by another path.
     """
-    # A path such as ``<string>`` names no file, and would be looked for below a working directory that may be gone.
+    # A path such as ``<string>`` names no file: realpath would resolve it below the working directory, which may be
+    # gone.
     return file.startswith(_FOLDERS) or (file.startswith("/") and os.path.realpath(file).startswith(_FOLDERS))

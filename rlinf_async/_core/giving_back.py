@@ -1,7 +1,7 @@
-"""``GivingBack``: gets whose items a process has let go of, and sends that must not overtake the return of these items.
+"""``GivingBack``: gets whose items a process returns to their queues, and sends that must not overtake the return.
 
-A caller that has an answer may have another process get from the same queue, whose request takes another way and may
-come first.  So answers wait here until the queues have confirmed what was given back before.
+A caller that has an answer may have another process get from the same queue, and that request takes another way and
+may arrive first.  So answers wait here until the queues have confirmed all earlier returns.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Hashable
 
 
 class GivingBack:
-    """The gets of one client that are given back, and the sends that wait for their queues; from any thread.
+    """Unconfirmed returns of one client, and the sends that wait for them; any thread may call it.
 
     Attributes:
-        open: queues with the numbers of gets that they have not confirmed.  Finalizers add to it, so without a lock.
+        open: queue and number of each get whose return is unconfirmed.  Finalizers add to it, so it has no lock.
         held: sends in order, each with the gets that were open before it.
     """
 
@@ -33,20 +33,21 @@ class GivingBack:
         self._send()
 
     def forget(self, queue: Hashable = None) -> None:
-        """Wait no more for a queue that has ended, by default for none."""
+        """Stop waiting for a queue that has ended; without an argument, for all queues."""
         for each in self.open.copy():
             if queue is None or each[0] is queue:
                 self.open.pop(each, None)
         self._send()
 
-    def hold(self, send: Callable[[], None]) -> None:
-        """Send behind everything that is open and held."""
+    def enqueue(self, send: Callable[[], None]) -> None:
+        """Call ``send`` once everything that is open now is confirmed, after earlier sends."""
         with self._lock:
             self.held.append((self.open.copy(), send))
         self._send()
 
     def _send(self) -> None:
-        # The first one stays in its place while it is sent, without the lock: a later one of another thread waits.
+        # The first send stays at the head of the deque while it runs without the lock, so that a later one of another
+        # thread waits.
         while self.held:
             with self._lock:
                 if self._is_sending or not self.held or any(get in self.open for get in self.held[0][0]):

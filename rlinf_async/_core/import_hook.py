@@ -1,9 +1,8 @@
-"""Import hook that answers for ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
+"""Import hook that provides ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
 
-Each module of the table offers all of RLinf's names, whichever module RLinf has one in: the names are unique, and
-RLinf's programs import one from several places.  Processes that this one starts install the hook
-too: workers and their template because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that
-``PYTHONPATH`` leads to.
+Each of these modules offers all of RLinf's names, whichever module of RLinf defines them: the names are unique, and
+RLinf's programs import some from several places.  Processes that this one starts install the hook too: workers and
+their template because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads to.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ MODULES: Final[dict[str, str]] = {
     "placement": "flexible node packed placement",
     "worker": "lock routing worker worker_group",
 }
-"""Packages below ``rlinf.scheduler`` with the modules of each."""
+"""Modules by package below ``rlinf.scheduler``."""
 
 _PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
 _NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
 _NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
-"""Module that a program's first import of ``rlinf.scheduler`` imports, as it would by its own name."""
+"""Module behind all of them, imported when a program first imports ``rlinf.scheduler``."""
 _STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
 
 logger = own_logger(__name__)
@@ -75,17 +74,17 @@ _finder: Final = _Finder()
 
 
 def install() -> None:
-    """Answer for ``rlinf.scheduler`` in this process and in those that it starts, by RLinf's rules.
+    """Provide ``rlinf.scheduler``, under RLinf's rules, in this process and in those that it starts.
 
     Raises:
         ImportError: RLinf's own scheduler was imported before.
     """
     if _finder in sys.meta_path:
         return
-    if (there := sys.modules.get(ROOT)) is not None:
+    if (imported := sys.modules.get(ROOT)) is not None:
         raise ImportError(
-            f"{ROOT} was imported from {getattr(there, '__file__', None)} already, so rlinf_async cannot stand for it; "
-            "start the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
+            f"{ROOT} was imported from {getattr(imported, '__file__', None)} already, so rlinf_async cannot stand for "
+            "it; start the script by `rlinf-launch --rlinf` or `python -m rlinf_async.rlinf`",
             name=ROOT,
         )
     sys.meta_path.insert(0, _finder)
@@ -95,16 +94,16 @@ def install() -> None:
 
 
 def end_quickly() -> None:
-    """Have this interpreter end without collecting the cycles among the objects of what it has imported.
+    """Have this interpreter end without collecting the cycles among imported objects.
 
-    That takes a second of CPU with RLinf's libraries.  An exit function that is registered first is called last.
+    Collecting them takes a second of CPU with RLinf's libraries.  The exit function that is registered first runs last.
     """
     process.flush_files()  # of a file in a cycle nobody would write the buffer
     gc.freeze()
 
 
 def install_if_wanted() -> None:
-    """Install the hook where the environment asks for it: the start of an interpreter, a worker or its template."""
+    """Install the hook if the environment asks for it, at the start of an interpreter, a worker or its template."""
     if dialect.is_wanted():
         install()
 

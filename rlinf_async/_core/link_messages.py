@@ -19,16 +19,16 @@ from collections import deque
 from typing import Final
 
 ACK_MESSAGES: Final = 64
-"""Messages without an acknowledgement, from which on one is sent at once; before, it rides along or follows soon."""
+"""Number of unacknowledged messages at which the receiver acknowledges at once; fewer ride along or follow soon."""
 ACK_BYTES: Final = 4 << 20
 
 
 class OutgoingMessages:
-    """The messages of one stream that wait to be written, and those that may have to be written again.
+    """Messages of one stream: those not yet written, and those that may have to be written again.
 
     Attributes:
-        acknowledged: messages that the other side has.
-        kept_bytes: of the messages that have been taken and not acknowledged.
+        acknowledged: number of messages that the receiver has.
+        kept_bytes: size of the messages that were taken and are not acknowledged.
     """
 
     __slots__ = ("_kept", "_taken", "_waiting", "acknowledged", "kept_bytes")
@@ -37,25 +37,25 @@ class OutgoingMessages:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
         self._taken = 0
-        """Of those kept, the ones that were written to the present connection."""
+        """Number of kept messages written to the present connection."""
         self.acknowledged = 0
         self.kept_bytes = 0
 
     def __len__(self) -> int:
-        """Parts that have never been taken."""
+        """Return the number of parts that have never been taken."""
         return len(self._waiting)
 
     @property
     def is_repeating(self) -> bool:
-        """Whether the next message has been written to an earlier connection."""
+        """True if the next message was already written to an earlier connection."""
         return self._taken < len(self._kept)
 
     def add(self, part: bytes) -> None:
-        """Appends a part of a message, or the whole of it."""
+        """Append a message, or a part of one."""
         self._waiting.append(part)
 
     def take(self, limit: int = 0) -> list[bytes]:
-        """The next message, as parts: one, or more of up to ``limit`` bytes in all; empty where nothing waits."""
+        """Return the next message as a list of parts of up to ``limit`` bytes together; empty if none waits."""
         if self.is_repeating:
             message = self._kept[self._taken]
         elif self._waiting:
@@ -72,10 +72,13 @@ class OutgoingMessages:
         return message
 
     def acknowledge(self, received: int) -> None:
-        """The other side has so many messages in all; one that says less than before is late.
+        """Drop the messages that the receiver has; a smaller count than before is outdated and ignored.
+
+        Args:
+            received: number of messages that the receiver has had in all.
 
         Raises:
-            ValueError: that is more than were sent.
+            ValueError: more were acknowledged than sent.
         """
         if received - self.acknowledged > self._taken:
             raise ValueError(f"{received} messages were acknowledged, and {self.acknowledged + self._taken} sent")
@@ -85,10 +88,10 @@ class OutgoingMessages:
             self.kept_bytes -= sum(map(len, self._kept.popleft()))
 
     def resume(self, received: int) -> None:
-        """A new connection to the other side, which has so many messages: what follows them is taken again.
+        """Rewind after a reconnect: all messages beyond the first ``received`` are taken again.
 
         Raises:
-            ValueError: that is more than were sent, or fewer than were acknowledged.
+            ValueError: more were received than sent, or fewer than were acknowledged.
         """
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
@@ -97,17 +100,17 @@ class OutgoingMessages:
         self._taken = 0
 
     def clear(self) -> None:
-        """Nothing of it is written any more."""
+        """Drop all messages, sent or not."""
         self._waiting.clear()
         self._kept.clear()
         self._taken = self.kept_bytes = 0
 
 
 class IncomingMessages:
-    """Count of one stream's messages that have come, and of those that its sender has been told of.
+    """Counts of one stream's received and acknowledged messages.
 
     Attributes:
-        received: messages that have come.
+        received: number of messages that have come.
     """
 
     __slots__ = ("_acknowledged", "_bytes", "received")
@@ -117,17 +120,17 @@ class IncomingMessages:
         self._bytes = 0
 
     def add(self, nbytes: int) -> bool:
-        """A message has come; whether it is time to acknowledge at once."""
+        """Count a received message. Return True if an acknowledgement is due at once."""
         self.received += 1
         self._bytes += nbytes
         return self._bytes >= ACK_BYTES or self.received - self._acknowledged >= ACK_MESSAGES
 
     @property
     def is_owing(self) -> bool:
-        """Whether the sender keeps messages for want of an acknowledgement."""
+        """True if the sender still keeps messages for want of an acknowledgement."""
         return self.received > self._acknowledged
 
     def acknowledge(self) -> int:
-        """Messages that have come, for their sender, who is told now."""
+        """Return the number of received messages, which the caller must send as the acknowledgement."""
         self._acknowledged, self._bytes = self.received, 0
         return self.received

@@ -1,8 +1,8 @@
 """A worker's ``__main__``: definitions of the driver's script that arrived by value, and behind them its import.
 
-Classes and functions of the script travel by value.  Whatever pickles by reference in a worker (``pickle``,
+Classes and functions of the script travel by value.  Code in a worker that pickles by reference (``pickle``,
 ``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
-that has not arrived is taken from the script, which is imported once for that, under the name ``__mp_main__`` as
+that has not arrived is taken from the script, which is then imported once, under the name ``__mp_main__`` as
 multiprocessing imports it, so that its ``if __name__ == "__main__":`` is false.  A script without that guard, or one
 that is no file on this node, is never imported: an import would do again what the script does.
 
@@ -36,32 +36,32 @@ class MainModule(ModuleType):
     """``__main__`` of a worker."""
 
     def __getattr__(self, name: str) -> Any:
-        # Libraries ask __main__ for __file__, __spec__ and the like, which is no reason to import a script.
+        # Libraries look for __file__, __spec__ and the like in __main__: that must not import the script.
         if not (name.startswith("__") and name.endswith("__")) and (module := script.load()) is not None:
             return getattr(module, name)
         raise AttributeError(f"module '__main__' has no attribute {name!r}")
 
 
 class Script:
-    """The program that ``__main__`` stands for.
+    """Program that ``__main__`` stands for.
 
     Args:
-        path: of its file; None where it is none (standard input, ``-c``, a notebook).
-        name: of the module that ``python -m`` runs.
+        path: its file; None if it is none (standard input, ``-c``, a notebook).
+        name: the module that ``python -m`` runs.
     """
 
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
         self.module: ModuleType | None = None
         self.failure = ""
-        """Reason why the script cannot be imported here, once it is known."""
+        """Reason why the script cannot be imported here; empty until an import was tried."""
         self.pinned: frozenset[str] = frozenset()
-        """Functions that the worker's own class refers to; copies that arrive later do not take their places."""
+        """Functions that the worker's own class refers to; later copies do not replace them."""
         self._name = name
         self._lock = threading.RLock()
 
     def describe(self, module: ModuleType) -> None:
-        """Give a module the attributes by which the script is found."""
+        """Set the attributes of a module by which the script is found."""
         if self.path is None or not os.path.isfile(self.path):  # noqa: PTH113  # pathlib raises for a private one
             return
         module.__file__ = self.path
@@ -70,9 +70,11 @@ class Script:
             module.__package__ = self._name.rpartition(".")[0]
 
     def load(self) -> ModuleType | None:
-        """Return the script, imported under the name ``__mp_main__``; or None, and ``failure`` says why not."""
+        """Return the script, imported under the name ``__mp_main__``; None if that fails, with the reason in
+        ``failure``."""
         with self._lock:
-            # Set before the code runs, so that the script's own look-ups meanwhile find what it has by then.
+            # _import sets self.module before the code runs, so that look-ups by the script itself find what it has
+            # defined so far.
             if self.module is None and not self.failure:
                 self.failure = self.why_not()
                 if not self.failure:
@@ -82,7 +84,7 @@ class Script:
             return self.module
 
     def why_not(self) -> str:
-        """Say why the script's file must not be imported; return an empty text where it may be."""
+        """Return why the script's file must not be imported; empty if it may be."""
         if self.path is None:
             return "the script is no file (standard input, -c or a notebook), so that nothing can be imported from it"
         if not os.path.isfile(self.path):  # noqa: PTH113
@@ -92,7 +94,7 @@ class Script:
         return ""
 
     def forget_lock(self) -> None:
-        """In a forked child: a thread that held it is not here."""
+        """Replace the lock in a forked child: the thread that held it may not exist there."""
         self._lock = threading.RLock()
 
     def _import(self) -> None:
@@ -105,23 +107,23 @@ class Script:
         try:
             exec(compile(Path(self.path).read_bytes(), self.path, "exec", dont_inherit=True), vars(self.module))
         except KeyboardInterrupt:
-            self._take_back(main)
+            self._rollback(main)
             raise
         except BaseException as error:  # SystemExit, too: of an argument parser, for example
-            self._take_back(main)
+            self._rollback(main)
             self.failure = f"importing {self.path} has failed ({summary(error)})"
         else:
-            # A class is one object, whichever way it came: the imported functions make and know those that arrived.
+            # A class must be one object, however it came: the imported functions get the class objects that arrived.
             vars(self.module).update((name, value) for name, value in arrived.items() if name in vars(self.module))
         finally:
             process.imports_script.here = False
 
-    def _take_back(self, main: ModuleType) -> None:
+    def _rollback(self, main: ModuleType) -> None:
         self.module, sys.modules["__mp_main__"] = None, main
 
 
 script = Script(None)
-"""The script of this process; a driver's has no path, because its ``__main__`` is the script itself."""
+"""Script of this process; a driver's has no path, because its ``__main__`` is the script itself."""
 
 os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
@@ -130,8 +132,8 @@ def renew(path: str | None, name: str | None = None) -> None:
     """Replace the ``__main__`` of the template by the script's.
 
     Args:
-        path: of the script, if it is a file.
-        name: of its module, where ``python -m`` runs it.
+        path: path of the script, if it is a file.
+        name: name of its module, if ``python -m`` runs it.
     """
     global script
     script = Script(path, name)
@@ -143,13 +145,13 @@ def renew(path: str | None, name: str | None = None) -> None:
 
 
 def pin() -> None:
-    """Keep the functions that have arrived by now: methods of the worker's class refer to them by name."""
+    """Protect the functions that have arrived so far from later copies: the worker's class refers to them by name."""
     main = sys.modules["__main__"]
     script.pinned = frozenset(name for name, value in vars(main).items() if isinstance(value, FunctionType))
 
 
 def register(definition: Any) -> None:
-    """Put a class or function that arrived by value into a worker's ``__main__``; elsewhere do nothing."""
+    """Put a class or function that arrived by value into a worker's ``__main__``; do nothing in other processes."""
     main = sys.modules["__main__"]
     if type(main) is not MainModule:
         return
@@ -164,7 +166,8 @@ def register(definition: Any) -> None:
 
 
 def keep(names: dict[str, Any]) -> None:
-    """Put what annotations of an arrived class refer to into a worker's ``__main__``, where it is not known there."""
+    """Add names that annotations of an arrived class refer to to a worker's ``__main__``, unless they are defined
+    there."""
     main = sys.modules["__main__"]
     if type(main) is MainModule:
         for name, value in names.items():
@@ -172,7 +175,7 @@ def keep(names: dict[str, Any]) -> None:
 
 
 def own(name: str) -> Any:
-    """Return the object of a dotted name that the script has in this process, or None; import nothing."""
+    """Return the script's object of a dotted name in this process, or None; imports nothing."""
     first, *others = name.split(".")
     found = vars(sys.modules["__main__"]).get(first)
     if found is None and script.module is not None:
@@ -183,15 +186,15 @@ def own(name: str) -> Any:
 
 
 def imported_space() -> dict[str, Any] | None:
-    """Return the globals of the script that this process has imported, or None."""
+    """Return the globals of the script if this process has imported it, else None."""
     return None if script.module is None else vars(script.module)
 
 
 def resolve(name: str) -> Any:
-    """Return the object of the script that travelled by its name.
+    """Return the object of the script that travelled by name.
 
     Raises:
-        AttributeError: it is not here.
+        AttributeError: this process does not have it.
     """
     main = sys.modules["__main__"]
     try:
@@ -201,13 +204,13 @@ def resolve(name: str) -> Any:
 
 
 def why_not() -> str:
-    """Say why others cannot import the script of this process; return an empty text where they can."""
+    """Return why other processes cannot import the script of this process; empty if they can."""
     main = sys.modules["__main__"]
     return (script if type(main) is MainModule else Script(getattr(main, "__file__", None))).why_not()
 
 
 def explain(error: BaseException) -> str | None:
-    """Say why a name of the script is unknown here; return None where an error speaks of something else."""
+    """Return why a name of the script is unknown here; None if the error has another cause."""
     found = _NOT_FOUND.match(str(error))
     if found is None:
         return None
@@ -216,6 +219,6 @@ def explain(error: BaseException) -> str | None:
 
 
 def _has_guard(source: bytes) -> bool:
-    """True if a statement of the top level asks for ``__name__``."""
+    """True if an ``if`` statement at the top level tests ``__name__``."""
     names = (node for each in ast.parse(source).body if isinstance(each, ast.If) for node in ast.walk(each.test))
     return any(isinstance(node, ast.Name) and node.id == "__name__" for node in names)

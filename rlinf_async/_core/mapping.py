@@ -1,7 +1,7 @@
-"""Mapped memory of a file: other threads go on while its pages come and go.
+"""Mapped memory of a file: other threads run while its pages are mapped and unmapped.
 
-Python's own ``mmap`` keeps all of them waiting for as long as that takes, a tenth of a second and more for a gigabyte,
-and holds a descriptor for each mapping.
+Python's own ``mmap`` holds the GIL for all of that time, a tenth of a second and more for a gigabyte, and keeps a
+descriptor open for each mapping.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POPULATE_WRITE: Final = 23
 """``MADV_POPULATE_READ`` and ``MADV_POPULATE_WRITE``, which Python's mmap does not name."""
 
 _STEP_BYTES: Final = 8 << 20
-"""Bytes that are asked for in one call, during which no other thread can map anything: a millisecond."""
+"""Bytes per system call, during which no other thread can map anything: a millisecond."""
 
 
 def _steps(address: int, size: int) -> list[tuple[int, int]]:
@@ -37,15 +37,15 @@ def _access(writable: bool) -> int:
 
 
 def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
-    """Maps a part of a file, which others may have mapped too, with all its pages there: using it meets no page fault.
+    """Map a part of a file, shared with other mappings, with all pages present: access causes no page fault.
 
     Args:
-        offset: of the part, in whole pages.
+        offset: start of the part; a multiple of the page size.
 
     Returns:
-        ``size`` bytes as a ctypes array, mapped until the last tensor or view that is made from it is gone; finalizers
-        that it gets (``weakref.finalize``) are called before.  Whatever these think, memory that is not ``writable``
-        cannot be written to: that is a fault (SIGSEGV), not an exception.
+        ``size`` bytes as a ctypes array, mapped until the last tensor or view made from it is gone; finalizers attached
+        to it (``weakref.finalize``) run before.  A write to memory that is not ``writable`` is a fault (SIGSEGV), not
+        an exception, whatever the view claims.
 
     Raises:
         OSError: the system refuses it.
@@ -66,7 +66,7 @@ def _unmap(address: int, size: int) -> None:
 
 
 def protect(memory: Any, *, writable: bool) -> None:
-    """Mapped memory of a file that is open for writing can be written to from here on, or not.
+    """Allow or forbid writing to mapped memory of a file that is open for writing.
 
     Raises:
         OSError: the system refuses it.

@@ -1,4 +1,4 @@
-"""Masks secrets: values by names, texts by the shapes of secrets in them, variables by a table of harmless ones."""
+"""Masking of secrets: values by their names, texts by the shapes of secrets in them, variables by an allow-list."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORDS: Final = (
 )
 _SECRET: Final = re.compile(rf"KEY|{_WORDS}", re.IGNORECASE)
 _SECRET_NUMBER: Final = re.compile(r"PASS[WPC]|PWD|SECRET|(?<![A-Z])(?:PIN|OTP)(?![A-Z_])", re.IGNORECASE)
-"""Numbers of other names are limits: ``max_tokens``, ``num_keys``."""
+"""Names that make a number a secret; other numbers are limits: ``max_tokens``, ``num_keys``."""
 
 _NAME: Final = rf"(?:(?:API|ACCESS|ACCOUNT|SSH|SIGNING)[_.-]?KEY|{_WORDS})[\w.-]{{0,64}}"
 _ASSIGNED: Final = re.compile(
@@ -22,14 +22,14 @@ _ASSIGNED: Final = re.compile(
     re.IGNORECASE,
 )
 _USER: Final = re.compile(r"(://)(?:[^/\s:@]+:?(?:(?<=:)x-oauth-basic)?|([^/\s:@]*:)[^/\s]+)(?=@)")
-"""In an address, the password of a user, or a user without one, which may be a token."""
+"""User part of a URL: a password, or a single name, which may be a token."""
 
 _SHAPES: Final = re.compile(
     r"\b(?:sk-[\w-]{16,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_[A-Za-z0-9]{20,}|xox[a-z]-[\w-]{10,}"
     r"|A[KS]IA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*"
 )
-"""Tokens that services let begin alike, JSON web tokens, private keys."""
+"""Tokens with the well-known prefixes of services, JSON web tokens, private keys."""
 
 _MASK: Final = "***"
 
@@ -53,11 +53,11 @@ _HARMLESS: Final = (
     *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_PARTITION", "SLURM_CLUSTER_NAME", "SLURM_PROCID", "SLURM_LOCALID"),
     *("SLURM_STEP_ID", "SLURM_*NODE*", "SLURM_*TASKS*", "SLURM_*CPU*", "SLURM_*GPU*", "SLURM_*MEM*"),
 )
-"""Variables that a bundle shows with their values, unless their names speak of a secret."""
+"""Variables whose values a bundle shows, unless their names suggest a secret."""
 
 
 def shown(name: str, value: str) -> str:
-    """Return a value as a terminal or a log may show it: ``***`` for a secret by its name, and for those within it."""
+    """Return a value as a log may show it: ``***`` if its name suggests a secret, with secrets inside it masked."""
     if _SECRET.search(name):
         return _MASK
     value = _USER.sub(rf"\1\2{_MASK}", value)
@@ -79,7 +79,7 @@ def masked(data: Any, name: str = "") -> Any:
 
 
 def masked_texts(data: Any) -> Any:
-    """Return plain data whose names are the framework's own without the secrets within its texts."""
+    """Return plain data with framework-defined keys, secrets within its texts masked."""
     if isinstance(data, Mapping):
         return {key: masked_texts(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -88,7 +88,7 @@ def masked_texts(data: Any) -> Any:
 
 
 def masked_variables(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return variables with their values if a table has them, and all others with the lengths of theirs."""
+    """Return the values of harmless variables, and only the lengths of all others."""
     return {
         name: shown(name, str(value)) if _is_harmless(name) else f"{_MASK} (length {len(str(value))})"
         for name, value in environment.items()

@@ -1,18 +1,18 @@
 """``NameTable``: names of one kind in a run, state of node 0's daemon; groups, channels and promised channels have one.
 
-A name is reserved, published with a roster, found and released, and a lookup waits until there is a roster::
+A name is reserved, published with a roster, found and released.  A lookup waits until there is a roster::
 
     reserve() ──► publish() ──► release()
         └── the owner is gone, or the launch has failed ──► as never reserved
 
-An entry is its *number*: numbers rise by one and are used once. Publishing and releasing go by number, so that nobody
-who still has the number of an entry that is released can touch the next one of its name.
+The *number* of an entry identifies it: numbers rise by one and are used once.  Publishing and releasing go by number,
+so that a process with the number of a released entry cannot affect a later entry of the same name.
 
-A table remembers the names of the latest entries that were released after they were published: a lookup of one fails
-at once. Others are waited for, however often they were reserved.
+A table remembers the names of the latest entries that were released after they were published, and a lookup of one
+fails at once.  A lookup of any other name waits, however often the name was reserved.
 
-After each change ``settle`` takes out the lookups that have an answer by now. Every lookup is judged by ``look``, when
-it is made and whenever something has changed: so a lookup that came early is told the same as one that came late.
+After each change ``settle`` takes out the lookups that have an answer by now.  ``look`` judges a lookup when it is made
+and after each change, so that early and late lookups get the same answer.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async.errors import ClosedError
 
 Waiter = tuple[int, int]
-"""An endpoint, and the number of its request."""
+"""Endpoint, and the number of its request."""
 
 PENDING: Final = object()
-"""The result of a lookup that waits."""
+"""Result of a lookup that waits."""
 
 MAX_CLOSED_NAMES: Final = 4096
-"""Names that are remembered; of more of them the oldest are forgotten, and waited for like names that never were."""
+"""Number of closed names that are remembered; beyond it the oldest are forgotten, and lookups of them wait."""
 
 _MEMBERS: Final = -1
-"""The owner of a name that belongs to its members."""
+"""Owner of a group that its members join."""
 
 
 @dataclass
 class Entry:
-    """A reservation of a name; ``roster`` is what processes are told of it, None until it is published."""
+    """Reservation of a name; ``roster`` is the answer to lookups, None until it is published."""
 
     number: int
     name: str
@@ -49,7 +49,7 @@ class Entry:
     roster: Any = None
 
     def answer(self, rank: int | None, after: int) -> Any:
-        """The answer to a lookup, or ``PENDING``."""
+        """Return the answer to a lookup, or ``PENDING``."""
         return PENDING if self.roster is None else self.roster
 
 
@@ -60,8 +60,8 @@ class NameTable(Generic[E]):
     """Entries by number and by name, and lookups that wait.
 
     Args:
-        kind: of the names: ``"group"``.
-        entry: makes an entry, of its number, name and owner.
+        kind: noun for the named thing: ``"group"``.
+        entry: makes an entry from its number, name and owner.
     """
 
     def __init__(self, kind: str, entry: Callable[[int, str, int], E]) -> None:
@@ -71,23 +71,23 @@ class NameTable(Generic[E]):
         self._entry = entry
         self._numbers = itertools.count(1)
         self._closed: dict[str, str] = {}
-        """By name, the noun for its last holder: "experience"."""
+        """Noun for the last holder, by closed name: "experience"."""
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
         return f"<NameTable of {self.kind}s [{len(self.entries)} entries, {len(self._lookups)} lookups]>"
 
     def reserve(self, name: str, owner: int) -> int:
-        """Number an entry; the first one that is published has the name."""
+        """Return the number of a new entry; the first entry that is published gets the name."""
         entry = self._entry(next(self._numbers), name, owner)
         self.entries[entry.number] = entry
         return entry.number
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Make a roster known. Return None, or the roster of the entry that has the name already.
+        """Publish a roster. Return None, or the roster of the entry that already has the name.
 
         Raises:
-            KeyError: this owner has not reserved it.
+            KeyError: this owner has not reserved the name with this number.
         """
         entry = self.entries.get(number)
         if entry is None or (entry.name, entry.owner, entry.roster) != (name, owner, None):
@@ -100,21 +100,22 @@ class NameTable(Generic[E]):
         return None
 
     def find(self, waiter: Waiter, name: str, rank: int | None = None, after: int = 0) -> Any:
-        """Return the roster, or ``PENDING``: then ``settle`` will have it.
+        """Return the roster, or ``PENDING`` if ``settle`` will return it later.
 
         Args:
-            rank: of a group that members join, a roster with this rank will do.
-            after: the endpoint with which that rank has ended: where it comes back, its next one is waited for.
+            rank: for a group that members join, a roster with this rank is enough.
+            after: endpoint of an ended process of that rank; if the rank is restarted, the lookup waits for its
+                successor.
 
         Raises:
-            ClosedError: what had the name is closed.
+            ClosedError: the entry of that name is closed.
         """
         if (answer := self.look(name, rank, after)) is PENDING:
             self._lookups[waiter] = name, rank, after
         return answer
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
-        """Return what a lookup is told, or ``PENDING``."""
+        """Return the answer to a lookup, or ``PENDING``."""
         if (entry := self.named.get(name)) is not None:
             return entry.answer(rank, after)
         if noun := self._closed.get(name):
@@ -124,7 +125,7 @@ class NameTable(Generic[E]):
         return PENDING
 
     def settle(self) -> list[tuple[Waiter, Any]]:
-        """Take out the lookups that have an answer by now: a roster, or the error."""
+        """Take out the lookups that have an answer by now, each with a roster or an error."""
         settled = []
         for waiter, lookup in list(self._lookups.items()):
             try:
@@ -137,7 +138,7 @@ class NameTable(Generic[E]):
         return settled
 
     def cancel(self, waiter: Waiter) -> None:
-        """Forget a lookup, which may have been answered."""
+        """Forget a lookup, which may already be answered."""
         self._lookups.pop(waiter, None)
 
     def release(self, number: int, owner: int) -> bool:
@@ -149,7 +150,7 @@ class NameTable(Generic[E]):
         return True
 
     def drop_client(self, gone: int) -> None:
-        """Forget the lookups of a process, and what it has reserved and will not publish."""
+        """Forget the lookups of a process, and its reservations that are not published."""
         self._lookups = {waiter: lookup for waiter, lookup in self._lookups.items() if waiter[0] != gone}
         for entry in [entry for entry in self.entries.values() if entry.owner == gone and entry.roster is None]:
             self._close(entry)
@@ -163,7 +164,7 @@ class NameTable(Generic[E]):
         return sorted(name for name, entry in self.named.items() if entry.roster is not None)
 
     def clients(self) -> set[int]:
-        """Everybody for whom something is kept here."""
+        """Return all endpoints with a lookup or an entry here."""
         return {endpoint for endpoint, _ in self._lookups} | {entry.owner for entry in self.entries.values()}
 
     def _close(self, entry: E) -> None:
@@ -189,18 +190,18 @@ class NameTable(Generic[E]):
 class GroupEntry(Entry):
     """A group; its roster has an entry for each rank.
 
-    One that its members join one by one has no other owner than them, and is published while all ``size`` are there;
-    a lookup of one member need not wait for the others.
+    A group that its members join one by one belongs to them, and is published while all ``size`` are present; a lookup
+    of one member need not wait for the others.
     """
 
     size: int = 0
     lost: set[int] = field(default_factory=set)
-    """Endpoints of ranks that have ended and do not come back."""
+    """Endpoints of ranks that have ended and will not be restarted."""
     members: dict[int, tuple[int, Any]] = field(default_factory=dict)
-    """Owner, and entry of the roster, by rank."""
+    """Owner and roster entry, by rank."""
 
     def roster_with(self, rank: int | None) -> Any:
-        """A roster that has this rank, or all; the places of those who are not there are None."""
+        """Return a roster that has this rank, or all ranks; absent ranks are None in it."""
         if self.roster is not None:
             return self.roster
         if rank is None or (rank not in self.members and rank < self.size):
@@ -215,21 +216,21 @@ class GroupEntry(Entry):
         return PENDING if roster is None or is_away else roster
 
     def comes_back(self, rank: dict[str, Any], endpoint: int) -> bool:
-        """True if this rank has the endpoint, and is to come back once it has ended."""
+        """True if this rank has the endpoint, and will be restarted once it has ended."""
         return rank["endpoint"] == endpoint and bool(rank.get("supervised")) and endpoint not in self.lost
 
 
 class GroupNames(NameTable[GroupEntry]):
-    """Names of groups: each belongs to whoever reserves it, or to the members that join it."""
+    """Names of groups: each belongs to the process that reserves it, or to the members that join it."""
 
     def __init__(self) -> None:
         super().__init__("group", GroupEntry)
 
     def reserve(self, name: str, owner: int) -> int:
-        """Take a name for a group that is about to be launched.
+        """Reserve a name for a group that is about to be launched.
 
         Raises:
-            ValueError: it is taken.
+            ValueError: the name is taken.
         """
         if name in self.named:
             raise ValueError(
@@ -241,10 +242,10 @@ class GroupNames(NameTable[GroupEntry]):
         return number
 
     def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> None:
-        """Make a member known that comes by itself.
+        """Register a member that joins its group by itself.
 
         Raises:
-            ValueError: the name is that of something else, the rank is taken, or others speak of another size.
+            ValueError: another group has the name, the rank is taken, or other members joined with another size.
         """
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
@@ -262,14 +263,14 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster = [entry.members[rank][1] for rank in range(size)]
 
     def replace(self, number: int, owner: int, rank: int, was: int, member: Any) -> None:
-        """Note that a rank that had ended is back, or will not be.
+        """Register the restarted process of a rank, or that there will be none.
 
         Args:
-            was: the endpoint that it had.
-            member: its entry of the roster; None where it does not come back.
+            was: endpoint of the ended process.
+            member: roster entry of the new process; None if the rank is not restarted.
 
         Raises:
-            KeyError: this owner has published no such group, or it has no such rank.
+            KeyError: this owner has published no such group, or the group has no such rank.
         """
         entry = self.entries.get(number)
         if entry is None or entry.owner != owner or entry.roster is None or not 0 <= rank < len(entry.roster):
@@ -280,13 +281,13 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster[rank] = member
 
     def rank_of(self, name: str, rank: int) -> Any:
-        """Return the roster's entry of a rank; None where there is none."""
+        """Return the roster entry of a rank, or None."""
         entry = self.named.get(name)
         roster = None if entry is None else entry.roster_with(rank)
         return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
 
     def comes_back(self, endpoint: int) -> bool:
-        """True if the rank that has this endpoint is to come back once it has ended."""
+        """True if the rank that has this endpoint will be restarted once it has ended."""
         return any(entry.comes_back(each, endpoint) for entry in self.entries.values() for each in entry.roster or ())
 
     def drop_client(self, gone: int) -> None:
@@ -307,12 +308,12 @@ class GroupNames(NameTable[GroupEntry]):
 
 @dataclass
 class ChannelEntry(Entry):
-    """A channel or an experience; one that is released is kept until nothing is left of it anywhere.
+    """A channel or an experience; a released one is kept until all its queues have ended.
 
     Attributes:
-        nodes: where its queues have not ended.
-        pins: the nodes of the keys of a distributed channel.
-        promises: those that have become this channel.
+        nodes: nodes where its queues have not ended.
+        pins: node by key, for a distributed channel.
+        promises: promises that this channel has fulfilled.
     """
 
     nodes: set[int] = field(default_factory=set)
@@ -323,20 +324,20 @@ class ChannelEntry(Entry):
 class ChannelNames(NameTable[ChannelEntry]):
     """Names of channels, one open channel to each, and the channels themselves, by number.
 
-    One that is not in the table has ended, so nothing has to be kept of those.
+    A channel that is not in the table has ended, so ended channels take no memory.
 
     Args:
-        is_gone: whether an endpoint is no more.
+        is_gone: true for an endpoint that no longer exists.
     """
 
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
         self.kept: dict[str, ChannelEntry] = {}
-        """By promise, the channel that it has become."""
+        """Channel by the promise that it has fulfilled."""
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """As ``NameTable.publish``.
+        """Publish a roster, as ``NameTable.publish``.
 
         Raises:
             ValueError: the roster has no nodes.
@@ -350,7 +351,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return known
 
     def release(self, number: int, owner: int) -> bool:
-        """Free the name: anybody may. Return False if there is no such channel, or it was closed before."""
+        """Free the name, on behalf of any process. Return False if the channel does not exist or was closed before."""
         entry = self.entries.get(number)
         if entry is None or (entry.roster is not None and not self._is_open(entry)):
             return False
@@ -360,14 +361,15 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return the node that has a key: ``node`` if nobody used the key before; None if nothing can be there."""
+        """Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has no items.
+        Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has no items."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)
         return entry.pins.setdefault(key, node)
 
     def end(self, number: int, node: int) -> None:
-        """Note that nothing is left of a channel on a node."""
+        """Record that a channel's queue on a node has ended."""
         entry = self.entries.get(number)
         if entry is not None:
             entry.nodes.discard(node)
@@ -375,7 +377,7 @@ class ChannelNames(NameTable[ChannelEntry]):
                 self._close(entry)
 
     def lose_node(self, node: int) -> None:
-        """Note that the queues of a node are gone; who connects to a channel that is not closed hears of that there."""
+        """Record the loss of a node's queues; a process that connects to a still open channel gets the error there."""
         for entry in list(self.entries.values()):
             entry.nodes.discard(node)
             if not entry.nodes and entry.roster is not None and not self._is_open(entry):
@@ -394,12 +396,11 @@ class ChannelNames(NameTable[ChannelEntry]):
 
 
 class PromiseNames(NameTable[Entry]):
-    """Names of promises: of channels that were passed on before they had a number.
+    """Names of promises: channels that were passed on before they had a number.
 
-    Each maker counts its promises, and they are called ``"maker.count"``; nobody reserves them, and they are published
-    in any order. A maker publishes which channel it is, or why there will be none. A promise that was published, and
-    of which no channel is left, is of one that has ended, and is answered with None; so are the promises of a maker
-    that is gone.
+    Each maker counts its promises, and names them ``"maker.count"``.  Promises are not reserved, and are published in
+    any order, each with the number of its channel or the reason why there will be none.  The answer is None for a
+    published promise whose channel has ended, and for every promise of a maker that is gone.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:
@@ -407,15 +408,15 @@ class PromiseNames(NameTable[Entry]):
         self._channels = channels
         self._is_gone = is_gone
         self._published: dict[int, EndedEndpoints] = {}
-        """By maker, the counts of all that were published."""
+        """Counts of all published promises, by maker."""
         self._failed: dict[str, str] = {}
-        """Why channels that were passed on could not be made, as long as their makers are there."""
+        """Why promised channels could not be made, kept as long as their makers live."""
 
     def reserve(self, name: str, owner: int) -> int:
         raise ValueError(f"nobody reserves a promise, such as {name!r}")
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> None:
-        """Note that it has become the channel of this number; or that there will be none, and ``roster`` says why."""
+        """Record the number of the promised channel, or in ``roster`` the reason why there will be none."""
         maker, count = _promise(name)
         if maker != owner:
             raise ValueError(f"promise {name!r} is another process's")
@@ -428,10 +429,10 @@ class PromiseNames(NameTable[Entry]):
                 self._failed.setdefault(name, roster)  # a copy at the maker says again what it was told
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
-        """Return the channel's roster, None if it has ended, or why it could not be made.
+        """Return the channel's roster, None if the channel has ended, or why it could not be made.
 
         Raises:
-            ValueError: that is no promise.
+            ValueError: the name is not a promise's.
         """
         maker, count = _promise(name)
         if (channel := self._channels.kept.get(name)) is not None:

@@ -1,4 +1,4 @@
-"""Names that users give to groups and channels: which there can be."""
+"""Rules for names that users give to groups and channels."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from typing import Final
 
 _MAX_GROUP_BYTES: Final = 200
-"""A folder of logs has the name, and a group below one of its workers that name with ranks: 255 bytes."""
+"""Limit of file names, 255 bytes, less room for ranks: a log folder has the name, and so has a nested group."""
 
 _MAX_CHANNEL_BYTES: Final = 4096
-"""Each request for a channel has its name, and a table shows it."""
+"""Limit for a name that each request of a channel carries, and that tables show."""
 
 _TAKEN: Final = {
     "driver": "rlinf-ctl, metrics and traces call the script so",
@@ -19,10 +19,10 @@ _FILE: Final = re.compile(r"(?:daemon_\d+|template_\d+_\d+)\.log")
 
 
 def check_group_name(name: object) -> None:
-    """Refuse a name that a group cannot have.
+    """Check the name of a group.
 
     Raises:
-        TypeError, ValueError: why, and what to do.
+        TypeError, ValueError: the name is not allowed; the text says why and what to do.
     """
     name = _text(name, "group", _MAX_GROUP_BYTES)
     if not name or name in (".", "..") or not name.isprintable() or "/" in name:
@@ -32,10 +32,10 @@ def check_group_name(name: object) -> None:
 
 
 def check_channel_name(name: object, noun: str = "channel") -> None:
-    """Refuse a name that a channel, or an experience, cannot have.
+    """Check the name of a channel or an experience.
 
     Raises:
-        TypeError, ValueError: why, and what to do.
+        TypeError, ValueError: the name is not allowed; the text says why and what to do.
     """
     _text(name, noun, _MAX_CHANNEL_BYTES)
 

@@ -55,7 +55,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     LockDevices *       name devices                                None            device_lock; at node 0
     UnlockDevices       number                                      list[str]       device_lock; at node 0
     ReserveLines        lines nbytes                                float           emulated networks; at node 0
-    Inventory           node_rank sections sys_path extension       list[str]       Cluster(), where there is hardware
+    FindHardware        node_rank sections sys_path extension       list[str]       Cluster(), where there is hardware
                         python
     -- which nodes are lost
     ReportLink          node reason                                 None            a daemon, of node 0: a link is over
@@ -78,7 +78,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
     ServeMetrics        address                                     str             a driver, of node 0: host:port
-    NodeMetrics                                                     dict[str, Any]  node 0, of every daemon, per scrape
+    ScrapeNode                                                      dict[str, Any]  node 0, of every daemon, per scrape
     ReportError         key text                                    None            an error that nobody has awaited
     WithdrawError       key                                         None            the same, awaited after all
     -- the trace; home is the daemon that writes it
@@ -100,11 +100,11 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, 
 Answer = TypeVar("Answer")
 
 ALL_ROUNDS: Final = 0
-"""Round of an ``Inspected`` by a process that has not read the question: it answers all that wait for it."""
+"""Round of an ``Inspected`` from a process that has not read the request: answers all rounds that wait for it."""
 
 
 def _check_of(kind: Any) -> Callable[[Any], bool]:
-    """Whether a value is of an annotated type, as msgpack brings it."""
+    """Return a predicate that is true for values of an annotated type, as msgpack decodes them."""
     origin, inner = get_origin(kind), [_check_of(each) for each in get_args(kind)]
     if origin is types.UnionType:
         return lambda value: any(fits(value) for fits in inner)
@@ -118,9 +118,9 @@ def _check_of(kind: Any) -> Callable[[Any], bool]:
 
 @dataclass_transform(frozen_default=True)
 class Operation(Generic[Answer]):
-    """A request for something that a daemon does itself; subclasses are frozen dataclasses of plain data.
+    """A request that a daemon answers itself; subclasses are frozen dataclasses of plain data.
 
-    Their methods stand here once: those that ``dataclass`` would make for each take 25 ms of every process's start.
+    The methods are written here once: ``dataclass`` would generate them per class, which takes 25 ms of every start.
     """
 
     checks: ClassVar[dict[str, Callable[[Any], bool]]]
@@ -142,9 +142,9 @@ class Operation(Generic[Answer]):
 
 
 class WaitingOperation(Operation[Answer]):
-    """Keeps something for the requester: one whose process is gone comes too late, and is refused.
+    """Operation that keeps something for the requester, and is refused once the requester's process is gone.
 
-    A frame is read before its connection ends, but its handler begins in a task of its own, maybe after the cleanup.
+    A frame is read before its connection ends, but its handler runs in a task of its own, maybe after the cleanup.
     """
 
 
@@ -193,7 +193,7 @@ class LeasePort(WaitingOperation[int]): max_port: int | None
 class LockDevices(WaitingOperation[None]): name: str; devices: list[int]
 class UnlockDevices(Operation[list[str]]): number: int
 class ReserveLines(Operation[float]): lines: list[list[Any]]; nbytes: int
-class Inventory(Operation[list[str]]):
+class FindHardware(Operation[list[str]]):
     node_rank: int; sections: list[Any]; sys_path: list[str]; extension: str; python: str | None
 
 class ReportLink(Operation[None]): node: int; reason: str
@@ -216,7 +216,7 @@ class ListRunFiles(Operation[list[list[Any]]]): pass
 class ReadRunFile(Operation[bytes]): path: str; offset: int; nbytes: int
 class EndRun(Operation[bool]): by: str
 class ServeMetrics(Operation[str]): address: str
-class NodeMetrics(Operation[dict[str, Any]]): pass
+class ScrapeNode(Operation[dict[str, Any]]): pass
 class ReportError(Operation[None]): key: str; text: str
 class WithdrawError(Operation[None]): key: str
 
@@ -233,10 +233,10 @@ OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Waiti
 
 
 def read(name: str, fields: Any) -> Operation[Any]:
-    """The operation that a request names, with its fields.
+    """Return the operation that a request names, with its fields.
 
     Raises:
-        ValueError: there is no such operation, or its fields are others; names the operation and the field.
+        ValueError: the operation is unknown, or its fields are wrong; the text names the operation and the field.
     """
     kind = OPERATIONS.get(name)
     if kind is None:

@@ -1,4 +1,4 @@
-"""Loggers of the framework: a promised word is said, whatever a script does to logging as a whole."""
+"""Loggers of the framework: warnings appear whatever a script does to logging as a whole."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import logging
 from typing import Final
 
 NAMES: Final = ("rlinf_async", "rlinf_launcher", "RLinf")
-"""The topmost loggers of the framework: by their levels and handlers its words are held back."""
+"""Topmost loggers of the framework; only their levels and handlers hold its records back."""
 
 _LAST_RESORT: Final = logging.lastResort
 
 
 def own_logger(name: str) -> logging.Logger:
-    """Return the logger of that name as an ``OwnLogger``; every module of the framework has its own from here."""
+    """Return the logger of that name as an ``OwnLogger``; every module of the framework uses it."""
     logger = logging.getLogger(name)
     logger.__class__ = OwnLogger
     return logger
 
 
 class OwnLogger(logging.Logger):
-    """A logger whose warnings and errors only a level, handler or filter of the framework's own loggers holds back.
+    """Logger whose warnings and errors only the framework's own loggers can hold back, by level, handler or filter.
 
-    Scripts and libraries configure logging for themselves: ``dictConfig`` disables all loggers that it finds,
-    ``logging.disable`` and the root's level are about everybody's chatter, and handlers of the root may take nothing.
-    A warning that no handler takes goes to stderr.
+    Scripts and libraries configure logging for themselves: ``dictConfig`` disables all existing loggers,
+    ``logging.disable`` and the root's level concern all records, and handlers of the root may ignore these.  A warning
+    that no handler takes goes to stderr.
     """
 
     @property
@@ -32,7 +32,7 @@ class OwnLogger(logging.Logger):
 
     @disabled.setter
     def disabled(self, value: bool) -> None:
-        """``dictConfig`` and ``fileConfig`` set it for every logger that they do not name."""
+        """Ignore the value: ``dictConfig`` and ``fileConfig`` set it on every logger that they do not name."""
 
     def isEnabledFor(self, level: int) -> bool:
         if level < logging.WARNING:

@@ -1,7 +1,7 @@
-"""This process's start: its environment and its interpreter's options, and the variables that it has changed since.
+"""Start of this process: environment, interpreter options, and variables changed since.
 
-A driver's changes travel with each launch.  A worker's start is its daemon's description of it, not its exec: it was
-forked from a template.  A launch from a worker carries the changes of the launch that made it too.
+A driver's changes travel with each launch.  A worker was forked from a template, so its start is its daemon's
+description of it, not its exec.  A launch from a worker also carries the changes of the launch that made the worker.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ _OWN: Final = frozenset(
     b"RLINF_" + name
     for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
 )
-"""Variables by which the framework tells a process its place: no other process has the same."""
+"""Variables that describe a process's own place in a run, and must not be copied to another process."""
 
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
-"""Values that Python itself gives to LC_CTYPE at its start in the C locale (PEP 538)."""
+"""Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538)."""
 
 
 def _read_environment() -> dict[str, str]:
-    """Return the environment that this process was started with, else, where the kernel does not tell, the present one.
+    """Return the environment this process was started with; the present one if the kernel does not show it.
 
-    ``setproctitle`` and its like write over the memory that the kernel shows.  Everything would pass for a change then.
+    ``setproctitle`` and similar libraries overwrite the memory that the kernel shows.  Against that memory every
+    variable would look changed.
     """
     now = dict(os.environ)
     try:
@@ -48,11 +49,11 @@ _start: tuple[Mapping[str, str], Changes] = (_read_environment(), {})
 
 
 def begin(environment: Mapping[str, str], carried: Changes) -> None:
-    """Start counting changes anew.
+    """Reset the reference for changes.
 
     Args:
         environment: variables of this process as it starts.
-        carried: changes of the launch that this process comes from.
+        carried: changes that came with the launch of this process.
     """
     global _start
     _start = (dict(environment), carried)
@@ -70,10 +71,11 @@ def changed_variables() -> dict[bytes, bytes | None]:
 
 
 def interpreter_flags(argv: list[str] | None = None) -> list[str]:
-    """Return the options of this process's interpreter that hold for workers too: ``["-O", "-X", "dev"]``.
+    """Return the options of this process's interpreter that workers need too: ``["-O", "-X", "dev"]``.
 
-    Options, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its environment, and flags
-    that repeat them would ask for a second template.  ``-S`` is left out, because the template finds torch by ``site``.
+    The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
+    environment, and flags that repeat them would require a second template.  ``-S`` is left out, because the template
+    finds torch through ``site``.
 
     Args:
         argv: a command line; by default this process's own.

@@ -1,4 +1,4 @@
-"""Packs and opens bodies of frames: small ones inline, large ones in shared memory, by descriptor."""
+"""Bodies of frames: small ones inline, large ones in shared memory, by descriptor."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlinf_async._core.segment import close_fds, map_private
 from rlinf_async.errors import TransferFailed
 
 Body = bytes | memoryview
-"""What a receiver gets: bytes, or a private mapping of the sender's memory."""
+"""Received body: bytes, or a private mapping of the sender's memory."""
 
 
 def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
-    """What stands in the frame, and the descriptors that ride on it.
+    """Return the body field of the frame, and the descriptors that ride on the frame.
 
     Raises:
         MemoryError: a large body does not fit into this machine's memory.
@@ -31,10 +31,10 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """The bytes of a body; takes the descriptor over.
+    """Return the bytes of a body; closes the descriptor.
 
     Raises:
-        TransferFailed: its content is not there; the text says why.
+        TransferFailed: the content was lost; the text says why.
         SerializationError, OSError: as ``map_private``.
     """
     if not fds:

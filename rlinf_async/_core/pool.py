@@ -1,17 +1,17 @@
 """Pool of shared-memory segments of a sender, reused once no other process has them open (by file leases).
 
 Fresh shared memory costs three times a copy, because the kernel clears every page of it.  So a process keeps the
-segments that it has handed out, and asks the kernel whether one is free: every receiver gets a read-only descriptor
-that was opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open.
-A descriptor in a daemon or still under way in a socket counts, and so does a mapping, also one that a forked child has
-inherited.  Nothing has to be given back, and a receiver that is killed gives everything back::
+segments that it has sent, and asks the kernel whether one is free: every receiver gets a read-only descriptor that was
+opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open.  A
+descriptor in a daemon or in transit in a socket counts as open, and so does a mapping, even one that a forked child
+inherited.  Receivers return nothing, and a killed receiver frees its segments too::
 
     owner       fd = pool.write(parts, nbytes) ── the descriptor rides on a frame ──► receiver maps it, closes it
     owner       pool.write(…): the kernel refuses the lease, another segment is taken
     receiver    drops its last view
     owner       pool.write(…): the lease is granted, and returned at once; the same warm memory is written again
 
-Where leases are not to be had no segment is ever free, and each message gets a fresh one.
+Without leases no segment ever counts as free, and each message gets a fresh one.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from rlinf_async._core.mapping import map_memory
 from rlinf_async._core.segment import allocate_segment, seal_segment, write_segment
 
 _MAX_SEGMENTS: Final = 64
-"""Segments that are kept, each with a file descriptor."""
+"""Number of segments that are kept, each with a file descriptor."""
 
 _MAX_INSPECTED: Final = 8
-"""Segments of a fitting size that are asked whether they are free: those written about as long ago as the one that was
-free the last time, whose memory may still be in the processor's caches, and then those unused for longest."""
+"""Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
+as many of the longest unused."""
 
 _PIECE_BYTES: Final = 1 << 20
 """Bytes that are copied before other threads may run."""
@@ -43,8 +43,8 @@ _PIECE_BYTES: Final = 1 << 20
 Part = bytes | bytearray | memoryview
 
 
-class Segment:
-    """One piece of memory; the owner's own descriptor is open for writing."""
+class PooledSegment:
+    """Shared memory of a pool; the owner's own descriptor is open for writing."""
 
     __slots__ = ("fd", "memory", "size")
 
@@ -86,13 +86,13 @@ class Segment:
 
 
 class Pool:
-    """The segments of this process.  Its methods may be called from any thread."""
+    """Segments of this process; any thread may call the methods."""
 
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
-        self._segments: list[Segment] = []
+        self._segments: list[PooledSegment] = []
         self._age = 0
-        """Segments of its size that had been written since the last one that was free: about as many are in flight."""
+        """Position of the last free segment, counted from the newest of its size: about as many are in flight."""
         self._lock = threading.Lock()
         _pools.add(self)
 
@@ -101,15 +101,14 @@ class Pool:
         return f"<Pool {len(self._segments)} segments [{kept / (1 << 20):.1f} MiB]>"
 
     def write(self, parts: Sequence[Part], nbytes: int) -> int:
-        """A read-only descriptor of sealed memory that begins with the parts, one after the other.
+        """Return a read-only descriptor of sealed memory that begins with the parts, one after the other.
+
+        The caller passes the descriptor on and closes it.  The content does not change while the descriptor, or
+        anything made from it, is open in any process.
 
         Args:
             parts: flat and contiguous memory.
-            nbytes: their size together, in bytes.
-
-        Returns:
-            The caller's to pass on and to close.  As long as it, or anything that was made from it, is open
-            anywhere, what it shows does not change.
+            nbytes: size of all parts together.
 
         Raises:
             MemoryError, OSError: as ``write_segment``.
@@ -125,8 +124,8 @@ class Pool:
             if segment is not None:
                 self._put(segment)
 
-    def borrow(self, nbytes: int) -> Segment:
-        """A segment to be filled piece by piece (``write_at``), and then given back, or closed.
+    def borrow(self, nbytes: int) -> PooledSegment:
+        """Return a segment to be filled piece by piece (``write_at``), then given to ``finish``, or closed.
 
         Raises:
             MemoryError, OSError: as ``allocate_segment``.
@@ -143,25 +142,24 @@ class Pool:
             segment = _adopt(made, size)
         return segment
 
-    def give_back(self, segment: Segment) -> int:
-        """A read-only descriptor of a borrowed segment, as that of ``write``."""
+    def finish(self, segment: PooledSegment) -> int:
+        """Put a borrowed segment into the pool. Return a read-only descriptor of it, as ``write`` does."""
         try:
             return segment.hand_out()
         finally:
             self._put(segment)
 
     def has(self, nbytes: int) -> bool:
-        """Whether a segment is free that so many bytes would be written to, so that they take no more memory."""
+        """True if a free segment of that size exists, so that a write takes no more memory."""
         with self._lock:
             return self._find(nbytes) is not None
 
-    def _take(self, nbytes: int) -> Segment | None:
+    def _take(self, nbytes: int) -> PooledSegment | None:
         with self._lock:
             index = self._find(nbytes)
             return None if index is None else self._segments.pop(index)
 
     def _find(self, nbytes: int) -> int | None:
-        """The place of a segment that is free and fits."""
         segments = self._segments
         fitting = [index for index in range(len(segments) - 1, -1, -1) if nbytes <= segments[index].size <= 2 * nbytes]
         count = len(fitting)
@@ -176,7 +174,7 @@ class Pool:
         self._age = 0
         return None
 
-    def _put(self, segment: Segment) -> None:
+    def _put(self, segment: PooledSegment) -> None:
         with self._lock:
             self._segments.append(segment)
             kept = sum(segment.size for segment in self._segments)
@@ -188,37 +186,38 @@ class Pool:
                 oldest.close()
 
     def close(self) -> None:
-        """Lets go of everything; what others hold stays theirs.  Idempotent."""
+        """Close all segments; receivers keep theirs. Idempotent."""
         with self._lock:
             segments, self._segments = self._segments, []
         for segment in segments:
             segment.close()
 
     def forget(self) -> None:
-        """In a forked child: the segments are the parent's, which alone may write them again."""
+        """Drop the parent's segments in a forked child: only the parent may write them."""
         self._lock = threading.Lock()
         self.close()
 
 
-def _make(parts: Sequence[Part], nbytes: int) -> Segment:
+def _make(parts: Sequence[Part], nbytes: int) -> PooledSegment:
     size = _rounded(nbytes)
     return _adopt(write_segment(parts, nbytes, size), size)
 
 
-def _adopt(made: int, size: int) -> Segment:
-    """The segment of a new descriptor, which is used up."""
+def _adopt(made: int, size: int) -> PooledSegment:
+    """Make a segment from a new descriptor, and close that descriptor."""
     try:
         # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
-    # Opening a file under a lease has its holder sent a signal: this one is ignored, SIGIO would end the process.
+    # Opening a leased file sends its holder a signal. SIGURG is ignored by default; the default SIGIO would end the
+    # process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
-    return Segment(fd, size)
+    return PooledSegment(fd, size)
 
 
 def _rounded(nbytes: int) -> int:
-    """A size that others will ask for too: at most a sixteenth larger, in whole pages."""
+    """Round up to whole pages, by at most a sixteenth, so that similar sizes share segments."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
     return -(-nbytes // step) * step
 
@@ -226,7 +225,7 @@ def _rounded(nbytes: int) -> int:
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 pool: Final = Pool()
-"""What the bodies of this process's messages are written to."""
+"""Pool for the message bodies of this process."""
 
 
 def _after_fork() -> None:

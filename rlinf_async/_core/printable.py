@@ -1,4 +1,4 @@
-"""Sanitises a line of foreign output for the terminal: drops control sequences, and colours where they do not fit."""
+"""Sanitiser for a line of foreign output: removes control sequences, and colours on request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 _SUSPICIOUS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
-"""SGR: colour, bold, and the way back."""
+"""SGR sequences: colour, bold, reset."""
 
 _CONTROL: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: moves the cursor, erases, asks for answers
@@ -21,9 +21,10 @@ _RESET: Final = "\x1b[0m"
 
 
 def printable(line: str) -> str:
-    """One line without control characters; of a line that returns to its start, what would stand there in the end.
+    """Return a line without control characters; text before the last carriage return is dropped, as a terminal would
+    show it.
 
-    A colour that is still on at the end of the line is switched off.
+    A colour that is still on at the end of the line is reset.
     """
     if _SUSPICIOUS.search(line) is None:
         return line
@@ -39,5 +40,5 @@ def printable(line: str) -> str:
 
 
 def plain(line: str) -> str:
-    """One line as ``printable`` has it, without colours."""
+    """Return a line as ``printable`` does, without colours."""
     return _COLOUR.sub("", printable(line))

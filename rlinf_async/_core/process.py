@@ -1,14 +1,14 @@
 """Fork detection: this process's pid, kept by a fork hook, and a forked child's error; also ends the process.
 
-A thing that is tied to threads, loops or sockets remembers the pid of the process that made it.  After a fork the
-child has a copy of it without those threads, so that waiting for it would last for ever::
+An object that depends on threads, loops or sockets remembers the pid of the process that made it.  A forked child has a
+copy of it without those threads, so that a wait on it would last for ever::
 
     self._pid = process.pid                           when it is made
-    if self._pid != process.pid:                      where it is about to wait
+    if self._pid != process.pid:                      before it waits
         raise process.forked("channel 'obs'", self._pid)
 
-``pid`` is kept up to date by a fork hook, because ``os.getpid`` is a system call.  Hooks run in the order in which they
-were registered, and modules whose hooks make this error import this one: they find the child's pid.
+A fork hook keeps ``pid`` up to date, because ``os.getpid`` is a system call.  Hooks run in the order of registration,
+and modules whose hooks make this error import this one, so their hooks find the child's pid.
 
 tests/test_forks.py::test_a_drivers_child_is_told_at_once_whose_things_it_uses
 tests/test_forks.py::test_a_workers_child_is_told_at_once_whose_things_it_uses
@@ -30,11 +30,11 @@ from typing import NoReturn
 from rlinf_async.errors import ForkedProcessError
 
 pid = os.getpid()
-"""Of this process."""
+"""Pid of this process."""
 
 
 class _ImportsScript(threading.local):
-    """True in ``here`` on the thread of a worker that imports the driver's script, and while it does."""
+    """``here`` is true on the thread of a worker that is importing the driver's script."""
 
     here = False
 
@@ -43,10 +43,10 @@ imports_script = _ImportsScript()
 
 
 def forked(what: str, owner: int) -> ForkedProcessError:
-    """The error of a forked child that uses something of an ancestor's.
+    """Return the error for a forked child that uses an object of an ancestor.
 
     Args:
-        what: the thing in words: ``"channel 'obs'"``.
+        what: the object in words: ``"channel 'obs'"``.
         owner: pid of the process that it belongs to.
     """
     return ForkedProcessError(
@@ -59,13 +59,13 @@ def forked(what: str, owner: int) -> ForkedProcessError:
 
 
 def check_is_no_import(what: str) -> None:
-    """Refuses what a script does while a process that multiprocessing starts, or a worker, imports the script.
+    """Refuse an action of a script while a process that multiprocessing starts, or a worker, imports that script.
 
     Raises:
         RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script, or
             is a worker that looks for one of its names: each would do again what the script does.
     """
-    # multiprocessing's own mark, by which it refuses to start processes there.
+    # multiprocessing sets this flag, by which it refuses to start processes there.
     if imports_script.here or getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{what} in a {'worker' if imports_script.here else 'process that multiprocessing has spawned'}, which "
@@ -76,7 +76,7 @@ def check_is_no_import(what: str) -> None:
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """Ends this process as Python ends a script that is through, or that ``error`` has escaped from."""
+    """End this process as Python ends a script that is finished, or that ``error`` has escaped from."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -106,9 +106,9 @@ def is_in_editor() -> bool:
 
 
 def flush_files() -> None:
-    """Flush all files that are open for writing, whoever has them: to end by ``os._exit`` would lose their buffers."""
+    """Flush all files that are open for writing: ``os._exit`` would lose their buffers."""
     for each in gc.get_objects():
-        # By its type: isinstance() would ask an object for its class, and a lazy one might load what it stands for.
+        # Check type(), not isinstance(): isinstance() reads __class__, which makes some lazy objects load.
         if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
             with contextlib.suppress(Exception):  # closed, or for reading
                 each.flush()

@@ -1,7 +1,7 @@
 """Retransmission state of a socket: sender's unacknowledged frames; receiver's count, lost descriptors, ACKs due.
 
-A socket may lose what was written to it: it breaks while both ends live, or its receiver has no descriptor free and the
-kernel drops those that come.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
+A socket may lose frames: it breaks while both ends live, or its receiver has no descriptor free and the kernel drops
+the ones that arrive.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
     kept.add((data, fds, nbytes))               incoming.received += 1
@@ -10,7 +10,7 @@ kernel drops those that come.  So both ends count frames, from 1; control frames
                          ───── RESTART ─────►   goes on with frame 8
                          ── PIECE … frame 8 ►   its content, as bytes
 
-``_wire/socket_writer.py`` does the sending.  Where a direct socket ends, what ``take`` gives goes by way of the
+``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go by way of the
 daemon.
 """
 
@@ -26,20 +26,20 @@ from rlinf_async._core.frames import Frame, FrameError, pack, unpack
 from rlinf_async._core.segment import close_fds
 
 MAX_KEPT_BYTES: Final = 64 << 20
-"""Contents beyond this much are forfeited before another one is sent, the oldest first."""
+"""Limit on kept content; above it the oldest content is forfeited before another frame is sent."""
 
 _MAX_KEPT_DESCRIPTORS: Final = 256
-"""Likewise."""
+"""Limit on kept descriptors; above it content is forfeited too."""
 
 PIECE_BYTES: Final = 256 * 1024
 ACK_FRAMES: Final = 64
-"""Frames without an acknowledgement, from which on one rides on the next frame in the other direction; where none goes
-there, one follows by itself from twice as many on."""
+"""Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself.
+Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself."""
 
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
 _ACK_NOW_DESCRIPTORS: Final = 8
-"""From one of these on it is sent at once: the sender holds that much memory only for want of it."""
+"""Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives."""
 
 _CARRIES: Final = {
     frames.CALL: "these arguments",
@@ -51,25 +51,25 @@ _CARRIES: Final = {
 
 
 FrameWithFds = tuple[bytes, Sequence[int], int]
-"""A packed frame, its descriptors, and the bytes of the content that they carry."""
+"""Packed frame, its descriptors, and the size in bytes of their content."""
 
 Sent = bytes | FrameWithFds
-"""A packed frame, by itself where nothing rides on it: thousands are kept, and the garbage collector visits tuples."""
+"""Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples."""
 
 
 def with_fds(sent: Sent) -> FrameWithFds:
-    """A frame with what rides on it."""
+    """Return a frame as a tuple with its descriptors."""
     return (sent, (), 0) if isinstance(sent, bytes) else sent
 
 
 class Unacknowledged:
-    """The frames that a sender may have to send again.
+    """Frames that a sender may have to send again.
 
-    Descriptors given to ``add`` are closed here once the frame is acknowledged.
+    ``add`` takes over the descriptors, which are closed once the frame is acknowledged.
 
     Attributes:
-        acknowledged: frames that the other side has.
-        add_plain: appends a packed frame on which nothing rides.
+        acknowledged: number of frames that the receiver has.
+        add_plain: appends a packed frame without descriptors.
     """
 
     __slots__ = ("_content", "_descriptors", "_frames", "acknowledged", "add_plain")
@@ -84,15 +84,18 @@ class Unacknowledged:
         return len(self._frames)
 
     def add(self, sent: FrameWithFds) -> None:
-        """Appends a frame with descriptors."""
+        """Append a frame with descriptors."""
         self._frames.append(sent)
         self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
-        """The other side has so many frames in all.
+        """Drop the frames that the receiver has.
+
+        Args:
+            received: number of frames that the receiver has had in all.
 
         Raises:
-            FrameError: that is more than were sent.
+            FrameError: more were acknowledged than sent.
         """
         kept = len(self._frames)
         if received - self.acknowledged > kept:
@@ -114,16 +117,17 @@ class Unacknowledged:
 
     @property
     def is_too_much(self) -> bool:
-        """Whether contents are to be forfeited before more is sent."""
+        """True if content must be forfeited before more is sent."""
         return self._content > MAX_KEPT_BYTES or self._descriptors > _MAX_KEPT_DESCRIPTORS
 
     def since(self, received: int) -> Iterator[FrameWithFds]:
-        """The frames that the other side lacks, which has so many; they stay kept."""
+        """Return the frames after the first ``received`` ones, to be sent again; they stay kept."""
         self.acknowledge(received)
         return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
-        """As ``since``, unpacked, with the descriptors, for the caller to send and to close."""
+        """Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the descriptors.
+        Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the descriptors."""
         self.acknowledge(received)
         taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
@@ -131,15 +135,18 @@ class Unacknowledged:
         return taken
 
     def drop(self) -> None:
-        """Nothing of it is sent again."""
+        """Drop all frames."""
         for _, fds, _ in map(with_fds, self._frames):
             close_fds(fds)
         self._frames.clear()
         self._content = self._descriptors = 0
 
     def forfeit(self) -> None:
-        """Gives up the oldest contents until the limit is kept, so that a receiver that stands still cannot fill the
-        memory.  All of them must have left: a descriptor that is closed here could not be sent any more."""
+        """Replace the oldest contents by an error text until the limits are kept: a stalled receiver cannot exhaust
+        memory.
+
+        All kept frames must have been sent: a descriptor that is closed here cannot be sent any more.
+        """
         for place in range(len(self._frames)):
             data, fds, nbytes = with_fds(self._frames[place])
             frame = unpack(data) if fds else []
@@ -153,16 +160,16 @@ class Unacknowledged:
 
 
 class Incoming:
-    """The receiver's side: which descriptors belong to which frame, and when to acknowledge.
+    """Receiver's side: assigns descriptors to frames, and says when to acknowledge.
 
     Attributes:
-        received: frames that have come.
-        acknowledged: frames of which the sender has been told.
-        descriptors: that the sender keeps open only for want of an acknowledgement.
-        look_at: from so many frames on, and where there are ``descriptors``, ``owes`` is to be asked.
-        is_strict: the next frame has to be looked at by ``take``: descriptors wait, were lost, or come in pieces.
-        is_due: an acknowledgement rides on the next frame that is sent.
-        read_bytes: of the socket, in all; the caller counts them.
+        received: number of frames that have come.
+        acknowledged: number of frames that were acknowledged.
+        descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
+        look_at: from this number of frames on, or with ``descriptors``, the caller must check ``owes``.
+        is_strict: true if the next frame must pass through ``take``: descriptors wait, were lost, or come in pieces.
+        is_due: true if an acknowledgement rides on the next frame that is sent.
+        read_bytes: bytes read from the socket in all, counted by the caller.
     """
 
     __slots__ = (
@@ -194,18 +201,18 @@ class Incoming:
         self.descriptors = 0
         self._fds: deque[int] = deque()
         self._lost_now = False
-        """The read that is being taken has lost descriptors."""
+        """True if the read that is being processed has lost descriptors."""
         self._was_truncated = False
         self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None
 
     def add_fds(self, fds: Sequence[int], *, truncated: bool) -> None:
-        """What one read has brought beside its bytes, before its frames are taken.
+        """Take the descriptors of one read, before its frames are taken.
 
-        The kernel hands out the first descriptors of a write and drops the rest.  So those that are here belong to the
-        next frames, in order, and after a loss none that comes later does, until the sender starts again: a frame that
-        took the descriptor of a later one would show another frame's content.  One read never goes beyond a write that
-        brings descriptors, so if it contains a RESTART they belong to what follows that.
+        The kernel delivers the first descriptors of a write and drops the rest.  So the delivered ones belong to the
+        next frames, in order.  After a loss no later descriptor belongs to them until the sender starts again: a frame
+        that took the descriptor of a later one would show another frame's content.  One read never goes beyond a write
+        that brings descriptors, so if it contains a RESTART they belong to the frames after that.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows
@@ -219,10 +226,10 @@ class Incoming:
         self.is_strict = True
 
     def take(self, frame: list[Any]) -> tuple[list[Any], list[int]] | None:
-        """A frame that is no ACK, with its descriptors; None where it is not to be handled.
+        """Return a frame other than an ACK with its descriptors; None if the caller must ignore the frame.
 
         Raises:
-            FrameError: it came without its descriptors, and none were lost.
+            FrameError: the frame came without its descriptors, and none were lost.
         """
         kind = frame[0]
         if kind == frames.RESTART:
@@ -246,8 +253,8 @@ class Incoming:
             self._is_skipping = True
             return None
         if count:
-            # Of descriptors that were left out as well: the sender keeps its own of them open until it hears of this,
-            # and a socket that has not arrived ends for its other side only when nobody has it open.
+            # Count descriptors that came as pieces, too: the sender keeps its copies open until this ACK, and a socket
+            # that was not delivered reaches its end for the other side only when all copies are closed.
             self._content += content_bytes(frame)
             if self._pieces is not None:
                 _substitute(frame, self._pieces)
@@ -255,12 +262,13 @@ class Incoming:
             else:
                 fds = [self._fds.popleft() for _ in range(count)]
         self.received += 1
-        # In this order: an acknowledgement made meanwhile by another thread resets what it is thought to cover.
+        # Increment received before descriptors: an ACK made meanwhile by another thread resets ``descriptors``, so it
+        # must already cover this frame.
         self.descriptors += count
         return frame, fds
 
     def end_read(self) -> bool:
-        """All of one read has been taken; True where the sender has to be told that it must start again."""
+        """Finish one read. Return True if the sender must be told to start again."""
         self._lost_now = False
         if self._is_skipping:
             close_fds(self._fds)
@@ -271,7 +279,7 @@ class Incoming:
         return False
 
     def owes(self) -> bool:
-        """Whether an acknowledgement is to be sent now; ``is_due`` says whether it may wait for the next frame."""
+        """True if an acknowledgement must be sent now; sets ``is_due`` if it may wait for the next frame."""
         frames_behind = self.received - self.acknowledged
         if (
             frames_behind >= ACK_NOW_FRAMES
@@ -283,7 +291,7 @@ class Incoming:
         return False
 
     def acknowledge(self, about: int = frames.OF_THIS) -> Frame:
-        """The frame that says how much has come."""
+        """Return an ACK frame with the number of received frames."""
         self.is_due = False
         self._content = self.descriptors = 0
         self._acknowledged_bytes = self.read_bytes
@@ -297,7 +305,8 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """A packed frame as it is sent without descriptors: its content before it, as bytes; a socket is left out."""
+    """Yield a packed frame for sending without descriptors: the content in pieces, then the frame; a socket is left
+    out."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):
@@ -306,7 +315,7 @@ def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
 
 
 def _substitute(frame: list[Any], content: list[bytes]) -> None:
-    """Has a frame carry bytes in the place of a descriptor."""
+    """Replace the descriptor of a frame by the bytes of its content."""
     frame[1] = 0
     if not content:  # a socket: it is not there
         return
@@ -323,12 +332,12 @@ def _substitute(frame: list[Any], content: list[bytes]) -> None:
 
 
 def content_bytes(frame: Frame) -> int:
-    """Bytes of the memory whose descriptor rides on a frame; 0 of a socket."""
+    """Return the size of the memory whose descriptor rides on a frame; 0 for a socket."""
     return frame[-1] if frame[0] in _CARRIES and type(frame[-1]) is int else 0
 
 
 def lost_text(kind: int, nbytes: int) -> str:
-    """Why a frame has no content."""
+    """Return the text that replaces forfeited content."""
     return (
         f"{_CARRIES[kind]} of {nbytes / (1 << 20):.1f} MiB was lost with the socket between the two processes: more "
         f"than {MAX_KEPT_BYTES >> 20} MiB, or {_MAX_KEPT_DESCRIPTORS} contents, had been sent there and not received"

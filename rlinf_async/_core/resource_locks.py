@@ -7,79 +7,79 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 _LOWEST_PORT: Final = 1024
-"""Below it a process needs privileges."""
+"""Lowest port that needs no privileges."""
 
 _HIGHEST_PORT: Final = 65535
 
 _QUIET_PORT: Final = 10000
-"""Below it, too many services are at home."""
+"""Ports below it are avoided: many services listen there."""
 
 _MIN_PORTS: Final = 1000
 
 
 class Ticket(NamedTuple):
-    """One acquisition: whose it is, and its number among that holder's."""
+    """One acquisition: its holder, and its number among that holder's."""
 
     holder: int
     number: int
 
 
 @dataclass
-class _Request:
+class _LockRequest:
     name: str
     devices: frozenset[int]
 
 
 @dataclass
 class DeviceLocks:
-    """Sets of devices, each held by one holder at a time, as often as it likes.
+    """Sets of devices, each locked by one holder at a time, any number of times.
 
-    A holder that has all the devices of a request gets it at once; every other request waits until all its devices are
-    free and no earlier request waits for one of them.  So requests for one device are served in order, and none is half
-    served.  Whatever becomes of a ticket, ``give_back`` undoes it; ``drop`` undoes all of a holder's.
+    A request for devices that its holder already has is granted at once; any other request waits until all its devices
+    are free and no earlier request waits for one of them.  So requests for one device are served in order, and each
+    gets all of its devices or none.  ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
 
     Example:
         locks.take(Ticket(7, 1), "actor:0", [0, 1])      # True
         locks.take(Ticket(8, 1), "rollout:0", [1])       # False: it waits
-        locks.give_back(Ticket(7, 1))                    # [Ticket(8, 1)]: tell it
+        locks.release(Ticket(7, 1))                      # [Ticket(8, 1)]: tell it
     """
 
-    held: dict[Ticket, _Request] = field(default_factory=dict)
-    waiting: dict[Ticket, _Request] = field(default_factory=dict)
+    held: dict[Ticket, _LockRequest] = field(default_factory=dict)
+    waiting: dict[Ticket, _LockRequest] = field(default_factory=dict)
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
-    """By device, the tickets that it is held with; all are of one holder."""
+    """Tickets by device that they lock; all tickets of a device have one holder."""
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
-        """Whether the devices are the holder's now; otherwise the ticket waits.
+        """Lock the devices. Return False if the ticket has to wait.
 
         Args:
-            name: what the holder is called, for those who ask what they wait for.
+            name: the holder in words, shown to others that wait.
 
         Raises:
-            ValueError: the ticket has been used.
+            ValueError: the ticket was used before.
         """
         if ticket in self.held or ticket in self.waiting:
             raise ValueError(f"{ticket} has been used for another acquisition")
-        request = _Request(name, frozenset(devices))
+        request = _LockRequest(name, frozenset(devices))
         if all(self._is_held_by(device, ticket.holder) for device in request.devices):
             self._grant(ticket, request)
             return True
         self.waiting[ticket] = request
         return ticket in self._serve()
 
-    def give_back(self, ticket: Ticket) -> list[Ticket]:
-        """Ends an acquisition, granted or not; the tickets that are granted now, in order."""
+    def release(self, ticket: Ticket) -> list[Ticket]:
+        """End an acquisition, granted or waiting. Return the tickets that are granted now, in order."""
         self._remove(ticket)
         return self._serve()
 
     def drop(self, holder: int) -> list[Ticket]:
-        """Ends all acquisitions of a holder; the tickets that are granted now."""
+        """End all acquisitions of a holder. Return the tickets that are granted now, in order."""
         for ticket in [ticket for ticket in (*self.held, *self.waiting) if ticket.holder == holder]:
             self._remove(ticket)
         return self._serve()
 
     def names(self, ticket: Ticket) -> list[str]:
-        """Who stands in the way of a ticket that waits: the holders of its devices, then those who wait before it."""
+        """Return the names that block a waiting ticket: the holders of its devices, then the waiters before it."""
         request = self.waiting.get(ticket)
         if request is None:
             return []
@@ -95,14 +95,14 @@ class DeviceLocks:
         return list(dict.fromkeys((*holders, *before)))
 
     def holders(self) -> set[int]:
-        """Everybody who has or wants something."""
+        """Return all endpoints with a granted or a waiting ticket."""
         return {ticket.holder for ticket in (*self.held, *self.waiting)}
 
     def _is_held_by(self, device: int, holder: int) -> bool:
         owners = self._owners.get(device)
         return owners is not None and owners[0].holder == holder
 
-    def _grant(self, ticket: Ticket, request: _Request) -> None:
+    def _grant(self, ticket: Ticket, request: _LockRequest) -> None:
         self.held[ticket] = request
         for device in request.devices:
             self._owners.setdefault(device, []).append(ticket)
@@ -116,7 +116,7 @@ class DeviceLocks:
                 del self._owners[device]
 
     def _serve(self) -> list[Ticket]:
-        """Grants whatever waits and can be granted, in order."""
+        """Grant the waiting tickets that can be granted, in order."""
         wanted: set[int] = set()
         granted = []
         for ticket, request in list(self.waiting.items()):
@@ -135,19 +135,19 @@ class DeviceLocks:
 
 @dataclass
 class PortLeases:
-    """The leased ports of one node, by owner."""
+    """Leased ports of one node, by owner."""
 
     owners: dict[int, int] = field(default_factory=dict)
 
     def lease(self, port: int, owner: int) -> bool:
-        """False if it is somebody's already, the asker's own included: each promise is for one use."""
+        """Lease a port. Return False if it is leased already, even to the same owner."""
         if port in self.owners:
             return False
         self.owners[port] = owner
         return True
 
     def drop(self, owner: int) -> list[int]:
-        """The ports that are free again."""
+        """End all leases of an owner. Return their ports."""
         ports = [port for port, of in self.owners.items() if of == owner]
         for port in ports:
             del self.owners[port]
@@ -155,10 +155,10 @@ class PortLeases:
 
 
 def parse_port_range(text: str) -> tuple[int, int]:
-    """First and last port of ``"20000-20099"``.
+    """Return first and last port of ``"20000-20099"``.
 
     Raises:
-        ValueError: it is something else, or holds a port that an ordinary process may not use.
+        ValueError: the text is no range, or includes a port that needs privileges.
     """
     first, _, last = (part.strip() for part in text.partition("-"))
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (first, last)):
@@ -169,14 +169,14 @@ def parse_port_range(text: str) -> tuple[int, int]:
 
 
 def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
-    """The ports to choose from: those that the kernel gives to nobody by chance, if there are enough of them.
+    """Return the ports to choose from: if there are enough, only those that the kernel does not assign itself.
 
     Args:
-        ephemeral: first and last port that the kernel chooses for connections and for those who bind to port 0.
-        most: the highest port that will do; None for any.
+        ephemeral: first and last port that the kernel assigns to connections and to sockets bound to port 0.
+        most: highest allowed port; None for any.
 
     Raises:
-        ValueError: there is no such port that an ordinary process may use.
+        ValueError: ``most`` leaves no port that an unprivileged process may use.
     """
     if most is not None and not _LOWEST_PORT <= most <= _HIGHEST_PORT:
         raise ValueError(f"max_port_num must be from {_LOWEST_PORT} to {_HIGHEST_PORT}, got {most!r}")

@@ -11,23 +11,23 @@ from rlinf_async._core.failures import Failure, add_note, rebuild, text_of, type
 from rlinf_async.errors import NodeLost, PeerLost, RemoteError, WorkerDied
 
 _MAX_LINES: Final = 16
-"""Lines about the failures that were not the root cause."""
+"""Most lines about the other failures."""
 
 _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in (PeerLost, WorkerDied, NodeLost))
 
 
 def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple[int, list[str]]:
-    """Which of the failures of several ranks caused the others.
+    """Find the failure that caused the others.
 
-    A rank's own death goes before everything, then the deaths that ranks were told of, then errors, then
-    cancellations; among equals the earliest.
+    A rank's own death comes first, then deaths that ranks report of others, then errors, then cancellations; the
+    earliest wins among equals.
 
     Args:
         failures: rank and failure, at least one.
 
     Returns:
-        Its index in ``failures``, and lines about the others, like ones folded:
-        ``"ranks 0-2,5: ConnectionError: peer is gone"``.
+        Its index in ``failures``, and lines about the others, with equal ones folded: ``"ranks 0-2,5: ConnectionError:
+        peer is gone"``.
     """
     root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
     ranks: dict[str, list[int]] = {}
@@ -44,7 +44,7 @@ def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple
 
 
 def choose_root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> BaseException:
-    """The root cause as an exception to raise, with a note about the other ranks' failures."""
+    """Return the root cause as an exception to raise, with a note about the other ranks' failures."""
     index, others = root_cause(failures)
     chosen = failures[index][1]
     error = rebuild(chosen) if isinstance(chosen, Failure) else chosen
@@ -54,7 +54,7 @@ def choose_root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as a text without repetition.
+    """Return ranks as a short text.
 
     Example:
         >>> fold_ranks([0, 1, 2, 5])
@@ -67,13 +67,13 @@ def fold_ranks(ranks: Iterable[int]) -> str:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0-2,5``."""
+    """Return ``rank 3`` or ``ranks 0-2,5``."""
     folded = fold_ranks(ranks)
     return f"rank{'' if folded.isdecimal() else 's'} {folded}"
 
 
 def is_death(type_name: str) -> bool:
-    """Whether an exception of that type tells of the end of a worker or of a node."""
+    """True if exceptions of that type report the end of a worker or a node."""
     return type_name in _DEATHS
 
 
@@ -91,7 +91,7 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
 
 
 def summary_of(failure: BaseException | Failure) -> str:
-    """Type and first line of the text."""
+    """Return the type and the first line of the text."""
     if isinstance(failure, Failure):
         type_name, text = failure.type_name, failure.text
     elif isinstance(failure, RemoteError):

@@ -1,9 +1,9 @@
-"""Reducers of objects that a script defines and that neither pickle nor cloudpickle takes: caches, locks, variables.
+"""Reducers for objects of a script that neither pickle nor cloudpickle takes: caches, locks, context variables.
 
-Functions of a script travel by value, with the globals that they name.  Among these may be objects that are one per
-process by their nature.  Each arrives under its name: a process that has an object of that name and kind in its
-``__main__`` keeps that one, any other makes one, so that two functions that come one after the other share a cache, a
-lock or a context variable as they do where they come from.
+Functions of a script travel by value, with the globals that they name.  Among these may be objects of which there must
+be one per process.  Each travels under its name: a process with an object of that name and kind in its ``__main__``
+keeps it, any other process makes one, so that two functions that arrive one after the other share a cache, a lock or a
+context variable as they do in the sender.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FRESH: Final[dict[type, Any]] = {
         )
     },
 }
-"""Kinds of which each process has its own, empty or unlocked at first, and how one is made."""
+"""Constructors by kind, for objects that arrive empty or unlocked, one per process."""
 
 _SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY"))
 
@@ -47,11 +47,11 @@ _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
 _homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
-"""Objects of ``_FRESH`` and context variables, each with the module and name that it is imported by, by id."""
+"""Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive."""
 
 
 def place_of(obj: Any) -> str | None:
-    """Return the name by which a script has an object at its top level or in a class of its, or None."""
+    """Return the name of an object at the top level of a script or in one of its classes, or None."""
     for module in {id(each): each for each in map(sys.modules.get, MAIN_NAMES)}.values():
         for name, value in list(vars(module).items()):
             if value is obj:
@@ -64,7 +64,7 @@ def place_of(obj: Any) -> str | None:
 
 
 def definition_of(obj: Any) -> str | None:
-    """Return the top-level name of a function of the script, compiled ones among them, or None."""
+    """Return the top-level name of a function of the script, compiled ones included, or None."""
     if isinstance(obj, type | types.MethodType) or not callable(obj) or getattr(obj, "__name__", None) is None:
         return None
     place = place_of(obj)
@@ -72,25 +72,25 @@ def definition_of(obj: Any) -> str | None:
 
 
 def names_in(annotations: dict[str, Any]) -> Iterator[str]:
-    """Yield the names that annotations give as text."""
+    """Yield the names in annotations that are text."""
     for annotation in annotations.values():
         yield from _names_in(annotation)
 
 
 def travels_by_value(definition: Any) -> bool:
-    """True if what a definition's ``__module__`` and ``__qualname__`` say cannot be imported elsewhere."""
+    """True if other processes cannot import a definition by its ``__module__`` and ``__qualname__``."""
     found = cloudpickle._lookup_module_and_qualname(definition)
     return found is None or cloudpickle._is_registered_pickle_by_value(found[0])
 
 
 def is_dispatcher(function: types.FunctionType) -> bool:
-    """True if ``functools.singledispatch`` has made it."""
+    """True if ``functools.singledispatch`` made the function."""
     return "registry" in function.__dict__ and "dispatch" in function.__dict__
 
 
 def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
     """Reduce a function of ``functools.singledispatch`` to its implementations."""
-    # Those of other types refer to the dispatcher, which exists when they are unpickled: they are its state.
+    # Implementations of other types may refer to the dispatcher. As its state they are unpickled after it exists.
     others = {kind: each for kind, each in function.registry.items() if kind is not object}
     return _make_dispatcher, (place_of(function), function.registry[object]), others, None, None, _add_implementations
 
@@ -169,12 +169,12 @@ def _reduce_type_variable(variable: Any) -> Any:
 
 
 def _reduce_cached_property(cached: Any) -> Any:
-    # Python 3.11 keeps a lock in it.
+    # The default reduction would include the lock that Python 3.11 keeps in a cached_property.
     return functools.cached_property, (cached.func,), {"attrname": cached.attrname, "__doc__": cached.__doc__}
 
 
 def _by_name_of(kind: type) -> Callable[[Any], Any]:
-    """Return the reducer of a kind of sentinel, whose objects are known by identity."""
+    """Return the reducer of a kind of sentinel, whose objects are compared by identity."""
     names = {id(value): name for name, value in vars(dataclasses).items() if type(value) is kind}
     return lambda sentinel: names[id(sentinel)]
 
@@ -187,15 +187,15 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
     **dict.fromkeys(_VARIABLES, _reduce_type_variable),
     **{kind: _by_name_of(kind) for kind in _SENTINELS},
 }
-"""Reducers by exact type."""
 
 
 # -- and back ---------------------------------------------------------------------------------------------------------
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return the object of that name and kind that ``__main__`` has, or the new one, which a worker's is given."""
-    # A class is filled in once: an object in it has come with it.
+    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there.
+    Return an equivalent object of that name in ``__main__`` if there is one, else the new object, registered there."""
+    # An object in a class arrives with the class, which is filled in once: it needs no look-up.
     if place is None or "." in place:
         return made
     known = main_module.own(place)

@@ -1,8 +1,8 @@
 """Sealed shared-memory segments (memfd): allocates, writes, seals and maps them, duplicates and closes descriptors.
 
-A segment has no name in any file system (Linux): it is a file descriptor, and the kernel frees the memory with the
-last descriptor or mapping of it.  One process writes it once and others map it.  It is sealed against changes of its
-size, so that a peer that truncates it cannot kill a process that maps it.
+A segment has no name in any file system (Linux): it is a file descriptor, and the kernel frees the memory with the last
+descriptor or mapping of it.  One process writes it once and others map it.  It is sealed against changes of its size,
+so that a peer cannot truncate it and thereby kill a process that maps it.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
 
 
 def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None) -> int:
-    """Writes the parts, one after the other, into a new segment.
+    """Write the parts, one after the other, into a new segment.
 
     Args:
         parts: flat and contiguous memory.
-        nbytes: their size together, in bytes.
-        size: of the segment, in bytes, where it is to be larger.
+        nbytes: size of all parts together.
+        size: size of the segment in bytes, if it has to be larger.
 
     Returns:
         Its file descriptor, which is not inherited; the caller closes it.
 
     Raises:
         MemoryError: this machine, or this process's container, has not enough memory.
-        OSError: the process may not open another file, and so on.
+        OSError: the kernel refuses, for example because the process may not open another file.
     """
     try:
         fd = os.memfd_create("rlinf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -58,9 +58,9 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
 
 
 def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
-    """An empty segment of ``nbytes`` bytes, to be filled with ``os.pwrite`` and then sealed.
+    """Return an empty segment of ``nbytes`` bytes, to be filled with ``os.pwrite`` and then sealed.
 
-    Its memory is reserved now: a machine that has not enough says so here, and not by SIGBUS later.
+    The memory is reserved now, so that a shortage raises here instead of killing the process by SIGBUS later.
 
     Raises:
         MemoryError, OSError: as ``write_segment``.
@@ -78,7 +78,7 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
 
 
 def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
-    """Takes memory for a part of a segment, which has it from then on.
+    """Allocate the memory of a part of a segment.
 
     Raises:
         MemoryError, OSError: as ``write_segment``.
@@ -91,15 +91,15 @@ def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
 
 
 def seal_segment(fd: int) -> None:
-    """Fixes the size of a segment for good."""
+    """Fix the size of a segment for good."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
 def copy_fds(fds: Sequence[int]) -> list[int]:
-    """Further descriptors of the same files, which the caller closes; all of them or none.
+    """Duplicate descriptors, all or none; the caller closes the duplicates.
 
     Raises:
-        OSError: none is left.
+        OSError: the process may open no more files.
     """
     copies: list[int] = []
     try:
@@ -118,10 +118,10 @@ def close_fds(fds: Iterable[int]) -> None:
 
 
 def map_private(fd: int, nbytes: int) -> memoryview:
-    """Maps the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
+    """Map the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
-    The mapping lives as long as the view and whatever is made from it, and it holds a duplicate of ``fd`` for that
-    time (mmap does so before Python 3.13); the caller's own stays the caller's.
+    The mapping lives as long as the view and everything made from it, and holds a duplicate of ``fd`` for that time
+    (mmap does so before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
         SerializationError: the descriptor is no sealed memory, or it is smaller than the sender said.
@@ -157,7 +157,7 @@ def _read(fd: int, nbytes: int) -> memoryview:
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> int:
-    """Writes everything; the kernel takes at most IOV_MAX parts and 2 GiB at a time, and may take less."""
+    """Write everything; the kernel takes at most IOV_MAX parts and 2 GiB per call, and may take less."""
     queue = [part for part in parts if part.nbytes]
     queue.reverse()
     offset = 0

@@ -13,10 +13,10 @@ from rlinf_async.errors import LaunchError
 
 
 def open_standard_descriptors() -> None:
-    """Open those of the descriptors 0 to 2 on ``/dev/null`` that are closed (``train.py <&-``, cron, supervisors).
+    """Open closed standard descriptors on ``/dev/null`` (``train.py <&-``, cron, supervisors).
 
-    The next file or socket would take such a number, and would get what any library writes to stdout or stderr; uvloop
-    aborts the process that closes one.
+    Otherwise the next file or socket gets such a number, and receives the output that libraries write to stdout or
+    stderr; uvloop aborts a process that closes one.
     """
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -28,10 +28,10 @@ def open_standard_descriptors() -> None:
 
 
 def check() -> None:
-    """Check what the kernel and the container must offer.
+    """Check for the system calls and files that the framework needs.
 
     Raises:
-        LaunchError: something is missing, with the remedy.
+        LaunchError: one is missing; the text has the remedy.
     """
     working_directory()
     try:

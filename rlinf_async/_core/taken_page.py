@@ -1,7 +1,7 @@
-"""``TakenPage`` and ``Takings``: items that a process has taken out of queues, told to daemons even after its death.
+"""``TakenPage`` and ``Takings``: records of items that a process took out of queues, readable after its death.
 
-A consumer has an item from the moment that the note stands in the page.  The frame that says so may leave later, with
-others: where the process dies before that, its daemon reads the page and says it in the process's place.
+A consumer owns an item once its note stands in the page.  The frame that reports it may leave later, with others: if
+the process dies before that, its daemon reads the page and reports in its place.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
 _WITHIN_S: Final = 2e-3
-"""Seconds after which a daemon hears what was taken, if no request has said it before."""
+"""Longest delay until a note is reported, if no request has reported it before."""
 
 
 class TakenPage:
-    """Ring of the latest notes, each of which says that the first ``count`` items of a get are taken.
+    """Ring of the latest notes; a note says that the first ``count`` items of a get are taken.
 
-    One process writes, from any thread; its daemon reads once it has died.  Notes that have been said in frames stay
-    until others take their places.
+    One process writes, from any thread; its daemon reads after its death.  Reported notes stay until later ones
+    overwrite them.
     """
 
     def __init__(self, fd: int) -> None:
@@ -39,7 +39,8 @@ class TakenPage:
 
     @classmethod
     def make(cls) -> tuple[TakenPage | None, list[int]]:
-        """Return a new page and its descriptor, which the caller sends or closes; None where there is no descriptor."""
+        """Return a new page and its descriptor, which the caller sends or closes; None if the process may open no more
+        files."""
         try:
             fd = os.memfd_create("rlinf-taken", os.MFD_CLOEXEC)
         except OSError:
@@ -53,7 +54,7 @@ class TakenPage:
 
     @classmethod
     def of(cls, fds: Sequence[int]) -> TakenPage | None:
-        """Return the page that a daemon has sent, and close its descriptor; None if it has sent none."""
+        """Return the page whose descriptor a daemon has received, and close the descriptor; None without one."""
         try:
             return cls(fds[0]) if fds else None
         except OSError:
@@ -62,7 +63,8 @@ class TakenPage:
             close_fds(fds)
 
     def note(self, place: int, channel: int, get: int, count: int) -> None:
-        # The process may be killed between two of these lines.  A note without a get says nothing.
+        # The process may be killed between two of these lines. Readers skip a note whose get is 0, so it is zeroed
+        # first and written last.
         words, at = self._words, next(self._next) % NOTES * _WORDS
         words[at] = 0
         words[at + 1] = place
@@ -71,7 +73,7 @@ class TakenPage:
         words[at] = get
 
     def read(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return (get, count) of all notes, by place and channel."""
+        """Return (get, count) of all notes, by queue node and channel."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         words = self._words.tolist()
         for at in range(0, len(words), _WORDS):
@@ -81,49 +83,48 @@ class TakenPage:
         return found
 
 
-class Queue(Protocol):
-    """A queue from which something was taken."""
+class TakingsQueue(Protocol):
+    """Queue from which something was taken."""
 
-    def say_taken(self) -> None:
-        """Sends what has not been said."""
+    def send_taken(self) -> None:
+        """Send all unreported takings."""
 
 
 class Takings:
-    """The queues of one client that have not been told of everything that was taken; from any thread.
+    """Queues of one client with unreported takings; any thread may call it.
 
     Attributes:
-        page: what the client's daemon reads; None where there is none: then everything is said at once.
+        page: page that the client's daemon reads; without one (None), every taking is reported at once.
     """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], None]) -> None:
-        """``later`` calls back after so many seconds."""
         self.page: TakenPage | None = None
         self._later = later
-        self._queues: dict[Queue, None] = {}
+        self._queues: dict[TakingsQueue, None] = {}
         self._noted = 0
         self._is_due = False
 
     def __repr__(self) -> str:
         return f"<Takings [{len(self._queues)} queues]>"
 
-    def note(self, queue: Queue, place: int, channel: int, get: int, count: int) -> None:
-        """The first ``count`` items of a get are taken, which the queue says when it says anything."""
+    def note(self, queue: TakingsQueue, place: int, channel: int, get: int, count: int) -> None:
+        """Record that the first ``count`` items of a get are taken; the queue reports it with its next frame."""
         page = self.page
         if page is None:
-            queue.say_taken()
+            queue.send_taken()
             return
         page.note(place, channel, get, count)
         self._noted += 1
         self._queues[queue] = None
         if not self._is_due:
             self._is_due = True
-            self._later(_WITHIN_S, self.say)
-        elif self._noted >= NOTES // 2:  # the page holds no more, and the loop may be busy
-            self.say()
+            self._later(_WITHIN_S, self.report)
+        elif self._noted >= NOTES // 2:  # report before the ring overwrites unreported notes
+            self.report()
 
-    def say(self) -> None:
+    def report(self) -> None:
         self._is_due = False
         self._noted = 0
         for queue in list(self._queues):
             self._queues.pop(queue, None)
-            queue.say_taken()
+            queue.send_taken()

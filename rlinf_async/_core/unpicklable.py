@@ -1,4 +1,4 @@
-"""Finds the part of a value that cannot be pickled, for a ``SerializationError`` that names the path to it."""
+"""Search for the part of a value that cannot be pickled, for a ``SerializationError`` that names the path to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pickle
 
 ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
-"""Types whose values always travel and hold nothing."""
+"""Types whose values always travel and hold no other objects."""
 
 _SEARCH_TIMEOUT_S: Final = 1.0
 _SEARCH_DEPTH: Final = 100
@@ -28,7 +28,7 @@ class Guilty:
     """Part of a value that cannot be pickled.
 
     Attributes:
-        holders: the parts that hold it, innermost first, each with the step from it to the next.
+        holders: the objects that hold the part, innermost first, each with the step from it to the next.
     """
 
     path: str
@@ -40,9 +40,9 @@ def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[
     """Find the part of a value that cannot be pickled.
 
     Args:
-        value: failed to be pickled.
-        root: begins the paths; a tuple names the items of a tuple.
-        new_pickler: makes a pickler like the one that failed, whose output is thrown away.
+        value: value whose pickling failed.
+        root: start of each path; a tuple names the items of a tuple.
+        new_pickler: makes a pickler like the one that failed, whose output is discarded.
     """
     search = _Search(new_pickler)
     children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
@@ -51,7 +51,7 @@ def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[
 
 
 def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseException) -> SerializationError | None:
-    """Return the error of a value that is nested too deeply, or None where it has failed in another way."""
+    """Return the error for a value that is nested too deeply; None if pickling failed for another reason."""
     if not isinstance(error, RecursionError) and not isinstance(error.__cause__, RecursionError):
         return None
     return SerializationError(
@@ -63,13 +63,13 @@ def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseExc
 def cannot_travel(
     describe: str, root: str | tuple[str, ...], error: BaseException, guilty: Guilty, fix: str = ""
 ) -> SerializationError:
-    """Return the error that says which part of a value cannot be pickled, where it is, and what to do.
+    """Return the error that says which part of a value cannot be pickled, where it is, and how to fix it.
 
     Args:
         describe: the value in words.
-        root: as that of ``find_guilty``.
-        error: how pickling failed.
-        fix: in the place of the usual one.
+        root: as for ``find_guilty``.
+        error: the pickler's exception.
+        fix: remedy that replaces the usual one.
     """
     path, kind = guilty.path or _name_of(root), _name(type(guilty.part))
     if isinstance(guilty.part, Coroutine):
@@ -89,7 +89,7 @@ def _name(kind: type) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Type and text of an error, at most 1000 characters of it, whatever its own methods do."""
+    """Return type and text of an error, at most 1000 characters, whatever its own methods do."""
     try:
         return f"{_name(type(error))}: {str(error)[:1000]}"
     except Exception:
@@ -97,10 +97,10 @@ def summary(error: BaseException) -> str:
 
 
 class _Search:
-    """Looks for the guilty part of a value that fails: one that fails by itself, with nothing in it that does.
+    """Search for the guilty part of a value: a part that fails although everything in it pickles.
 
-    Objects may hold each other in circles.  A part that fails only because it holds something that is already under
-    suspicion is innocent, and the search goes on beside it.
+    Objects may refer to each other in cycles.  A part that fails only because it holds an object that is already
+    suspected is innocent, and the search goes on beside it.
     """
 
     def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:
@@ -112,7 +112,7 @@ class _Search:
     def find(
         self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
     ) -> tuple[str, Any] | None:
-        """The path of the guilty part, and the part; None where every way leads to another suspect."""
+        """Return path and object of the guilty part; None if every path leads to another suspect."""
         self._suspects[id(suspect)] = suspect
         innocent = False
         pickler = self._new_pickler()  # remembers what has passed
@@ -141,7 +141,7 @@ class _Search:
 
 
 def _children(value: Any) -> Iterator[tuple[str, Any]]:
-    """What the pickle of a value is made of, with the step from the value to it as Python would write it."""
+    """Yield the objects in the pickle of a value, each with the step to it in Python syntax."""
     if isinstance(value, dict):
         for key, item in list(dict.items(value)):
             yield f" key {_short(key)}", key

@@ -1,7 +1,7 @@
 """Table of waits (of a loop's tasks, or of threads): how long each lasts, and when a warning about it is due.
 
-Plain state: the owner of a table calls ``due`` when ``next_due`` says so.  ``rows`` is public because beginning and
-ending a wait happen on hot paths: both are one operation of a dict.
+Plain state: the owner of a table calls ``due`` at the time from ``next_due``.  ``rows`` is public because waits begin
+and end on hot paths: each is one operation on a dict.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ FOREVER: Final = float("inf")
 
 
 class WaitTable:
-    """Waits, since when each lasts, and how many warnings were logged about it.
+    """Waits with their start times, and the number of warnings about each.
 
     Attributes:
-        rows: by key, what waits and since when, in seconds of the monotonic clock; the oldest first.
+        rows: waiting object and start of the wait in seconds of the monotonic clock, by key; the oldest first.
 
     Example:
         table.rows[future] = (work, clock.monotonic())
@@ -36,7 +36,8 @@ class WaitTable:
         return f"<WaitTable [{len(self.rows)} wait, {len(self._said)} for long]>"
 
     def due(self, now: float, marks: Sequence[float]) -> list[tuple[Hashable, Any, float, int]]:
-        """Rows that have passed another of the ``marks`` (seconds, ascending): key, what, since, how many marks."""
+        """Return the rows that have passed another of the ``marks`` (seconds, ascending): key, object, start, marks
+        passed."""
         self.learn()
         found = []
         for key, (what, since) in list(self.rows.copy().items()):  # other threads begin and end waits meanwhile
@@ -45,17 +46,22 @@ class WaitTable:
                 found.append((key, what, since, passed))
         return found
 
-    def say(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
-        """Counts a word about a row, whose ``place`` may be unknown; whether it is worth saying.
+    def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
+        """Count a warning about a row. Return True if the warning is to be logged.
 
-        Waits at one place that ended well after ``n`` words usually take so long: the first ``n`` words are not said
-        again there.  The ``last`` one always is.
+        Args:
+            place: line of code that waits; None if unknown.
+            passed: number of marks that the wait has passed.
+            last: number of all marks.
+
+        If waits at a place have ended well after ``n`` warnings, waits there usually take so long: their first ``n``
+        warnings are not logged again.  The ``last`` warning always is.
         """
         self._said[key] = (passed, place)
         return passed > self._usual.get(place, 0) or passed >= last
 
     def next_due(self, marks: Sequence[float]) -> float:
-        """When the next word is due, by the clock of the rows; ``FOREVER`` if none is."""
+        """Return when the next warning is due, by the clock of the rows; ``FOREVER`` if none is."""
         said = self._said
         return min(
             (
@@ -67,12 +73,12 @@ class WaitTable:
         )
 
     def clear(self) -> None:
-        """In a forked child: what waits is the parent's."""
+        """Drop the parent's waits in a forked child."""
         self.rows.clear()
         self._said.clear()
 
     def learn(self) -> None:
-        """Waits that had words and are over tell how long waits take at their places."""
+        """Learn from the ended waits that had warnings how long waits at their places take."""
         for key in [key for key in list(self._said) if key not in self.rows]:
             passed, place = self._said.pop(key, (0, None))  # of a table of threads another one may have learned it
             if place is not None:

@@ -1,4 +1,4 @@
-"""Builds a ``WorkerInfo`` from the plain data of a group's roster; packs and unpacks its hardware."""
+"""``WorkerInfo`` from the plain data of a group's roster; packs and unpacks its hardware."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from rlinf_async.address import WorkerInfo
 
 
 def pack_hardware(infos: Sequence[Any]) -> bytes:
-    """The pieces of hardware of a worker; no byte where there are none."""
+    """Return the packed hardware of a worker; empty bytes if there is none."""
     return codec.encode(tuple(infos), describe="the worker's hardware").to_bytes() if infos else b""
 
 
 def read_worker(facts: Mapping[str, Any]) -> WorkerInfo:
-    """From plain data; ``hardware_infos`` is as ``pack_hardware`` makes it.
+    """Return the worker's info from plain data, with ``hardware_infos`` as ``pack_hardware`` returns it.
 
     Raises:
-        SerializationError: a kind of hardware has classes that cannot be imported here.
+        SerializationError: this process cannot import the classes of a kind of hardware.
     """
     packed = facts.get("hardware_infos") or b""
     return WorkerInfo.from_facts({**facts, "hardware_infos": codec.decode(packed) if packed else ()})

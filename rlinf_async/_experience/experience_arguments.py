@@ -1,4 +1,4 @@
-"""Checks of what users give to an experience: options, names of groups, requests."""
+"""Validation of users' arguments to an experience: options, names of groups, requests."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from rlinf_async._waits.slow_waits import Needs
 _NOUN: Final = "experience"
 
 
-class Wish(Get[Any]):
-    """A wait until samples are wanted; its result is the trainer's version."""
+class WantedRequest(Get[Any]):
+    """Wait until samples are wanted; its result is the trainer's version."""
 
     noun = _NOUN
 
     def _needs(self) -> Needs:
-        # A trainer, which may do anything meanwhile.  Producers that all wait here are no deadlock.
+        # The wait is for a trainer, which may do anything meanwhile: producers that all wait here are not deadlocked.
         return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
-        self._settle(error=copy_of(end.put))  # a ClosedError: it asks for nothing that a closed one may still have
+        self._settle(error=copy_of(end.put))  # a ClosedError, because the wait is not for items left
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
     """Return the options of ``Experience.create``.
 
     Raises:
-        TypeError, ValueError: one has no such value; the text has the value, the experience and what it takes.
+        TypeError, ValueError: an option has an invalid value; the text names it, the experience and the valid ones.
     """
     whose = f"experience '{name}'"
     if of is not None:
@@ -78,14 +78,14 @@ def _positive(value: Any, option: str, whose: str) -> float:
 
 
 class ExperienceArguments:
-    """Makes requests of what users give to the methods of one experience."""
+    """Makes the requests of one experience from the arguments of its methods."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._arguments = RequestArguments(name, None, _NOUN)
 
     def put(self, sample: Any, version: Any, group: Any, key: bytes | None, timeout: float | None) -> Put:
-        """As ``Experience.put``, with a packed key; nothing has been asked for when it raises."""
+        """Return the put of a sample, as ``Experience.put``, with a packed key. It raises before anything is sent."""
         version = whole_number(version, "version", f"put() to experience '{self._name}'")
         put = self._arguments.put(sample, version, group, timeout)
         if put.key[:1] != b"s" and key_of(put.key) != group:
@@ -104,8 +104,8 @@ class ExperienceArguments:
         get.noun = _NOUN
         return get
 
-    def wish(self) -> Wish:
-        return Wish("wanted() of", self._name, None, pack_kind(WISH, None), None, None)
+    def wanted(self) -> WantedRequest:
+        return WantedRequest("wanted() of", self._name, None, pack_kind(WISH, None), None, None)
 
 
 def packed_key(key: Any) -> bytes | None:

@@ -1,4 +1,4 @@
-"""``Take``: a block that has groups of an experience; ``Batch``: these groups, with versions and staleness."""
+"""``Take``: a block that holds groups of an experience; ``Batch``: these groups, with versions and staleness."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async.work import Work
 
 OnStale = Callable[[list[Any], int], list[Any]]
-"""From the samples of a stale group and its staleness to the samples that stand in the batch for them."""
+"""Callback that maps the samples of a stale group, and its staleness, to the samples that replace them in the batch."""
 
 
 class Batch(LeasedItems):
-    """The groups of a take; a list of lists of samples.
+    """Groups of a take: a list of lists of samples.
 
-    ``done(k)`` confirms the first ``k`` groups that are not confirmed yet.
+    ``done(k)`` confirms the first ``k`` unconfirmed groups.
 
     Attributes:
-        version: of the trainer when the groups were taken; None where nobody has set one.
+        version: the trainer's version when the groups were taken; None if nobody has set one.
         items: the samples of all groups, one after the other.
-        versions, staleness: one number for each of ``items``.  The staleness is the number of versions that the sample
+        versions, staleness: one number for each of ``items``. The staleness is the number of versions that the sample
             was behind the trainer, never negative, and 0 without a trainer's version.
-        names: for each group, the ``group=`` that its samples were put with.
+        names: for each group, the ``group=`` of its samples.
     """
 
     def __init__(self, found: list[Any], redelivered: bool, confirm: Any, on_stale: OnStale | None) -> None:
@@ -51,7 +51,7 @@ class Batch(LeasedItems):
 
 
 class Take(Lease):
-    """A lease of groups, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
+    """Lease of groups, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
 
     _use = "a take is for one block: call experience.take() for each"
 
@@ -72,7 +72,7 @@ class Take(Lease):
         assert get is not None
         try:
             self._items = batch = Batch(items, get.redelivered, lambda count: self._confirm(get, count), self._on_stale)
-        except BaseException:  # of on_stale: the block does not begin
+        except BaseException:  # on_stale may raise: then the block does not begin
             assert get.destination is not None
             get.destination.withdraw(get)
             raise

@@ -1,4 +1,4 @@
-"""``CallDeadlines``: the deadline of a group's calls, and the one timer that ends those that are late."""
+"""``CallDeadlines``: deadline of a group's calls, and the one timer that ends late calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlinf_async.stream import StreamCall
 
 
 class CallDeadlines:
-    """Ends the calls of one group that are not answered in time.
+    """Watchdog that ends the calls of one group that are not answered in time.
 
     Args:
-        calls: gives the open calls in sequences, each with the oldest first.
-        in_order: tells whether the calls of a sequence count from the order in which they stand.
+        calls: returns the open calls in sequences, each with the oldest first.
+        in_order: returns True if the deadlines of each sequence are in its order.
 
     Attributes:
         limit: the deadline of each call; None for none.
@@ -35,15 +35,15 @@ class CallDeadlines:
         self._in_order = in_order
         self.limit: CallDeadline | None = None
         self._counts_from = 0.0
-        """When the workers were constructed: the constructors' time is no call's."""
+        """End of the workers' constructors, whose time does not count."""
         self._timer = threading.Lock()
-        """Held while the timer is set: threads that call at once set one."""
+        """Held while the timer is set, so that concurrent callers set only one."""
 
     def __repr__(self) -> str:
         return f"<CallDeadlines [{self.limit}]>"
 
     def begin(self, limit: CallDeadline | None, ready: Handle | None) -> None:
-        """Give each call a deadline, counted from the end of the constructors on; ``ready`` is their call."""
+        """Give each call a deadline that counts from the end of the constructors; ``ready`` is their call."""
         self.limit = limit
         if limit is not None and ready is not None:
             self._counts_from = math.inf
@@ -55,20 +55,20 @@ class CallDeadlines:
         self._look()
 
     def now(self) -> CallDeadline | None:
-        """The deadline of calls, once it counts."""
+        """Return the deadline of calls; None until the constructors have ended."""
         return None if self._counts_from == math.inf else self.limit
 
     def watch(self) -> None:
-        """Set the timer for a call that is made now, unless it is set."""
+        """Set the timer for a new call, unless it is set."""
         if self.limit is not None and self._timer.acquire(blocking=False):
             self._client.later(self.limit.seconds, self._look)
 
     def _look(self) -> None:
-        """End the calls whose deadline has passed, and come back for the next one.
+        """End the calls whose deadline has passed, and set the timer for the next one.
 
-        Calls are open in the order in which they were made and have all the same time, so one timer does for the group:
-        it is set for the oldest one, and an answered call takes nothing back.  The lock of the timer is held until no
-        call is left.  One that begins before it is released finds the timer set; the second look is for that one.
+        Calls are open in the order in which they were made and have the same deadline, so one timer serves the group:
+        it is set for the oldest call, and an answered call need not cancel it.  The lock of the timer is held until no
+        call is left.  A call that begins before the release finds the timer set; the second pass is for that call.
         """
         left = self._expire_calls()
         if left is None:
@@ -79,7 +79,7 @@ class CallDeadlines:
         self._client.later(left, self._look)
 
     def _expire_calls(self) -> float | None:
-        """End calls. Return the seconds to the next deadline, None where no call is open."""
+        """End late calls. Return the seconds to the next deadline, None if no call is open."""
         return min((left for calls in self._calls() if (left := self._expire(calls)) is not None), default=None)
 
     def _expire(self, handlers: Sequence[Handle | StreamCall]) -> float | None:
@@ -88,7 +88,7 @@ class CallDeadlines:
         for handler in handlers:
             if isinstance(handler, StreamCall) or handler.done() or handler._expired:
                 continue
-            if handler._method == "__init__":  # no call of the user's: the first one, and that of a rank that is back
+            if handler._method == "__init__":  # constructors have no deadline
                 continue
             begun = self._client.events.counts_from(max(handler._since, self._counts_from))
             left = begun + self.limit.seconds - clock.monotonic()
@@ -96,6 +96,6 @@ class CallDeadlines:
                 handler._expire()
             elif self._in_order():
                 return left
-            else:  # a call that has waited for its rank has left after younger ones
+            else:  # a call that waited for its rank may have left after younger ones
                 least = left if least is None else min(left, least)
         return least

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class PerRank:
-    """An argument with a value for each rank, as ``each`` makes it."""
+    """Argument with a value for each rank, as ``each`` makes it."""
 
     __slots__ = ("values",)
 
@@ -21,9 +21,9 @@ class PerRank:
 
 
 def each(values: Iterable[T]) -> T:
-    """Marks an argument of which every rank gets its own element, in the order of the called ranks.
+    """Mark an argument of which every rank gets its own element, in the order of the called ranks.
 
-    To a type checker it is such an element.
+    A type checker sees the type of one element.
 
     Example:
         shards = data.chunk(4)
@@ -33,10 +33,10 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """The arguments of every rank, or None where all get the same.
+    """Return the arguments of every rank, or None if all get the same.
 
     Raises:
-        ValueError: an ``each`` has not one value per rank.
+        ValueError: an ``each`` does not have one value per rank.
     """
     if not args and not kwargs:
         return None

@@ -1,7 +1,7 @@
 """Notices from a caller to ranks with open calls: another rank, which they may await in a collective, has failed.
 
-Nothing is sent at first: within a second the calls around most failures have ended.  What a rank that has been told
-does, and when, it decides itself (``_worker/collective_watch.py``).
+A notice is sent after a delay: within a second the calls around most failures have ended.  The notified rank decides
+itself what to do, and when (``_worker/collective_watch.py``).
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from rlinf_async.stream import StreamCall
 CallHandle = Handle | StreamCall
 
 _QUIET_S: Final = 1.0
-"""After a failure, before anybody is told; at most half of ``collective_timeout``."""
+"""Seconds between a failure and its notices; at most half of ``collective_timeout``."""
 
 _AGAIN_S: Final = 0.05
-"""Until the next look at a call that is just being sent."""
+"""Seconds until the next look at a call that is still being sent."""
 
 
 @dataclass(frozen=True)
-class Failure:
-    """The failure of a rank.
+class RankFailure:
+    """Failure of a rank.
 
     Attributes:
-        call: the number of the call in which it failed; 0 between calls.
-        describe: gives ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
-        at: when, by ``clock.monotonic()``.
+        call: number of the call in which it failed; 0 between calls.
+        describe: returns ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        at: time of the failure, by ``clock.monotonic()``.
     """
 
     rank: int
@@ -45,22 +45,22 @@ class Failure:
 
 @dataclass
 class FailureConcern:
-    """An open call that a failure concerns; ``is_own``: it is the one in which the rank failed."""
+    """Open call that a failure concerns; ``is_own`` is true if the rank failed in this call."""
 
     handler: CallHandle
-    failure: Failure
+    failure: RankFailure
     is_own: bool
     notified: bool = False
 
 
 class FailureNotices:
-    """The failures of one group's ranks, and the open calls that they concern.
+    """Failures of one group's ranks, and the open calls that they concern.
 
-    These are the failed call itself, those that are open at the time, and those that are open at its end: a rank that
+    A failure concerns the failed call itself, the calls open at that time, and the calls open at its end: a rank that
     is called again after its failure is out of step with ranks that are still inside.
 
     Args:
-        open_calls: of the group, by ``id``.
+        open_calls: open calls of the group, by ``id``.
     """
 
     def __init__(self, client: NodeClient, open_calls: Mapping[int, CallHandle]) -> None:
@@ -69,22 +69,22 @@ class FailureNotices:
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
         self.concerns: dict[int, FailureConcern] = {}
-        """By ``id``, the open calls that a failure concerns."""
+        """Open calls that a failure concerns, by ``id``."""
 
-    def failed(self, failure: Failure, handler: CallHandle | None) -> None:
-        """A rank has failed: in a call, or between calls.  Where answers are handled."""
+    def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
+        """Record the failure of a rank, in a call or between calls; the thread that handles answers calls it."""
         if handler is not None and handler._unanswered():
             self.concerns[id(handler)] = FailureConcern(handler, failure, is_own=True)
         self._spread(failure, handler)
 
     def finished(self, handler: CallHandle) -> None:
-        """All ranks have answered; those of calls made meanwhile may have been met by a rank that was out of step."""
+        """Remove a call that all ranks have answered; calls made meanwhile may have met a rank that was out of step."""
         concern = self.concerns.pop(id(handler), None)
         if concern is not None and concern.is_own:
             self._spread(concern.failure, handler)
 
-    def _spread(self, failure: Failure, handler: CallHandle | None) -> None:
-        if len(self._open) > len(self.concerns):  # not for each of a thousand calls that fail together
+    def _spread(self, failure: RankFailure, handler: CallHandle | None) -> None:
+        if len(self._open) > len(self.concerns):  # skip the loop if a thousand calls fail together
             for other in list(self._open.values()):
                 if other is not handler:
                     self.concerns.setdefault(id(other), FailureConcern(other, failure, is_own=False))
@@ -92,7 +92,7 @@ class FailureNotices:
             self._arm(failure.at + self._quiet)
 
     def _arm(self, due: float) -> None:
-        """Has notices sent when they are due; those that come later are due later."""
+        """Schedule the sending of notices; a pending schedule includes later ones."""
         if not self._armed:
             self._armed = True
             self._client.later(max(0.0, due - clock.monotonic()), self._send_notices)
@@ -103,7 +103,7 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.handler._unanswered():  # it was answered while it was still being sent
+            if not concern.handler._unanswered():  # answered while still being sent
                 self.finished(concern.handler)
                 continue
             if concern.notified:
@@ -116,10 +116,10 @@ class FailureNotices:
         if later:
             self._arm(min(later))
 
-    def end(self, handler: Handle, failure: Failure) -> None:
-        """Cancel a call because a rank has died, and have what its other ranks wait for in it fail at once.
+    def end(self, handler: Handle, failure: RankFailure) -> None:
+        """Cancel a call because a rank has died, and end the waits of its other ranks in it at once.
 
-        The call is not given up: it is done once these ranks have answered.
+        The call stays open until these ranks have answered.
         """
         self._notify_ranks(FailureConcern(handler, failure, is_own=True), clock.monotonic(), ends=True)
         handler._cancel_open()

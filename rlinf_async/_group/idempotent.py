@@ -1,4 +1,4 @@
-"""``idempotent``: marks methods whose calls are made once more where a worker dies during them and comes back."""
+"""``idempotent``: marks methods whose calls are repeated if a worker dies during them and is restarted."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _MARK: Final = "_rlinf_idempotent"
 
 
 def idempotent(method: M) -> M:
-    """Lets a call of a worker's method be made once more where the worker dies during it.
+    """Let a call of a worker's method be repeated if the worker dies during it.
 
-    In a group that is launched with ``restart=``, a call that a dead rank had not answered is made again on the next
-    incarnation, as often as there is one; a call by ``group.any()`` is made again on another rank, once.  Its caller
-    hears nothing of the death.  So the method must do no harm when it is run twice, or half and then whole: reading,
-    computing, writing the same again.
+    In a group that is launched with ``restart=``, a call that a dead rank had not answered is repeated on the restarted
+    rank, as often as needed; a call by ``group.any()`` is repeated on another rank, once.  Its caller does not notice
+    the death.  So the method must do no harm when it runs twice, or half and then whole: reading, computing, writing
+    the same again.
 
-    An async generator method may be marked if it has a keyword-only parameter ``resume``: where another rank begins its
-    stream anew, which only ``group.any()`` has it do, that is the list of the items that have come, and the method
-    yields those after them.
+    An async generator method may be marked if it has a keyword-only parameter ``resume``.  If another rank starts its
+    stream again, which happens only with ``group.any()``, ``resume`` is the list of the items received so far, and the
+    method yields the items after them.
 
     Example:
         class Rollout(Worker):
@@ -35,7 +35,7 @@ def idempotent(method: M) -> M:
                     yield token
 
     Raises:
-        TypeError: it is a generator without ``resume``, of whose items some may have been used already.
+        TypeError: the method is a generator without ``resume``, of whose items some may have been used already.
     """
     function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
     streams = inspect.isasyncgenfunction(function)
@@ -58,5 +58,5 @@ def _takes_items(function: Any) -> bool:
 
 
 def is_idempotent(method: Any) -> bool:
-    """Whether a method of a worker class is marked so."""
+    """True if a method of a worker class is marked as idempotent."""
     return bool(getattr(method, _MARK, False))

@@ -1,4 +1,5 @@
-"""Members of a group at its caller, shared by its views: queues and sends calls, ends late ones, hears of deaths."""
+"""Members of a group in a caller's process, shared by its views: queues and sends calls, ends late ones, handles
+deaths."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.reply_handler import NOWHERE
 from rlinf_async._client.tasks import Task
@@ -22,7 +23,7 @@ from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._core.segment import close_fds, copy_fds
 from rlinf_async._core.worker_facts import read_worker
 from rlinf_async._group.call_deadlines import CallDeadlines
-from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._group.failure_notices import FailureNotices, RankFailure
 from rlinf_async._group.restart_rounds import Restart
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
@@ -43,54 +44,54 @@ _CALL: Final = EventKind.CALL
 CallHandle = Handle | StreamCall
 
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
-"""What travels, with its descriptors: one for all ranks, or one for each."""
+"""Encoded arguments with their descriptors: one body for all ranks, or one for each."""
 
 
 class Supervisor(Protocol):
     """Owner's side of the restarts of a group.
 
     Attributes:
-        port: of the group's store.
+        port: port of the group's store.
     """
 
     port: int
 
     @property
     def away(self) -> set[int]:
-        """Ranks that are coming back."""
+        """Return the ranks that are being restarted."""
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
-        """A rank has died that is to come back; where answers are handled."""
+        """Handle the death of a rank that will be restarted; the thread that handles answers calls it."""
 
     def restart_wanted(self, rank: int) -> None:
-        """The next death of this rank is meant; where answers are handled."""
+        """Exempt the next death of this rank from the limits; the thread that handles answers calls it."""
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
-        """Ends these ranks, if they live, and starts them again."""
+        """End these ranks, if they live, and start them again."""
 
     def end(self) -> None:
-        """The group is being closed."""
+        """Stop, because the group is being closed."""
 
 
 class PoolOfCalls(Protocol):
     """Calls that any rank may take, as the members of their group see them (``rlinf_async/any_rank.py``)."""
 
     def look(self) -> None:
-        """Ranks have come, or calls go on."""
+        """Update the ranks' standing, and send the calls that this lets through."""
 
     def unfinished(self) -> Sequence[CallHandle]:
-        """The calls that have not ended, the oldest first."""
+        """Return the calls that have not ended, the oldest first."""
 
     def waiting(self) -> Sequence[CallHandle]:
-        """The calls that wait for a rank."""
+        """Return the calls that wait for a rank."""
 
     def fail(self, error: BaseException) -> None:
-        """End the calls that wait."""
+        """End the waiting calls with an error."""
 
 
 @dataclass
-class Waiting:
-    """A call that has not left for some of its ranks; ``slots`` are theirs."""
+class WaitingCall:
+    """Call that has not been sent to some of its ranks, whose slots are in ``slots``."""
 
     callee: Callee
     handler: CallHandle
@@ -104,20 +105,20 @@ class Members:
     """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
-    Where ranks are started again, ranks are held meanwhile (all of them, or with ``by_rank`` those that are away), and
-    calls of held ranks are queued as at first: each rank gets its calls in the order in which they were made.
+    During a restart ranks are held (all of them, or with ``by_rank`` those that are away), and calls of held ranks are
+    queued as during the launch: each rank gets its calls in the order in which they were made.
 
     Attributes:
-        restarts: by rank, how often it was started again.
-        placements: by rank; at the group's owner.
+        restarts: number of restarts, by rank.
+        placements: placement by rank, at the group's owner.
         close_grace: seconds that the workers have for their end.
-        supervisor: of the group's owner, if it starts ranks again that have died.
-        pool: calls that any rank may take; None until there is one.
-        on_restart: callbacks of the driver.
-        on_death: the same, for deaths.
-        deadlines: of its calls.
-        by_rank: a rank that is away holds up no call of another one.
-        number: which group of its name it is; 0 as long as the name is not, or may not be, this one's.
+        supervisor: at the group's owner, if it restarts dead ranks.
+        pool: calls that any rank may take; None until the first one.
+        on_restart: callbacks of the driver for restarts.
+        on_death: callbacks of the driver for deaths.
+        deadlines: deadlines of its calls.
+        by_rank: true if a rank that is away delays only its own calls.
+        number: number of the group's entry in the name table; 0 while the name is not, or may not be, reserved.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -141,19 +142,19 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
-        self._told: dict[int, tuple[int, bool]] = {}
-        """By rank, pid and fate of the last death that the callbacks were told."""
+        self._reported: dict[int, tuple[int, bool]] = {}
+        """Pid of the last death reported to the callbacks, and whether the rank was to return, by rank."""
         self.by_rank = False
         self.version = 0
-        """Goes up whenever a rank has another endpoint."""
+        """Incremented whenever a rank gets another endpoint."""
         self._lock = threading.Lock()
-        self._pending: list[Waiting] = []
+        self._pending: list[WaitingCall] = []
         self._repeats: list[tuple[Callee, Handle, int]] = []
-        """Calls and slots that a rank's death has left unanswered, and that are made again."""
+        """Calls and slots that a rank's death has left unanswered, to be sent again."""
         self._held = set(range(size))
-        """Ranks whose calls wait; they are added without the lock, and removed under it."""
+        """Ranks whose calls wait; added without the lock, removed under it."""
         self._started = False
-        """No rank is held."""
+        """True while no rank is held."""
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
         client.listen("died", self._on_death)
@@ -167,22 +168,23 @@ class Members:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def start(self, endpoints: list[int], infos: list[WorkerInfo], logs: list[str]) -> None:
-        """The processes exist: what was called meanwhile is sent, in order."""
+        """Take the endpoints of the started processes, and send the waiting calls, in order."""
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            # A group that was looked up may be answered with, and hear of a rank's return before it is made of that.
+            # A group that was looked up may be built from an outdated roster: the notice of a rank's return may arrive
+            # before this.
             # tests/simulation/test_sim_cluster.py::test_a_group_that_was_found_while_its_rank_died_means_the_next_one
             for rank in range(len(endpoints)):
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
                     self.replace(rank, *_place_of(facts["entry"]))
             self._held.clear()
-            self._let_go()
+            self._send_waiting()
         if self.pool is not None:
             self.pool.look()
 
-    def _let_go(self) -> None:
-        """Send what waits for ranks that are not held, in order; under the lock."""
+    def _send_waiting(self) -> None:
+        """Send the waiting calls of ranks that are not held, in order; the caller holds the lock."""
         repeats, self._repeats = self._repeats, []
         for callee, handler, slot in repeats:
             if callee.ranks[slot] in self._held:
@@ -190,17 +192,20 @@ class Members:
             else:
                 self._repeat(callee, handler, slot)
         self._pending = [waiting for waiting in self._pending if not self._leave(waiting)]
-        # In this order: a rank that the thread which handles frames holds meanwhile is seen here, or there.
+        # Set _started before the test of _held: a rank that the frame-handling thread holds meanwhile is seen here, or
+        # clears _started itself.
         self._started = True
         if self._held:
             self._started = False
-        if any(callee.ranks[slot] not in self._held for callee, _, slot in self._repeats):  # added meanwhile, by it
+        if any(
+            callee.ranks[slot] not in self._held for callee, _, slot in self._repeats
+        ):  # added meanwhile by that thread
             self.client.later(0, self._repeat_now)
 
-    def _leave(self, waiting: Waiting) -> bool:
-        """Send a call to those of its ranks that are not held; under the lock. True once it has left for all."""
+    def _leave(self, waiting: WaitingCall) -> bool:
+        """Send a call to those of its ranks that are not held; the caller holds the lock. True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
-        if handler._gives_up and not handler._call:  # a rank could begin it before it hears of the cancel
+        if handler._gives_up and not handler._call:  # a rank could begin it before the cancel arrives
             close_fds(fd for _, fds in waiting.bodies for fd in fds)
             return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
@@ -211,7 +216,7 @@ class Members:
                 except OSError as error:  # no descriptor is left
                     if held and waiting.same:
                         close_fds(waiting.bodies[0][1])
-                    # Later, without the lock: what it calls back may make a call.
+                    # Fail the call later, without the lock: its callbacks may make a call.
                     self.client.later(0, functools.partial(handler._fail, error))
                     return True
             else:
@@ -222,8 +227,8 @@ class Members:
             waiting.slots = held
         return not held
 
-    def _send_late(self, waiting: Waiting, slot: int) -> None:
-        """Send a call that has left for other ranks to the one in this slot."""
+    def _send_late(self, waiting: WaitingCall, slot: int) -> None:
+        """Send a call that other ranks already have to the one in this slot."""
         handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
         if handler._cancel_sent:  # or another rank has failed in it
             if not waiting.same:
@@ -241,36 +246,37 @@ class Members:
         self._started = False
 
     def release(self, ranks: Iterable[int] | None = None) -> None:
-        """Send what was called meanwhile to these ranks, by default to all, in order."""
+        """Send the waiting calls of these ranks, by default of all, in order."""
         with self._lock:
             self._held.difference_update(range(self.size) if ranks is None else ranks)
-            self._let_go()
+            self._send_waiting()
         if self.pool is not None:
             self.pool.look()
 
     def is_held(self, rank: int) -> bool:
         return rank in self._held
 
-    def tell_death(self, rank: int, facts: dict[str, Any]) -> None:
-        """Call back for a death, once, and once more where the rank is given up afterwards; where frames are handled.
+    def report_death(self, rank: int, facts: dict[str, Any]) -> None:
+        """Call the death callbacks, once per death, and again if the rank is later given up; the frame-handling thread
+        calls it.
 
-        Several tell of one death: the daemon, calls that were open, and the loss of a node.
+        One death is reported several times: by the daemon, by open calls, and by the loss of a node.
         """
-        told = (facts["pid"], bool(facts.get("returns")))
-        if self.on_death and self._told.get(rank) != told:
-            self._told[rank] = told
+        report = (facts["pid"], bool(facts.get("returns")))
+        if self.on_death and self._reported.get(rank) != report:
+            self._reported[rank] = report
             died = WorkerDied.from_exit_report(facts)
             self.client.later(0, lambda: self.call_back("on_death", self.on_death, died))
 
     def call_back(self, what: str, callbacks: Sequence[Callable[[Any], object]], fact: Any) -> None:
-        """Call back on the client's loop, each of those that are known now."""
+        """Run the present callbacks on the client's loop."""
         for callback in tuple(callbacks):
             try:
                 callback(fact)
             except Exception:
                 logger.exception("a callback of %s() of group '%s' failed", what, self.name)
             except (SystemExit, KeyboardInterrupt) as error:
-                # Raised here it would end the restart that calls back, and a loop's thread of the framework's own.
+                # Raised here, it would end the restart that calls back, and the framework's loop thread.
                 if self.client.user_loop is None:
                     logger.exception(
                         "%s in a callback of %s() of group '%s' ends no program: it runs on the thread of the "
@@ -281,7 +287,7 @@ class Members:
                     self.client.later(0, functools.partial(_raise, error))
 
     def replace(self, rank: int, endpoint: int, info: WorkerInfo, log: str) -> None:
-        """A rank is back, as another process."""
+        """Replace the process of a restarted rank."""
         assert self.endpoints is not None
         self.infos[rank], self.logs[rank], self.endpoints[rank] = info, log, endpoint
         self.deaths.pop(rank, None)
@@ -289,12 +295,10 @@ class Members:
         self.version += 1
 
     def _on_restart_wanted(self, facts: dict[str, Any]) -> None:
-        """An operator ends a rank to have it started again."""
         if self.supervisor is not None and self.endpoints and facts["endpoint"] in self.endpoints:
             self.supervisor.restart_wanted(self.endpoints.index(facts["endpoint"]))
 
     def _on_returned(self, facts: dict[str, Any]) -> None:
-        """The owner of a group tells of it; the own group's is known."""
         entry, rank = facts["entry"], facts["rank"]
         if entry is None or facts["group"] != self.name or self.closed or not self.endpoints:
             return
@@ -302,7 +306,7 @@ class Members:
             self.replace(rank, *_place_of(entry))
 
     def fail(self, error: BaseException) -> None:
-        """There will be no processes."""
+        """Fail all waiting calls: there will be no processes."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
@@ -314,7 +318,7 @@ class Members:
             left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
             close_fds(fd for _, fds in left for fd in fds)
             if not handler._call:
-                handler._fail(error)  # the same one: who saw it at one call has seen it
+                handler._fail(error)  # the same object: an error seen at one call counts as seen
                 continue
             for slot in waiting.slots:
                 self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
@@ -323,7 +327,7 @@ class Members:
 
     @property
     def failed(self) -> bool:
-        """There never were any processes."""
+        """True if the launch has failed."""
         return self._failure is not None
 
     def close(self) -> None:
@@ -344,9 +348,9 @@ class Members:
         if not self.closed and self.endpoints is not None and facts["endpoint"] in self.endpoints:
             rank = self.endpoints.index(facts["endpoint"])
             self.deaths[rank] = facts
-            self.tell_death(rank, facts)
+            self.report_death(rank, facts)
             died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
-            self.notices.failed(Failure(rank, facts["endpoint"], 0, lambda: died), None)
+            self.notices.failed(RankFailure(rank, facts["endpoint"], 0, lambda: died), None)
             who = f"rank {rank} of group '{self.name}' on {facts['node']}"
             log = " ".join(told_log(facts))
             if self.supervisor is not None and facts.get("returns"):
@@ -360,8 +364,8 @@ class Members:
 
     def _on_node_lost(self, facts: dict[str, Any]) -> None:
         node = facts["node"]
-        there = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
-        ranks = [rank for rank in there if not self._was_lost(rank, node) and not self._is_given_up(rank)]
+        on_node = [rank for rank, endpoint in enumerate(self.endpoints or ()) if frames.node_of(endpoint) == node]
+        ranks = [rank for rank in on_node if not self._was_lost(rank, node) and not self._is_given_up(rank)]
         if ranks and not self.closed:
             where = f"{name_ranks(ranks)} of group '{self.name}'"
             error = self.client.lost_nodes[node]
@@ -371,11 +375,11 @@ class Members:
                 logger.warning("%s; %s were there, and are started again elsewhere", error, where)
                 return
             for rank in ranks:
-                self.tell_death(rank, self._loss_of(rank, node))
+                self.report_death(rank, self._loss_of(rank, node))
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
 
     def look_for_losses(self) -> None:
-        """A launch has succeeded: the loss of a node may have been told before it was known who is there."""
+        """Handle losses of nodes that were reported before the launch knew its ranks' endpoints."""
         for node in [*self.client.lost_nodes]:
             self._on_node_lost({"node": node})
 
@@ -386,19 +390,19 @@ class Members:
         return "reason" in self.deaths.get(rank, {})
 
     def look_for_loss(self, rank: int) -> None:
-        """A rank is back on a node that may be lost already: its loss was told before this was known to be there."""
+        """Handle the loss of a restarted rank's node that was reported before the rank's endpoint was known."""
         assert self.endpoints is not None
         node = frames.node_of(self.endpoints[rank])
         if node in self.client.lost_nodes and not self._was_lost(rank, node):
             self._lose_rank(rank, node)
 
     def _lose_rank(self, rank: int, node: int) -> None:
-        """Tells the supervisor of a rank that is gone with its node."""
+        """Report a rank that is lost with its node to the supervisor."""
         assert self.supervisor is not None
         facts = self.deaths[rank] = self._loss_of(rank, node)
         died = f"rank {rank} of group '{self.name}' {facts['verdict']}"
         assert self.endpoints is not None
-        self.notices.failed(Failure(rank, self.endpoints[rank], 0, lambda: died), None)
+        self.notices.failed(RankFailure(rank, self.endpoints[rank], 0, lambda: died), None)
         self.supervisor.rank_died(rank, facts)
 
     def _loss_of(self, rank: int, node: int) -> dict[str, Any]:
@@ -409,7 +413,7 @@ class Members:
         }  # fmt: skip
 
     def forgotten_calls(self) -> list[str]:
-        """Open calls that nobody has awaited, with their ranks; the constructors' is none of them."""
+        """Return open calls that were never awaited, with their ranks; not the constructors'."""
         with self._lock:
             waiting = [each.handler for each in self._pending if not each.handler._call]
         waiting += self.pool.waiting() if self.pool is not None else ()
@@ -420,7 +424,7 @@ class Members:
         ]
 
     def _calls_by_age(self) -> Iterator[Sequence[CallHandle]]:
-        """The open calls, the oldest first; those of the pool by themselves.
+        """Yield the open calls, the oldest first; those of the pool in a sequence of their own.
 
         A call that waited for a rank, or has lost one, is sent later than younger ones.
         """
@@ -440,15 +444,15 @@ class Members:
         same: bool = True,
         repeats: bool = False,
     ) -> None:
-        """Sends a call, or keeps it until it can be sent.  What it carries is fixed now.
+        """Send a call, or queue it until its ranks are ready; its arguments are encoded already.
 
         Args:
-            encoded: one body for all ranks, or one for each where they are not the ``same``.
-            repeats: it is made again on the next incarnation of a rank that dies without an answer.
+            encoded: one body for all ranks, or one for each unless they are the ``same``.
+            repeats: true if the call is sent again to the next process of a rank that dies without an answer.
 
         Raises:
-            ClosedError: the group or its cluster is closed.  Where this machine's daemon is gone, the call fails
-                like those that were made before.
+            ClosedError: the group or its cluster is closed.  If this machine's daemon is gone, the call fails like
+                earlier calls.
         """
         if not self.admits(handler, method):
             return
@@ -462,11 +466,11 @@ class Members:
                     close_fds(fd for _, fds in bodies for fd in fds)
                     self.client.unobserved.observed(cause_of(self._failure))
                     raise copy_of(self._failure)
-                if self.closed:  # since this call was admitted: nothing sends any more what waits
+                if self.closed:  # closed since this call was admitted: a queued call would never be sent
                     close_fds(fd for _, fds in bodies for fd in fds)
                     raise self._is_closed(method)
                 if not self._held.isdisjoint(callee.ranks):
-                    waiting = Waiting(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
+                    waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
                     if not self._leave(waiting):
                         self._pending.append(waiting)
                     self.deadlines.watch()  # ranks are away
@@ -474,7 +478,7 @@ class Members:
         self._send(callee, handler, method, bodies, same)
 
     def admits(self, handler: CallHandle, method: str) -> bool:
-        """Return False if a call fails at once, and tell it why: this machine's daemon is gone.
+        """Return True if a call may be sent. If this machine's daemon is gone, fail the call and return False.
 
         Raises:
             ClosedError: the group or its cluster is closed.
@@ -497,12 +501,12 @@ class Members:
         return ClosedError(f"group '{self.name}' is closed: {method}() cannot be called any more")
 
     def record(self, handler: CallHandle, method: str, ranks: int) -> None:
-        """Write the beginning of a call into the flight recorder and the trace."""
+        """Record the beginning of a call in the flight recorder and the trace."""
         if recording.admits():
             handler._ended._event = recording.begin(_CALL, f"{self.name}.{method}", ranks, handler)
 
     def call_now(self, ranks: Sequence[int], method: str, encoded: Encoded | bytes) -> Handle:
-        """A call in front of all that waits."""
+        """Send a call ahead of all waiting calls."""
         callee = self.callee(ranks)
         handle: Handle = Handle(callee, method)
         handle._since = clock.monotonic()
@@ -512,7 +516,7 @@ class Members:
     def _send(
         self, callee: Callee, handler: CallHandle, method: str, bodies: Bodies, same: bool, held: Sequence[int] = ()
     ) -> None:
-        """Send a call; not to the slots whose ranks are held, for which its bodies are kept."""
+        """Send a call, except to held slots, for which its bodies are kept."""
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.open[id(handler)] = handler
         if self.deadlines.limit is not None:
@@ -531,43 +535,43 @@ class Members:
             raise
 
     def repeats(self, callee: Callee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
-        """Whether a call is made again for a rank that is gone; then it will be, with those that wait."""
+        """True if a call will be sent again for a rank that is gone."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
-        if self.closed or self._failure is not None:  # nothing sends it any more
+        if self.closed or self._failure is not None:  # it would never be sent
             return False
         rank, facts = callee.ranks[slot], frames.unpack(report)
         if status == Status.LOST:
             node, _ = facts
             if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
                 return False
-            # A call that leaves while its node is lost is told so twice: as it leaves, and by the loss.
+            # A call that leaves while its node is lost gets two notices: one as it leaves, one by the loss.
             is_new = handler._note_death(slot, {"node": node})
             if is_new and not any(each is handler and at == slot for _, each, at in self._repeats):
                 self._repeats.append((callee, handler, slot))
             if rank not in self._held and not self._was_lost(rank, node):
-                self._lose_rank(rank, node)  # the call has heard of it first
+                self._lose_rank(rank, node)  # this answer came before the notice of the loss
             return True
         if not facts.get("returns"):
             return False
-        # The daemon tells again of a call that its caller reports as the dead worker's socket ends.
+        # The daemon answers again for a call that its caller reports as the dead worker's socket ends.
         # tests/simulation/test_sim_restarts.py::test_a_call_is_made_again_once_on_the_next_incarnation
         if not handler._note_death(slot, facts):
             return True
         self._repeats.append((callee, handler, slot))
         if self.endpoints is None:
             return True
-        # Also while others are away: no hook of these would hear from it.
+        # Also while other ranks are away: no hook of theirs reports this death.
         # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
-        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # nobody has listened to its end
+        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # its death has not been reported
             self.supervisor.rank_died(rank, facts)
-        elif rank not in self._held:  # it is back, and the daemon has heard of the call only now
+        elif rank not in self._held:  # it is back, and the daemon got the call only now
             self.client.later(0, self._repeat_now)
         return True
 
     def _repeat_now(self) -> None:
         with self._lock:
-            self._let_go()
+            self._send_waiting()
 
     def _repeat(self, callee: Callee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
@@ -587,8 +591,10 @@ class Members:
     def _send_again(
         self, callee: Callee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        """Send a call that others have got to the rank that is there now."""
-        targets = handler._targets = [*handler._targets]  # the others' answers come from where the call has gone
+        """Send a call again, or late, to the present process of a rank."""
+        targets = handler._targets = [
+            *handler._targets
+        ]  # a copy: the other ranks' answers are matched against the old targets
         targets[slot] = callee.targets[slot]
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.client.call_again(handler._call, targets, slot, handler._method, body, fds, credit)
@@ -596,12 +602,12 @@ class Members:
             self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: Callee, handler: CallHandle) -> None:
-        """A rank has failed in a call."""
+        """Notify the other ranks of a failure in a call."""
         failed = [failure for failure in handler._tally.failures() if failure[1] != Status.UNKNOWN]
         if failed and not self.closed:
             slot, status, body = failed[0]
             self.notices.failed(
-                Failure(
+                RankFailure(
                     callee.ranks[slot],
                     callee.targets[slot],
                     handler._call,
@@ -612,17 +618,18 @@ class Members:
 
 
 class Callee:
-    """Some of the members, as a call sees them: ranks and where to reach them."""
+    """Some of the members, as the target of a call."""
 
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:
         self._members = members
         self.ranks = ranks
-        # Each pair is replaced as one: threads that call, and the one that hears of restarts, are here at once.
+        # Each pair is replaced as a whole: threads that call, and the one that handles restarts, access it
+        # concurrently.
         # tests/_group/test_calls_between_steps.py::test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept
         self._targets: tuple[int, Sequence[int]] = (-1, ())
-        """Version of the members, and the endpoints at that time."""
+        """Version of the members, and the endpoints at that version."""
         self._route: tuple[Sequence[int], list[list[Any]]] = ((), [])
-        """Endpoints, and the route to these."""
+        """Endpoints, and the route to them."""
 
     @property
     def client(self) -> NodeClient:
@@ -648,7 +655,7 @@ class Callee:
         return targets
 
     def route_to(self, targets: Sequence[int]) -> list[list[Any]]:
-        """Return the route to all of its targets, as a call that begins has them."""
+        """Return the route to all targets, cached for the present ones."""
         of, route = self._route
         if of is not targets:
             route = frames.route_to(targets)
@@ -661,23 +668,23 @@ class Callee:
         where = f" on {infos[rank].node_name} (pid {infos[rank].pid})" if infos else ""
         return f"rank {rank} of group '{self.name}'{where}"
 
-    def far_side(self, slots: Sequence[int]) -> Work[str] | None:
-        """What the ranks in these slots do, in words; where they are not there yet, what their launch waits for."""
+    def peer_activity(self, slots: Sequence[int]) -> Work[str] | None:
+        """Describe the activity of the ranks in these slots; before the launch is done, that of the launch."""
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
-            return far_side.workers(self.client, who)
+            return peer_activity.workers(self.client, who)
         launching = self._members.launching
-        return None if launching is None else launching._far_side()
+        return None if launching is None else launching._peer_activity()
 
     def restart_of(self, slot: int) -> tuple[bool, str]:
-        """Whether a rank that is gone is started again, and why not where that was given up."""
+        """Return whether a lost rank is restarted, and if not, why."""
         death = self._members.deaths.get(self.ranks[slot], {})
         returns = self._members.supervisor is not None and death.get("returns", True)
         return returns, "" if returns else death.get("reason", "")
 
     def holds(self, call: CallHandle, slot: int) -> bool:
-        """True if the call leaves for this rank, for the first time or again, once ranks that are away are back."""
+        """True if the call waits to be sent to this rank, for the first time or again."""
         members = self._members
         if members.endpoints is None or not members.is_held(self.ranks[slot]):
             return False
@@ -692,7 +699,7 @@ class Callee:
         self._members.call_failed(self, call)
 
     def call_finished(self, call: CallHandle, *, failed: bool) -> None:
-        """All ranks have answered a call."""
+        """Handle the end of a call that all ranks have answered."""
         members = self._members
         members.open.pop(id(call), None)
         if members.notices.concerns:
@@ -720,5 +727,5 @@ def _raise(error: BaseException) -> None:
 
 
 def _place_of(entry: dict[str, Any]) -> tuple[int, WorkerInfo, str]:
-    """Endpoint, facts and log of a rank, by its entry in a roster."""
+    """Return endpoint, facts and log of a rank from its entry in a roster."""
     return entry["endpoint"], read_worker({**entry["info"], "pid": entry["pid"]}), entry["log"]

@@ -1,4 +1,4 @@
-"""``PoolCalls``: sends calls to whichever rank of a group has room, and those that a rank has lost to another one."""
+"""``PoolCalls``: sends calls to any rank of a group that has room, and the calls of a lost rank to another one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async._core.frames import Status
 from rlinf_async._core.payload import Body
 from rlinf_async._core.root_cause import name_ranks
 from rlinf_async._group.members import Callee, Members
-from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, RankPool, Standing, Wish
+from rlinf_async._group.rank_pool import UNBOUNDED, Attempt, PoolRequest, RankPool, Standing
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
@@ -25,17 +25,17 @@ GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 
 class PooledCall(Protocol):
-    """A call that any rank takes: ``Handle`` or ``StreamCall``, and what this needs beside."""
+    """Call that any rank may take: the part of ``Handle`` or ``StreamCall`` that the pool uses."""
 
     _method: str
-    _wish: Wish
+    _request: PoolRequest
     _body: Encoded | bytes
 
     def _start(self, attempt: Attempt) -> bool:
-        """Send it to the rank that was chosen. Return False if nobody waits for it any more."""
+        """Send the call to the chosen rank. Return False if it was cancelled."""
 
     def _stall(self, attempt: Attempt) -> None:
-        """Its rank has been silent for too long."""
+        """Handle the silence of its rank."""
 
     def _fail(self, error: BaseException) -> None: ...
 
@@ -43,7 +43,7 @@ class PooledCall(Protocol):
 
 
 class PoolCalls:
-    """The calls of this process on any rank of a group: sends them, and begins those elsewhere that a rank has lost.
+    """Calls of this process to any rank of a group: sends them, and starts those of lost ranks on other ranks.
 
     One for each group, shared by its views.  Its lock guards the state only: calls are sent without it.
     """
@@ -54,11 +54,12 @@ class PoolCalls:
         self._lock = Lock()
         self._callees = [Callee(members, (rank,)) for rank in range(members.size)]
         self._unfinished: dict[int, PooledCall] = {}
-        """By ``id``, in the order in which they were made; kept only where calls have a deadline."""
+        """Calls by ``id``, in the order in which they were made; kept only if calls have a deadline."""
         self._gone: dict[int, bool] = {}
-        """Endpoints that have ended, as answers or their group's owner tell, and whether another one follows."""
+        """Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's
+        owner."""
         self._due = math.inf
-        """When the next look for stalls is due."""
+        """Time of the next look for stalls."""
         for event in ("died", "node_lost"):
             members.client.listen(event, self._on_loss)
         members.client.listen("rank_returned", self._on_returned)
@@ -71,9 +72,9 @@ class PoolCalls:
     # -- who lives ----------------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """See which ranks live, and begin the calls that may begin because of it."""
+        """Update the ranks' standing, and start the calls that this lets through."""
         if self.members.endpoints is not None:
-            with self._lock:  # or another thread that has seen less would have the last word
+            with self._lock:  # otherwise a thread with an older view could overwrite a newer one
                 standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
@@ -89,8 +90,8 @@ class PoolCalls:
             returns = members.supervisor is not None
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
-        # A rank that is back is still being constructed where its group has not gone on; the calls of the others wait
-        # as well, but not these.
+        # A restarted rank is still being constructed while its calls are held. Calls of the other ranks are held too,
+        # but those of the pool go to them.
         supervisor = members.supervisor
         is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
         return Standing.AWAY if is_coming else Standing.LIVE
@@ -113,12 +114,12 @@ class PoolCalls:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def submit(self, call: PooledCall, encoded: Encoded | bytes) -> None:
-        """Send a call, or keep it until a rank has room; its arguments are encoded now.
+        """Send a call, or queue it until a rank has room; its arguments are already encoded.
 
         Raises:
             ClosedError: the group or its cluster is closed.
         """
-        members, wish = self.members, call._wish
+        members, request = self.members, call._request
         handler: Any = call
         if not members.admits(handler, call._method):
             return
@@ -129,7 +130,7 @@ class PoolCalls:
             members.deadlines.watch()
         call._body = encoded
         with self._lock:
-            attempt = self._state.place(wish, clock.monotonic())
+            attempt = self._state.place(request, clock.monotonic())
         if attempt is None and not isinstance(encoded, bytes):
             call._body = encoded.to_bytes()
         if attempt is None:
@@ -138,7 +139,7 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
-            self._forget(id(call))  # its caller has the error now, and none when the deadline passes
+            self._forget(id(call))  # its caller gets this error, so the deadline must not end it again
             self._start(self._end(attempt))
             raise
 
@@ -146,15 +147,15 @@ class PoolCalls:
         self._unfinished.pop(call, None)
 
     def wait(self, call: PooledCall) -> None:
-        """Send a call that carries bytes, now or once a rank has room."""
+        """Send a call whose body is bytes, now or once a rank has room."""
         if (error := self._end_of_group()) is not None:
             call._fail(error)
             return
         with self._lock:
-            attempt = self._state.submit(call._wish, clock.monotonic())
+            attempt = self._state.submit(call._request, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # it has come since, and those that waited have failed
+        elif (error := self._end_of_group()) is not None:  # it came meanwhile, after the waiting calls were failed
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:
@@ -164,11 +165,11 @@ class PoolCalls:
         return members._failure or members.client.closed
 
     def _start(self, begun: Sequence[Attempt]) -> None:
-        """Send calls that have waited."""
+        """Send queued calls."""
         todo = deque(begun)
         while todo:
             attempt = todo.popleft()
-            call: PooledCall | None = attempt.wish.owner if attempt.wish is not None else None
+            call: PooledCall | None = attempt.request.owner if attempt.request is not None else None
             try:
                 if call is not None and call._start(attempt):
                     continue
@@ -182,7 +183,7 @@ class PoolCalls:
             return self._state.end(attempt, clock.monotonic())
 
     def ended(self, attempt: Attempt, target: int, status: int, body: Body) -> None:
-        """A rank has given its last answer to a call, or somebody has in its place."""
+        """Handle the last answer of a rank to a call, or the daemon's answer in its place."""
         if status in GONE:
             died = status == Status.DIED
             returns = bool(frames.unpack(body).get("returns")) if died else self.members.supervisor is not None
@@ -191,11 +192,11 @@ class PoolCalls:
         if begun := self._end(attempt):
             self._start(begun)
 
-    def heard(self, attempt: Attempt) -> None:
-        """An item of a stream has come."""
+    def item_arrived(self, attempt: Attempt) -> None:
+        """Handle an item of a stream."""
         with self._lock:
             attempt.since = None
-            begun = self._state.hear(attempt.rank, clock.monotonic())
+            begun = self._state.mark_alive(attempt.rank, clock.monotonic())
         if begun:
             self._start(begun)
 
@@ -203,15 +204,15 @@ class PoolCalls:
         return self._callees[rank]
 
     def withdraw(self, call: PooledCall) -> bool:
-        """Take a call out of those that wait. Return False if it does not."""
+        """Remove a call from the queue. Return False if it is not queued."""
         with self._lock:
-            begun = self._state.withdraw(call._wish, clock.monotonic())
+            begun = self._state.withdraw(call._request, clock.monotonic())
         self._start(begun or ())
         return begun is not None
 
     def waiting(self) -> list[Any]:
         with self._lock:
-            return [wish.owner for wish in self._state.waiting()]
+            return [request.owner for request in self._state.waiting()]
 
     def unfinished(self) -> list[Any]:
         return list(self._unfinished.values())
@@ -219,12 +220,12 @@ class PoolCalls:
     def fail(self, error: BaseException) -> None:
         for call in self.waiting():
             if self.withdraw(call):
-                call._fail(error)  # the same one: who saw it at one call has seen it
+                call._fail(error)  # the same object: an error seen at one call counts as seen
 
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float) -> None:
-        """A rank owes a sign of life within so many seconds: look then."""
+        """Schedule a look for stalls in ``seconds``, when a rank's sign of life is due."""
         due = clock.monotonic() + seconds
         if due < self._due:
             self._due = due
@@ -232,15 +233,15 @@ class PoolCalls:
 
     def _look_for_stalls(self) -> None:
         now = clock.monotonic()
-        if now < self._due - 0.001:  # an earlier moment was asked for meanwhile, and its look has set a later one
+        if now < self._due - 0.001:  # outdated timer: an earlier look has set a later one
             return
         self._due = math.inf
         with self._lock:
             self._state.counts_from = self.members.client.events.counts_from(-math.inf)
             lost = self._state.find_stalled(now)
         for attempt in lost:
-            call = attempt.wish.owner if attempt.wish is not None else None
-            if call is not None:  # else it has been answered meanwhile
+            call = attempt.request.owner if attempt.request is not None else None
+            if call is not None:  # else answered meanwhile
                 call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()
@@ -251,26 +252,28 @@ class PoolCalls:
 
     # -- words --------------------------------------------------------------------------------------------------
 
-    def describe_room(self, wish: Wish) -> str:
-        """The reason why a call waits."""
-        who = f"{name_ranks(wish.ranks)} of '{self.members.name}'"
-        if not self._is_any_there(wish):
+    def describe_room(self, request: PoolRequest) -> str:
+        """Return the reason why a call waits."""
+        who = f"{name_ranks(request.ranks)} of '{self.members.name}'"
+        if not self._is_any_there(request):
             return f"waits for {who} to be there"
-        if wish.in_flight == UNBOUNDED:
+        if request.in_flight == UNBOUNDED:
             return f"waits for {who} behind earlier calls"
-        limit = f"{wish.in_flight} call{'s' * (wish.in_flight != 1)} (in_flight= of any())"
-        key = "" if wish.key is None else f", key {wish.key!r:.40}"
+        limit = f"{request.in_flight} call{'s' * (request.in_flight != 1)} (in_flight= of any())"
+        key = "" if request.key is None else f", key {request.key!r:.40}"
         return f"waits for room at {who}, where each takes {limit}{key}"
 
-    def _is_any_there(self, wish: Wish) -> bool:
-        return any(self._state.standing[rank] is Standing.LIVE for rank in wish.ranks)
+    def _is_any_there(self, request: PoolRequest) -> bool:
+        return any(self._state.standing[rank] is Standing.LIVE for rank in request.ranks)
 
-    def needs(self, wish: Wish) -> slow_waits.Needs:
-        """The calls of which one has to be answered, or the restart, before a call that waits begins."""
-        if not self._is_any_there(wish):
+    def needs(self, request: PoolRequest) -> slow_waits.Needs:
+        """Return the calls of which one has to end, or the restart, before a waiting call can start."""
+        if not self._is_any_there(request):
             is_restart = self.members.endpoints is not None
             return ([Target(TargetKind.RESTART, name=self.members.name)] if is_restart else []), True
-        ranks = wish.ranks if wish.line is None else wish.line.ranks
+        ranks = request.ranks if request.line is None else request.line.ranks
         with self._lock:
-            calls = [each.wish.owner for rank in ranks for each in self._state.open[rank] if each.wish is not None]
+            calls = [
+                each.request.owner for rank in ranks for each in self._state.open[rank] if each.request is not None
+            ]
         return [target for call in calls if call is not None for target in call._needs()[0]], False

@@ -8,20 +8,20 @@ from typing import Final
 from rlinf_async.configuration import RestartPolicy
 
 FIRST_PAUSE_S: Final = 0.1
-"""Before a restart; before that of a rank that has not lived for ``MAX_PAUSE_S`` since its last one, twice as long as
-before that."""
+"""Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
+Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart."""
 
 MAX_PAUSE_S: Final = 10.0
 
 
 class RestartBudget:
-    """Counts the restarts of each rank (or of the group as one) within the policy's window.
+    """Count of the restarts of each rank (or of the group as one) within the policy's window.
 
     Example:
         budget = RestartBudget(RestartPolicy("rank", max_restarts=2, window=60))
-        budget.spend(3, now=0.0)      # 0.1: rank 3 may come back after so many seconds
+        budget.spend(3, now=0.0)      # 0.1: seconds until rank 3 may be restarted
         budget.spend(3, now=1.0)      # 0.2
-        budget.spend(3, now=2.0)      # None: not any more
+        budget.spend(3, now=2.0)      # None: no restart is left
         budget.spend(3, now=61.0)     # 0.1: the first one is no longer counted, and the last one is long ago
     """
 
@@ -29,10 +29,10 @@ class RestartBudget:
         self.policy = policy
         self._restarts: dict[int, deque[float]] = {}
         self._last: dict[int, tuple[float, float]] = {}
-        """By rank: when it was to be back, and the pause before."""
+        """Expected time of the last return, and the pause before it, by rank."""
 
     def spend(self, rank: int, now: float) -> float | None:
-        """Seconds to wait before a rank is started again; None where none of its restarts is left.
+        """Count a restart. Return the seconds to wait before it; None if no restart is left.
 
         Args:
             rank: -1 for the group as a whole.

@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Restart:
-    """One attempt of a group to go on after a restart, as ``on_restart`` of its workers and of the driver get it.
+    """One attempt of a group to resume after a restart; the argument of ``on_restart`` in workers and driver.
 
     Indexing, iterating and ``len()`` are those of ``counts``.
 
     Attributes:
-        counts: by rank of the group, how often that rank was started again.
-        ranks: the ranks that have come back; with those of earlier attempts that a death has ended.
-        attempt: the number of this attempt, from 1 on.  It is the same on all ranks, and no other attempt of this group
-            has it: keys of a store and names of process groups are made of it.
+        counts: number of restarts, by rank of the group.
+        ranks: ranks that have come back, including those of earlier attempts that a death has ended.
+        attempt: number of this attempt, from 1 on; the same on all ranks and unique in the group, so that keys of a
+            store and names of process groups can contain it.
     """
 
     counts: tuple[int, ...]
@@ -37,17 +37,17 @@ class Restart:
 class RestartRounds:
     """Rounds of one group's restarts.
 
-    A round is over once the hooks of an attempt have ended while nobody was away::
+    A round is over once the hooks of an attempt have ended while no rank was away::
 
-        died ──► away ──returned──► back ──begin──► hooks run ──end──► nobody is away, nobody is back
+        died ──► away ──returned──► back ──begin──► hooks run ──end──► no rank is away, no rank is back
                   ▲                                     │
-                  └──────── a death: the hooks end, and the next attempt tells of these ranks too
+                  └──────── a death: the hooks end, and the next attempt includes these ranks too
 
     ``died`` may come in another thread than all other calls.
 
     Attributes:
-        away: by rank, the exit reports of ranks that have died and are not back.
-        attempt: the number of the last attempt.
+        away: exit report by rank that has died and is not back.
+        attempt: number of the last attempt.
     """
 
     def __init__(self) -> None:
@@ -65,40 +65,40 @@ class RestartRounds:
 
     @property
     def coming_back(self) -> set[int]:
-        """Ranks that take no calls yet: they are away, or the hooks of their return have not ended."""
+        """Return the ranks that take no calls yet: they are away, or the hooks of their return have not ended."""
         return self._back | self.away.keys()
 
     def died(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Note a death; of a rank that is away already, the later report."""
+        """Record a death; a later report of a rank that is away replaces the earlier one."""
         self.away[rank] = dict(report)
 
     def missed(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Note a rank that is gone, unless its death was told, and told better."""
+        """Record the loss of a rank, unless its death was already reported."""
         self.away.setdefault(rank, dict(report))
 
     def returned(self, rank: int) -> dict[str, Any]:
-        """Note that a rank is there again. Return the report of its end."""
+        """Record that a rank is back. Return the report of its end."""
         self._back.add(rank)
         return self.away.pop(rank)
 
-    def given_up(self, rank: int) -> dict[str, Any]:
-        """Note that a rank does not come back. Return the report of its end."""
+    def abandon(self, rank: int) -> dict[str, Any]:
+        """Record that a rank will not be restarted. Return the report of its end."""
         self._back.discard(rank)
         return self.away.pop(rank)
 
     def begin(self, counts: Sequence[int]) -> Restart:
-        """Begin an attempt of the hooks."""
+        """Start an attempt of the hooks."""
         self.attempt += 1
         return Restart(tuple(counts), tuple(sorted(self._back - self.away.keys())), self.attempt)
 
     def go_on(self, rank: int, counts: Sequence[int]) -> Restart:
-        """Let a rank that is back go on by itself, whoever else is away: no hook has to meet it."""
+        """Let a rank that is back take calls, even if others are away: no hook has to run with it."""
         self.attempt += 1
         self._back.discard(rank)
         return Restart(tuple(counts), (rank,), self.attempt)
 
     def end(self) -> bool:
-        """End an attempt. Return False if a death has ended it: then the next one tells of its ranks again."""
+        """End an attempt. Return False if a death has ended it; the next attempt then includes its ranks."""
         if self.away:
             return False
         self._back.clear()

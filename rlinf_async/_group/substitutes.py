@@ -1,4 +1,4 @@
-"""``Substitutes``: the nodes on which the ranks of lost nodes are started again: plain state."""
+"""``Substitutes``: nodes on which the ranks of lost nodes are restarted: plain state."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlinf_async.placement import Placement
 
 
 class Resident(NamedTuple):
-    """A living rank of any group: where it is, and whether it has accelerators of its own."""
+    """Living rank of any group: its node, and whether it has accelerators of its own."""
 
     node: int
     has_devices: bool
 
 
 class Substitutes:
-    """Chooses for the ranks of one cluster's groups.
+    """Choice of nodes for the ranks of one cluster's groups.
 
-    A rank without hardware of its own goes where the fewest ranks are.  A node with accelerators is replaced as a
-    whole, by one with the same accelerators none of which is in use: a spare one.  So ranks that shared devices share
-    them again, and none gets another's.
+    A rank without hardware of its own goes to the node with the fewest ranks.  A node with accelerators is replaced as
+    a whole, by a spare one: the same accelerators, none of them in use.  So ranks that shared devices share them again,
+    and no rank gets the devices of another.
 
     Example:
         substitutes = Substitutes(nodes)
@@ -36,13 +36,13 @@ class Substitutes:
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
         self._nodes = nodes
         self._spares: dict[int, int] = {}
-        """By lost node."""
+        """Substitute by lost node."""
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
-        """The node for a rank whose node is lost; None where there is none.
+        """Return the node for a rank whose node is lost; None if there is none.
 
         Args:
-            residents: the living ranks of all groups.
+            residents: living ranks of all groups.
         """
         groups = {label for node in self._nodes for label in node.node_labels}
         label = placement.node_group_label
@@ -57,7 +57,7 @@ class Substitutes:
         return min(ranks, key=lambda rank: (counts[rank], rank), default=None)
 
     def _spare(self, placement: Placement, living: Sequence[NodeInfo], residents: Iterable[Resident]) -> int | None:
-        if placement.hardware_type != ACCELERATOR:  # a robot stands where it stands
+        if placement.hardware_type != ACCELERATOR:  # a robot cannot move
             return None
         old = self._nodes[placement.cluster_node_rank]
         spares = [node.node_rank for node in living if _has_the_same(node, old)]
@@ -70,10 +70,11 @@ class Substitutes:
         return chosen
 
     def moved(self, placement: Placement, node: int, neighbours: int) -> Placement:
-        """The same rank on another node, with the same devices of it as before; without its own, it sees all there are.
+        """Return the placement on another node, with the corresponding devices; a rank without devices of its own sees
+        all.
 
         Args:
-            neighbours: ranks of its group that are there.
+            neighbours: number of ranks of its group on that node.
         """
         old, new = self._nodes[placement.cluster_node_rank], self._nodes[node]
         positions = [old.accelerators.index(device) for device in placement.visible_accelerators]

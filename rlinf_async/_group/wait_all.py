@@ -1,4 +1,4 @@
-"""Waits for several calls at once: results in order, or the first failure, which cancels the others."""
+"""Wait for several calls at once: results in order, or the first failure, which cancels the others."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rlinf_async.work import Returnable, Whole, Work, blocking
 
 
 def wait_all(*works: Work[Any]) -> Any:
-    """The results of all handles (or other works), in order; in a coroutine a ``Work`` of them, to be awaited.
+    """Return the results of all handles (or other works), in order; in a coroutine, return a ``Work`` of them.
 
-    The first failure ends the wait: the others are cancelled and it is raised, with what else has failed in its notes.
-    So a failure is heard of whichever handle it comes from, where ``env.wait(); actor.wait()`` hears of the second one
-    only once the first is done.  Nor does anything go on when the wait itself is cancelled or interrupted.
+    The first failure ends the wait: the other calls are cancelled and it is raised, with further failures in its notes.
+    So the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises that of the second one
+    only after the first is done.  A cancelled or interrupted wait cancels the calls, too.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())
 
     Raises:
-        TypeError: something else than a handle or a ``Work`` was given.
+        TypeError: an argument is neither a handle nor a ``Work``.
         Exception: the first failure.
     """
     for place, work in enumerate(works):
@@ -40,7 +40,7 @@ def wait_all(*works: Work[Any]) -> Any:
 
 
 class _All(Returnable[list[Any]], Whole[list[Any]]):
-    """The end of all of them, or of the first failure and of what is cancelled because of it."""
+    """End of all works; or of the first that fails, and of the works that it cancels."""
 
     _kind = "calls"
 
@@ -51,13 +51,13 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
-        """The first that has failed."""
-        self._given_up: set[int] = set()
-        """Cancelled because of that; that they are is no failure of theirs."""
+        """Place of the first work that has failed."""
+        self._cancelled_others: set[int] = set()
+        """Works cancelled because of it, whose cancellation is no failure."""
         self._outcome: tuple[list[Any] | None, Exception | None] | None = None
 
     def begin(self) -> None:
-        """Watches each of them."""
+        """Register with each work."""
         for place, work in enumerate(self._works):
             self._callbacks.append(functools.partial(self._on_done, place))
             work._report_to(self, self._callbacks[-1])
@@ -86,22 +86,22 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
             is_first = self._first is None and self._works[place]._has_failed()
             if is_first:
                 self._first = place
-                self._given_up = set(self._open)
-        # Without the lock: what is cancelled may end at once, and comes back to here.
+                self._cancelled_others = set(self._open)
+        # Without the lock: a cancelled work may end at once, and calls this method again.
         if is_first:
             self._cancel_others()
         if not self._open:
             self._settle()
 
     def _cancel_others(self) -> None:
-        for place in sorted(self._given_up):
+        for place in sorted(self._cancelled_others):
             if not self._works[place]._cancel_after_failure():
                 with self._lock:
-                    self._open.discard(place)  # it may go on for ever; the failure does not wait for that
+                    self._open.discard(place)  # it cannot be cancelled; do not wait for it
 
     def _abandon(self) -> None:
-        """The wait was cancelled: so is what it was for, unless something else waits for it."""
-        # First of all: what is cancelled now is no failure that would end the others.
+        """Cancel the works, because the wait was cancelled."""
+        # Settle first: the cancellations that follow must not count as failures.
         self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
         for work, callback in zip(self._works, self._callbacks, strict=False):
             work._forget_waiter(callback)
@@ -142,7 +142,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
             try:
                 values.append(work._result())
             except Exception as error:
-                if not (place in self._given_up and isinstance(error, ClosedError)):
+                if not (place in self._cancelled_others and isinstance(error, ClosedError)):
                     failed[place] = error
         if not failed:
             return values, None
@@ -156,7 +156,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
 
 
 def fold(names: Iterable[str], most: int = 8) -> str:
-    """``"a, b, c"``, or with ``"and 12 more"`` at the end."""
+    """Return ``"a, b, c"``, or with ``"and 12 more"`` at the end."""
     listed: Sequence[str] = list(names)
     if len(listed) <= most:
         return ", ".join(listed)

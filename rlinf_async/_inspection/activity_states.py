@@ -1,4 +1,4 @@
-"""States of single tasks and threads: what a suspended task awaits, and in what a running one blocks its thread."""
+"""States of single tasks and threads: object that a suspended task awaits, and call in which a running one blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_async._inspection.own_collectives import collective_wait
 from rlinf_async._inspection.own_tasks import Awaited, Task, awaited_by, passed_on
 from rlinf_async._inspection.own_threads import Doing, doing
 from rlinf_async._inspection.served_calls import ServedCall
-from rlinf_async._inspection.state.run_report import State, Target, TargetKind, Wait
+from rlinf_async._inspection.state.run_report import ActivityState, Target, TargetKind, Wait
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import frames_of
@@ -29,26 +29,26 @@ Key = Any
 
 
 @dataclass
-class Seen:
-    """A task or thread, as one look has found it.
+class Observation:
+    """Observed state of a task or thread.
 
     Attributes:
-        frames: the outermost first.
-        is_users: it is told whether or not something else waits for it.
-        age: of its wait, where that is known.
-        awaits: other tasks and threads that it waits for, all of them.
-        one_of: such of which one is enough.
-        call: that it serves.
-        loop_thread: of a task that could go on, now or later, the thread that has to run it.
-        blocks: its thread runs an event loop, which stands still meanwhile.
-        is_row: its wait is one of the table's.
+        frames: its frames, outermost first.
+        is_users: true if a report includes it even if nothing reported waits for it.
+        age: age of its wait in seconds; None if unknown.
+        awaits: other tasks and threads for all of which it waits.
+        one_of: tasks and threads of which one has to end.
+        call: call that it serves.
+        loop_thread: for a task that may continue, now or later, the thread that has to run it.
+        blocks: true if it keeps the event loop of its thread from running.
+        is_row: true if its wait is a row of the table of waits.
     """
 
     key: Key
     name: str
     frames: Sequence[FrameType]
     is_users: bool
-    state: State = State.RUNNING
+    state: ActivityState = ActivityState.RUNNING
     wait: Wait | None = None
     age: float | None = None
     awaits: list[Key] = field(default_factory=list)
@@ -60,11 +60,11 @@ class Seen:
 
 
 class States:
-    """Finds out what tasks and threads do.
+    """Finds the states of tasks and threads.
 
     Args:
-        tasks: all that there are.
-        stacks: of all threads, by their ids; the outermost frame first.
+        tasks: all tasks of the process.
+        stacks: frames by thread id, outermost first.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class States:
         self._rows = slow_waits.rows_of_threads()
         self._names: dict[str, Key] = {}
         self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
-        """By future of another thread, what ends it: the task or thread that carries it out."""
+        """Task or thread that ends a future of another thread, by that future."""
         self._carriers |= _work_items(stacks)
 
     def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
-        """A future of another thread ends only after a task or thread has gone on."""
+        """Record that a task or thread has to continue before a future of another thread can end."""
         self._carriers.setdefault(future, key)
 
     def name_of(self, key: Key) -> str:
-        """Unique in this process."""
+        """Return a name that is unique in this process."""
         if isinstance(key, asyncio.Task):
             name, number = f"task {key.get_name()}", id(key)
         else:
@@ -97,15 +97,15 @@ class States:
 
     # -- suspended tasks ----------------------------------------------------------------------------------------
 
-    def suspended(self, task: Task) -> Seen:
-        """What a task does that is not running."""
+    def suspended(self, task: Task) -> Observation:
+        """Return the state of a task that is not running."""
         frames = list(frames_of(task))
-        seen = Seen(task, self.name_of(task), frames, has_users(frames))
+        seen = Observation(task, self.name_of(task), frames, has_users(frames))
         awaited = awaited_by(task)
         carriers = [self._carriers.get(future) for future in awaited.futures]
         awaits = [*awaited.tasks, *(each for each in carriers if each is not None)]
         if awaited.row is not None:
-            seen.state, seen.is_row = State.WAITING, True
+            seen.state, seen.is_row = ActivityState.WAITING, True
             seen.wait = _of_row(awaited.row, awaited.left)
         elif awaited.primitive:
             self._wait_here(seen, awaited.kind, awaited.primitive, awaited.token, awaited.left)
@@ -115,15 +115,15 @@ class States:
             if awaited.is_known and None not in carriers:
                 self._wait_for_one(seen, awaits, awaited)
         elif awaits:
-            seen.state, seen.awaits = State.WAITING, awaits
+            seen.state, seen.awaits = ActivityState.WAITING, awaits
             if awaited.left is not None:
                 self._wait_here(seen, "tasks", f"the end of {len(awaits)} tasks", awaited.token, awaited.left)
                 seen.wait = dataclasses.replace(seen.wait, targets=[]) if seen.wait is not None else None
         if awaited.left is not None and (awaited.sleeps or seen.wait is None):
-            seen.state = State.SLEEPING
+            seen.state = ActivityState.SLEEPING
         return seen
 
-    def _wait_for_one(self, seen: Seen, awaits: Sequence[Key], awaited: Awaited) -> None:
+    def _wait_for_one(self, seen: Observation, awaits: Sequence[Key], awaited: Awaited) -> None:
         targets = [Target(TargetKind.LOCAL, name=name) for name in sorted(map(self.name_of, awaits))]
         what = f"the first of {len(targets)} tasks"
         self._wait_here(seen, "tasks", what, awaited.token, awaited.left)
@@ -131,36 +131,37 @@ class States:
         seen.wait = dataclasses.replace(seen.wait, targets=targets, every=False)
         seen.one_of = list(awaits)
 
-    # -- what has a thread for itself ---------------------------------------------------------------------------
+    # -- running activities ---------------------------------------------------------------------------
 
-    def running(self, key: Key, ident: int, frames: Sequence[FrameType]) -> Seen:
-        """What a thread does, or the task or callback that its loop is running."""
-        seen = Seen(key, self.name_of(key), frames, has_users(frames))
+    def running(self, key: Key, ident: int, frames: Sequence[FrameType]) -> Observation:
+        """Return the state of a thread, or of the task or callback that its loop is running."""
+        seen = Observation(key, self.name_of(key), frames, has_users(frames))
         if (row := self._rows.get(ident)) is not None:
-            seen.state, seen.wait, seen.is_row = State.WAITING, _of_row(row, None), True
+            seen.state, seen.wait, seen.is_row = ActivityState.WAITING, _of_row(row, None), True
             return seen
         if (collective := collective_wait(frames)) is not None:
             place = [(id(frame), frame.f_lasti) for frame in frames]
             seen.age = self._ages.age((seen.name, collective.what), hash(tuple(place)))
-            seen.state, seen.wait = State.WAITING, dataclasses.replace(collective, age=seen.age or 0.0)
+            seen.state, seen.wait = ActivityState.WAITING, dataclasses.replace(collective, age=seen.age or 0.0)
             return seen
         does = doing(frames, self._native_id(ident))
         seen.state, seen.age = does.state, does.age
-        if does.state is State.WAITING and not self._wait_for_carrier(seen, does):
+        if does.state is ActivityState.WAITING and not self._wait_for_carrier(seen, does):
             self._wait_here(seen, does.kind, does.what, does.sleeps, None)
-        elif does.state is State.RUNNING and does.kind:
+        elif does.state is ActivityState.RUNNING and does.kind:
             seen.age = self._ages.age((seen.name, does.what, line_of(frames)), does.sleeps)
             seen.wait = Wait(does.kind, does.what, seen.age or 0.0, [])
         return seen
 
     def _native_id(self, ident: int) -> int | None:
-        """The kernel's number of a thread.  In a forked process Python 3.11 still has the parent's of the main one."""
+        """Return the kernel's number of a thread; a forked process of Python 3.11 has the parent's number of the main
+        thread."""
         if ident == threading.main_thread().ident:
             return os.getpid()
         return self._threads[ident].native_id if ident in self._threads else None
 
-    def _wait_for_carrier(self, seen: Seen, does: Doing) -> bool:
-        """Whether the wait is for another thread or task, or for one that is not here."""
+    def _wait_for_carrier(self, seen: Observation, does: Doing) -> bool:
+        """True if the wait is for another thread or task, even one that is not visible here."""
         if does.future is not None:
             seen.awaits = [self._carriers[does.future]] if does.future in self._carriers else []
         elif does.thread is not None:
@@ -172,29 +173,29 @@ class States:
         else:
             return False
         if not seen.awaits:
-            seen.state = State.RUNNING  # another process may carry it out, or it has just ended
+            seen.state = ActivityState.RUNNING  # another process may end it, or it has just ended
         return True
 
     # -- waits --------------------------------------------------------------------------------------------------
 
-    def _wait_here(self, seen: Seen, kind: str, what: str, token: Any, left: float | None) -> None:
-        """It waits for something of this process, of which no more is known."""
-        seen.state = State.WAITING
+    def _wait_here(self, seen: Observation, kind: str, what: str, token: Any, left: float | None) -> None:
+        """Record a wait for an unknown activity of this process."""
+        seen.state = ActivityState.WAITING
         seen.age = self._ages.age((seen.name, what, line_of(seen.frames)), token)
         targets = [] if kind == "sleep" else [Target(TargetKind.LOCAL)]
         seen.wait = Wait(kind, what, seen.age or 0.0, targets, True, left)
 
-    def wait_for_caller(self, seen: Seen, call: ServedCall) -> None:
-        """Its generator may not run further ahead of the caller."""
+    def wait_for_caller(self, seen: Observation, call: ServedCall) -> None:
+        """Record that its generator waits for the caller to take items."""
         seen.age = self._ages.age((seen.name, call.source, call.number), call.number)
         what = f"its caller to take items of {call.method}()"
         taken = Target(TargetKind.MESSAGE, call.source)
-        seen.state, seen.awaits = State.WAITING, []
+        seen.state, seen.awaits = ActivityState.WAITING, []
         seen.wait = Wait("stream", what, seen.age or 0.0, [taken])
 
 
 def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
-    """A wait of the table's."""
+    """Return the wait of a row of the table."""
     work, now = row.work, clock.monotonic()
     limits = (left, work._time_left(), None if row.until == FOREVER else max(0.0, row.until - now))
     targets, every = work._needs()
@@ -203,7 +204,7 @@ def _of_row(row: slow_waits.Row, left: float | None) -> Wait:
 
 
 def _work_items(stacks: Mapping[int, Sequence[FrameType]]) -> dict[Any, Key]:
-    """The futures of calls that threads of pools carry out, with these threads."""
+    """Return the futures of calls that threads of pools execute, with these threads."""
     found: dict[Any, Key] = {}
     for ident, frames in stacks.items():
         for frame in frames:

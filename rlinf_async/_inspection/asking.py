@@ -1,6 +1,6 @@
-"""Questions to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a run that stands still.
+"""Requests to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a stuck run.
 
-From a process of the run; an operator outside asks by ``launcher/control``.
+For processes of the run; an operator outside uses ``launcher/control``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rlinf_async._core import operations
 from rlinf_async._core.operations import Answer, Operation
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection.state.run_report import Activity, RunReport, merged
-from rlinf_async._inspection.state.verdict import Kind, Verdict, judge
+from rlinf_async._inspection.state.verdict import Verdict, VerdictKind, judge
 from rlinf_async.errors import RLinfAsyncError
 from rlinf_async.work import Work
 
@@ -24,17 +24,17 @@ logger = own_logger(__name__)
 PARTS: Final = ("activities", "queues")
 
 _GRACE_S: Final = 3.0
-"""Seconds beyond the time that processes have to answer, for a daemon that reads stacks and is busy."""
+"""Seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy."""
 
 VERDICT: Final = "the verdict on this run"
 """Description of a wait for ``why``."""
 
 ASK_AGAIN_S: Final = 0.5
-"""Seconds between the two reports of a verdict: what is the same in both stands still."""
+"""Seconds between the two reports of a verdict: waits that are the same in both stand still."""
 
 
-class Client(Protocol):
-    """The part of a ``NodeClient`` that makes requests of daemons."""
+class InspectionClient(Protocol):
+    """Part of a ``NodeClient`` that makes requests to daemons."""
 
     welcome: dict[str, Any]
     endpoint: int
@@ -42,8 +42,8 @@ class Client(Protocol):
     def request(self, operation: Operation[Answer], *, node: int) -> Work[Answer]: ...
 
 
-async def report(client: Client, parts: Sequence[str] = PARTS) -> RunReport:
-    """What all nodes tell of their processes at one moment; nodes that do not are ``missing``."""
+async def report(client: InspectionClient, parts: Sequence[str] = PARTS) -> RunReport:
+    """Return the present report of all nodes; nodes that do not answer are ``missing``."""
     nodes = {int(each["node"]): str(each["name"]) for each in client.welcome["nodes"]}
     requests = {node: client.request(operations.Inspect([], list(parts)), node=node) for node in nodes}
     answers: list[dict[str, Any]] = []
@@ -56,8 +56,9 @@ async def report(client: Client, parts: Sequence[str] = PARTS) -> RunReport:
     return merged(str(client.welcome["run"]), answers, missing)
 
 
-async def why(client: Client) -> Verdict:
-    """The verdict on the run: two reports, half a second apart.  The waits for it (``VERDICT``) are left out of it."""
+async def why(client: InspectionClient) -> Verdict:
+    """Return the verdict on the run, from two reports half a second apart; waits for the verdict itself are left out.
+    Return the verdict on the run, from two reports half a second apart; waits for the verdict itself are left out."""
     before = await report(client)
     await _after(ASK_AGAIN_S)
     return judge(_without_askers(await report(client)), _without_askers(before), client.endpoint)
@@ -75,14 +76,15 @@ def _asks(activity: Activity) -> bool:
     return activity.wait is not None and activity.wait.what in (VERDICT, operations.Inspect.__name__)
 
 
-async def tell(client: Client) -> None:
-    """Logs the verdict on the run, unless it is known from the word about a wait: that others are at work."""
+async def log_verdict(client: InspectionClient) -> None:
+    """Log the verdict on the run, unless it says only that others are at work, as the warning about the wait already
+    does."""
     try:
         verdict = await why(client)
     except RLinfAsyncError as error:  # the cluster is closing, most likely
         logger.info("there is no verdict on the run: %s", error)
         return
-    if verdict.kind not in (Kind.BUSY, Kind.IDLE):
+    if verdict.kind not in (VerdictKind.BUSY, VerdictKind.IDLE):
         logger.warning("the run %s, as `rlinf-ctl stuck` says: %s", client.welcome["run"], verdict)
 
 

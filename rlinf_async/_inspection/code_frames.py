@@ -1,4 +1,4 @@
-"""Frames of this process as plain data, and whose code they run: the user's, an installed package's, or neither."""
+"""Frames of this process as plain data, and the owner of their code: the user, an installed package, or neither."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async._inspection.state.run_report import Frame
 from rlinf_async._inspection.state.stack_dump import is_users
 
 _MAX_FRAMES: Final = 60
-"""Of one stack that are told, the innermost ones."""
+"""Limit on the reported frames of one stack, the innermost ones."""
 
 _HELPERS: Final = frozenset(
     (
@@ -26,10 +26,11 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""This framework, where it is installed, and packages with threads and tasks of their own, which wait for work, write
-logs or run the user's code.
+"""This framework, if installed, and packages with threads and tasks of their own, which wait for work, write logs or
+run the user's code.
 
-Not grpc: it has a thread as long as a call is open, whose answer calls back what sets a user's event.
+grpc is not among them: its thread lives as long as a call is open, and the answer's callback sets an event of the
+user's.
 """
 
 
@@ -40,18 +41,17 @@ _LOADS: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_F
 
 
 class Code(Enum):
-    """Whose code a file is."""
+    """Owner of the code in a file."""
 
     USERS = auto()
     INSTALLED = auto()
-    """Of a package; that may be the user's too, if he has installed his own."""
+    """An installed package, which may be the user's own."""
     OTHERS = auto()
-    """Of the interpreter, this framework, or a package that nothing of a run waits for."""
+    """The interpreter, this framework, or a package that no wait of a run depends on."""
 
 
 @lru_cache(4096)
 def code_of(file: str) -> Code:
-    """Whose the code in a file is."""
     if is_users(file):
         return Code.USERS
     packages = _PACKAGE.findall(file)
@@ -59,7 +59,7 @@ def code_of(file: str) -> Code:
 
 
 def frames_from(frame: FrameType | None) -> list[FrameType]:
-    """A frame and those that have called it, the outermost first."""
+    """Return a frame and its callers, outermost first."""
     found = []
     while frame is not None:
         found.append(frame)
@@ -68,12 +68,12 @@ def frames_from(frame: FrameType | None) -> list[FrameType]:
 
 
 def has_users(frames: Iterable[FrameType]) -> bool:
-    """Whether code runs there that may be the user's."""
+    """True if any of the frames may run the user's code."""
     return any(code_of(frame.f_code.co_filename) is not Code.OTHERS for frame in frames)
 
 
 def stack_of(frames: Sequence[FrameType]) -> list[Frame]:
-    """Frames as plain data."""
+    """Return frames as plain data."""
     return [
         Frame(code.co_filename, frame.f_lineno or 0, code.co_name, code_of(code.co_filename) is Code.USERS)
         for frame in frames[-_MAX_FRAMES:]
@@ -82,7 +82,7 @@ def stack_of(frames: Sequence[FrameType]) -> list[Frame]:
 
 
 def line_of(frames: Sequence[FrameType]) -> str | None:
-    """The innermost line of the user's code; where there is none, of an installed package's."""
+    """Return the innermost line of the user's code, or else of an installed package's."""
     for code in (Code.USERS, Code.INSTALLED):
         for frame in reversed(frames):
             if code_of(frame.f_code.co_filename) is code:
@@ -91,7 +91,7 @@ def line_of(frames: Sequence[FrameType]) -> str | None:
 
 
 def called_by(frame: FrameType) -> str:
-    """The name of what an innermost frame is calling: ``acquire``; ``with`` where it enters a block; else empty."""
+    """Return the name that an innermost frame is calling: ``acquire``; ``with`` on entering a block; else empty."""
     return _called_at(frame.f_code, frame.f_lasti)
 
 
@@ -105,9 +105,9 @@ def _called_at(code: CodeType, offset: int) -> str:
         return "with"
     if not current.opname.startswith(("CALL", "PRECALL")):
         return ""
-    # What is called begins where the call begins, and of all that begins there it is the longest: of
-    # ``self.lock.acquire(timeout=limit())`` that is ``self.lock.acquire``.  Positions in the source tell; the values
-    # on the stack of a frame that another thread runs cannot be looked at.
+    # The callee begins where the call begins, and is the longest expression that begins there: in
+    # ``self.lock.acquire(timeout=limit())`` that is ``self.lock.acquire``. Positions in the source show it; the value
+    # stack of a frame that another thread runs is not accessible.
     callees = [each for each in before if each.opname.startswith(_LOADS) and _start(each) == _start(current)]
     callee = max(callees, key=_end, default=None)
     return "" if callee is None else str(callee.argval)

@@ -1,4 +1,5 @@
-"""Threads that run event loops: where the code that runs the loop ends on a stack, and what the loop runs begins."""
+"""Threads that run event loops: boundary on a stack between the code that runs the loop and the code that the loop
+runs."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ _RUN: Final = ("run_until_complete", "run_forever")
 
 @dataclass(frozen=True)
 class Occupied:
-    """A thread, and what it is busy with.
+    """A thread and its event loop, if it runs one.
 
     Attributes:
-        loop: that it runs; None if it runs none.
-        main: the task at whose end the loop stops, where that is known.
-        task: of that loop, which it is running just now.
-        outer: the frames of what runs the loop, the outermost first; none without one.
-        inner: the frames of what the loop runs; without a loop, all.
+        loop: the running loop; None if it runs none.
+        main: task whose end stops the loop, if known.
+        task: task of that loop that is running.
+        outer: frames that run the loop, outermost first; empty without a loop.
+        inner: frames that the loop runs; all frames without a loop.
     """
 
     ident: int
@@ -41,7 +42,7 @@ class Occupied:
 
 
 def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
-    """Looks at the stack of a thread, the outermost frame first."""
+    """Examine the stack of a thread, given outermost frame first."""
     loop: asyncio.AbstractEventLoop | None = None
     main, cut = None, 0
     for place, frame in enumerate(frames):
@@ -61,13 +62,14 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
     if current is not None:
         root = getattr(current.get_coro(), "cr_frame", None)
         cut = next((place for place, frame in enumerate(frames) if frame is root), cut)
-        if is_inherited(current):  # forked in the midst of a step: what it called goes on, and the loop does not
+        if is_inherited(current):  # forked inside a step: the called code continues, the loop does not
             return Occupied(ident, None, None, None, [], frames[cut:])
     return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])
 
 
 def turn_age(where: Occupied) -> float | None:
-    """Seconds for which the loop has been in its present turn; None where its frames do not tell, as uvloop's."""
+    """Return the seconds since the present turn of the loop began; None if its frames do not show it, as with uvloop.
+    Return the seconds since the present turn of the loop began; None if its frames do not show it, as with uvloop."""
     turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
     began = None if turn is None else turn.f_locals.get("end_time")  # the loop's clock, before what is ready runs
     return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None
@@ -80,5 +82,5 @@ def _calls_loop(frame: FrameType) -> bool:
 
 
 def _loop_of(ident: int) -> asyncio.AbstractEventLoop | None:
-    """A loop that runs, and on which something was waited for in this thread."""
+    """Return a running loop on which this thread has waited."""
     return next((loop for loop, thread in slow_waits.loops() if thread == ident and loop.is_running()), None)

@@ -1,7 +1,7 @@
-"""``own_activities``: the tasks and threads of this process in which code of the user's runs or waits.
+"""``own_activities``: tasks and threads of this process in which the user's code runs or waits.
 
-Looked at from outside, by whichever thread is asked: nothing is recorded while things run.  What changes meanwhile may
-be told as it was or as it is; whoever draws conclusions asks twice.
+They are examined from outside, by any thread: nothing is recorded while things run.  An activity that changes meanwhile
+may be reported in either state; conclusions need two reports.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import threading
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from rlinf_async._inspection.activity_states import Key, Seen, States
+from rlinf_async._inspection.activity_states import Key, Observation, States
 from rlinf_async._inspection.code_frames import frames_from, has_users, line_of, stack_of
 from rlinf_async._inspection.loop_threads import occupied_by, turn_age
 from rlinf_async._inspection.own_tasks import Task, above, all_tasks, handed_over
 from rlinf_async._inspection.served_calls import ServedCall
-from rlinf_async._inspection.state.run_report import Activity, State
+from rlinf_async._inspection.state.run_report import Activity, ActivityState
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 
 _MAX_TASKS: Final = 2000
-"""That are looked at; a process with more of them counts as busy."""
+"""Limit on examined tasks; a process with more of them counts as busy."""
 
 
 def own_activities(
@@ -31,12 +31,12 @@ def own_activities(
     ages: WaitAges | None = None,
     blocked: asyncio.AbstractEventLoop | None = None,
 ) -> list[Activity]:
-    """The activities of this process; from any thread.
+    """Return the activities of this process; any thread may call it.
 
     Args:
-        calls: those that it serves.
-        ages: of one who asks again and again.
-        blocked: the loop that handles frames, where it stands still: until it goes on no answer comes to any wait.
+        calls: returns the calls that the process serves.
+        ages: ages kept from one report to the next.
+        blocked: the loop that handles frames, if it is blocked: until it turns, no wait gets an answer.
     """
     ages = WaitAges() if ages is None else ages
     ages.begin()
@@ -44,11 +44,11 @@ def own_activities(
     look.see()
     if blocked is not None:
         look.hold_up_all(blocked)
-    return look.told()
+    return look.reported()
 
 
 class _Look:
-    """One look at this process."""
+    """One examination of this process."""
 
     def __init__(self, calls: list[ServedCall], ages: WaitAges) -> None:
         self._calls = {call.task: call for call in calls if call.task is not None}
@@ -65,10 +65,10 @@ class _Look:
         for where in self._occupied.values():
             for future in handed_over(where.loop):
                 self._states.carry(future, where.task or where.ident)
-        self._seen: dict[Key, Seen] = {}
+        self._seen: dict[Key, Observation] = {}
 
     def see(self) -> None:
-        """Looks at all tasks and threads, and at what they have to do with each other."""
+        """Examine all tasks and threads, and their dependencies."""
         for task in self._tasks:
             self._seen[task] = self._see_task(task)
         for ident in self._occupied:
@@ -79,18 +79,18 @@ class _Look:
 
     # -- one by one ---------------------------------------------------------------------------------------------
 
-    def _see_task(self, task: Task) -> Seen:
+    def _see_task(self, task: Task) -> Observation:
         loop = task.get_loop()
         thread = self._loop_threads.get(loop)
         running = next((where for where in self._occupied.values() if where.task is task), None)
         if running is not None:
             seen = self._states.running(task, running.ident, running.inner)
             seen.blocks = True
-        elif asyncio.current_task(loop) is task:  # since the stacks were looked at
-            seen = Seen(task, self._states.name_of(task), [], is_users=True)
+        elif asyncio.current_task(loop) is task:  # it began to run after the stacks were read
+            seen = Observation(task, self._states.name_of(task), [], is_users=True)
         else:
             seen = self._states.suspended(task)
-            seen.loop_thread = None if seen.state is State.WAITING else thread
+            seen.loop_thread = None if seen.state is ActivityState.WAITING else thread
         seen.call = next((self._calls[each] for each in above(task) if each in self._calls), None)
         if seen.call is None and thread == self._main and loop.is_running():
             seen.call = self._blocking  # the loop runs within the method
@@ -101,8 +101,8 @@ class _Look:
                 seen.loop_thread = None
         return seen
 
-    def _see_thread(self, ident: int) -> Seen | None:
-        """What a thread does besides the tasks of its loop; None if nothing."""
+    def _see_thread(self, ident: int) -> Observation | None:
+        """Return the activity of a thread besides the tasks of its loop; None if there is none."""
         where = self._occupied[ident]
         call = self._blocking if ident == self._main else None
         if where.loop is None:
@@ -114,8 +114,8 @@ class _Look:
             return dataclasses.replace(self._states.running(ident, ident, where.inner), blocks=True)
         if not has_users(where.outer):
             return None
-        # The user's code has called something that runs a loop.  If that is asyncio.run(), his tasks are told, and tell
-        # of his call; if it is a method of the framework that blocks, only this shows what he waits for.
+        # The user's code has called a function that runs a loop. If that is asyncio.run(), its tasks are reported, and
+        # mention the call; if it is a blocking method of the framework, only this activity shows the wait.
         main = self._seen.get(where.main)
         told = any(self._seen[task].is_users for task in self._tasks if task.get_loop() is where.loop)
         name = self._states.name_of(ident)
@@ -125,44 +125,50 @@ class _Look:
         if call is None:
             return None
         awaits = [] if main is None else [main.key]
-        state = State.WAITING if awaits else State.RUNNING
-        return Seen(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
+        state = ActivityState.WAITING if awaits else ActivityState.RUNNING
+        return Observation(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
 
     # -- what they have to do with each other -------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
-        """By loop, the thread that runs it, or that has: a worker's main one while a ``def`` method has that."""
+        """Return the thread of each loop; a worker's loop has its main thread even while a ``def`` method occupies
+        that."""
         found = {task.get_loop(): self._main for task in self._calls}
         found |= dict(slow_waits.loops())
         found |= {where.loop: ident for ident, where in self._occupied.items() if where.loop is not None}
         return found
 
     def _hold_up(self) -> None:
-        """A task that could go on waits for what blocks the thread of its loop."""
+        """Make tasks that could continue wait for the activity that blocks the thread of their loop."""
         for seen in self._seen.values():
             where = None if seen.loop_thread is None else self._occupied.get(seen.loop_thread)
             if where is None:
                 continue
-            # Its loop runs a step of another task, or stands still below a method that has the thread.
+            # Its loop is inside a step of another task, or is not running because a method occupies the thread.
             blocking = self._seen.get(where.task if seen.key.get_loop() is where.loop else where.ident)
-            if blocking is not None and blocking is not seen and blocking.state is State.WAITING:
-                seen.state, seen.wait, seen.age, seen.awaits = State.WAITING, None, None, [blocking.key]
+            if blocking is not None and blocking is not seen and blocking.state is ActivityState.WAITING:
+                seen.state, seen.wait, seen.age, seen.awaits = ActivityState.WAITING, None, None, [blocking.key]
 
     def hold_up_all(self, loop: asyncio.AbstractEventLoop) -> None:
-        """What waits for other processes, or on this loop, waits for what blocks the loop as well."""
+        """Make waits for other processes, and waits on this loop, wait for the activity that blocks the loop."""
         where = next((each for each in self._occupied.values() if each.loop is loop), None)
         blocking = None if where is None else self._seen.get(where.task or where.ident)
-        if where is not None and blocking is not None and blocking.state is not State.WAITING:
-            blocking.age = turn_age(where)  # a wait may be younger than the turn that has come to it
+        if where is not None and blocking is not None and blocking.state is not ActivityState.WAITING:
+            blocking.age = turn_age(where)  # the turn may be older than the wait in it
         for seen in self._seen.values():
             on_it = isinstance(seen.key, asyncio.Task) and seen.key.get_loop() is loop
-            if blocking is None or seen is blocking or seen.state is not State.WAITING or not (on_it or seen.is_row):
+            if (
+                blocking is None
+                or seen is blocking
+                or seen.state is not ActivityState.WAITING
+                or not (on_it or seen.is_row)
+            ):
                 continue
             if seen.wait is None or seen.wait.every:
                 seen.awaits.append(blocking.key)
 
     def _pass_calls_on(self) -> None:
-        """What a call waits for in this process serves that call."""
+        """Attribute a call to the activities of this process that it waits for."""
         serving = [seen for seen in self._seen.values() if seen.call is not None]
         while serving:
             seen = serving.pop()
@@ -173,27 +179,29 @@ class _Look:
 
     # -- the report ---------------------------------------------------------------------------------------------
 
-    def told(self) -> list[Activity]:
-        """The activities of the user's, and what these wait for."""
-        found: dict[Key, Seen] = {}
+    def reported(self) -> list[Activity]:
+        """Return the user's activities, and those that they wait for."""
+        found: dict[Key, Observation] = {}
         waiting = [seen for seen in self._seen.values() if seen.is_users]
         while waiting:
             seen = waiting.pop()
             if seen.key not in found:
                 found[seen.key] = seen
                 waiting += [self._seen[key] for key in (*seen.awaits, *seen.one_of) if key in self._seen]
-        told = sorted((self._activity(seen) for seen in found.values()), key=lambda activity: activity.name)
+        reported = sorted((self._activity(seen) for seen in found.values()), key=lambda activity: activity.name)
         calls = [*self._calls.values(), *([] if self._blocking is None else [self._blocking])]
-        served = {(activity.source, activity.number) for activity in told}
-        # What has begun, or has ended, since the others were looked at goes on.
-        told += [
-            Activity(f"call {call.number}", State.RUNNING, None, call.method, call.source, call.number)
+        served = {(activity.source, activity.number) for activity in reported}
+        # Calls that have begun, or ended, since the stacks were read count as running.
+        reported += [
+            Activity(f"call {call.number}", ActivityState.RUNNING, None, call.method, call.source, call.number)
             for call in calls
             if (call.source, call.number) not in served
         ]
-        return [*told, Activity(f"{self._left_out} more tasks", State.RUNNING)] if self._left_out else told
+        return (
+            [*reported, Activity(f"{self._left_out} more tasks", ActivityState.RUNNING)] if self._left_out else reported
+        )
 
-    def _activity(self, seen: Seen) -> Activity:
+    def _activity(self, seen: Observation) -> Activity:
         call = seen.call
         return Activity(
             seen.name,

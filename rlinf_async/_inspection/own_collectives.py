@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed that a thread of this process is in, with the ranks that it waits for."""
+"""Collective operations of torch.distributed on the threads of this process, with the ranks that they wait for."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
 }
-"""Variables of these operations with the one rank that they are for: in the world, and in the process group."""
+"""Variables of these operations that hold the one partner: as rank of the world, and of the process group."""
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """The wait for the other ranks of a collective; None where the frames, the outermost first, are in none.
+    """Return the wait for the other ranks of a collective, with unknown age; None if the frames are in none.
 
-    Its age is not known.
+    Args:
+        frames: outermost first.
     """
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
@@ -37,7 +38,7 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
     frame = next(frame for frame in frames if frame.f_code.co_name == name and frame.f_globals is vars(c10d))
     group, every = "", True
     ranks: list[int] = []
-    with contextlib.suppress(Exception):  # of a torch that is not known, or no process group is there yet
+    with contextlib.suppress(Exception):  # an unknown version of torch, or no process group yet
         group, ranks, every = _partners(c10d, name, frame.f_locals)
     of = f" of process group {group}" if group else ""
     what = f"{name_ranks(ranks)} in {name}{of}" if ranks else f"{name}{of}"
@@ -46,7 +47,7 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
 
 
 def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], bool]:
-    """The name of the process group, the ranks that have to come, and whether all of them have to."""
+    """Return the name of the process group, the ranks that have to arrive, and whether all of them have to."""
     if name == "init_process_group":
         size = _given(variables["world_size"], "WORLD_SIZE")
         return "", [each for each in range(size) if each != _given(variables["rank"], "RANK")], True
@@ -60,10 +61,10 @@ def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], boo
         return title, others, True
     of_world, of_group = (variables.get(variable) for variable in _PARTNERS[name])
     if of_world is None and of_group is None:
-        return title, others, False  # from whichever rank
+        return title, others, False  # from any rank
     return title, [int(of_world) if of_world is not None else members[int(of_group)]], True
 
 
 def _given(argument: int, variable: str) -> int:
-    """What ``init_process_group`` was told, by its caller or by the environment."""
+    """Return the argument of ``init_process_group``, or the environment variable in its place."""
     return argument if argument >= 0 else int(os.environ[variable])

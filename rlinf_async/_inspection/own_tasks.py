@@ -1,4 +1,4 @@
-"""Tasks of this process: those of all its loops, and what each of them awaits."""
+"""Tasks of this process, on all loops, and the objects that they await."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ _LOCKS: Final = (str(locks.__file__), str(queues.__file__))
 _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
-"""Sets of asyncio's, of one version of Python or another, with the tasks of all loops."""
+"""Sets in asyncio, depending on the version of Python, with the tasks of all loops."""
 
 _MAX_TRIES: Final = 1000
-"""Of copying such a set while other threads change it; as many as asyncio makes."""
+"""Attempts to copy such a set while other threads change it; as many as asyncio makes."""
 
 _MAX_DEPTH: Final = 32
-"""Of tasks that wait for each other."""
+"""Limit on a chain of tasks that await each other."""
 
 Task = asyncio.Task[Any]
 T = TypeVar("T")
 
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
-"""In a forked process: copies of its parent's, which no loop here will ever run."""
+"""Tasks of the parent process in a forked child, which no loop will ever run."""
 
 
 @dataclass
 class Awaited:
-    """What a suspended task awaits.
+    """Objects that a suspended task awaits.
 
     Attributes:
-        tasks: that have to end.
-        futures: of other threads, or of processes.
-        row: the wait of the table's, if it is one.
-        kind, primitive: of asyncio's, that the user's code waits at: ``event`` and ``asyncio.Event.wait()``.
-        token: lives as long as the await.
-        sleeps: it waits for a timer.
-        is_known: nothing else can end the await.
-        every: all of it has to end; False: a part of it is enough.
-        left: seconds until a timer ends the await anyhow.
+        tasks: awaited tasks.
+        futures: awaited futures of other threads, or of processes.
+        row: the wait in the table of waits, if it is one.
+        kind, primitive: primitive of asyncio at which the user's code waits: ``event`` and ``asyncio.Event.wait()``.
+        token: object that lives as long as the await.
+        sleeps: true if it waits for a timer.
+        is_known: true if nothing else can end the await.
+        every: true if all of these have to end; False if one is enough.
+        left: seconds until a timer ends the await.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -67,16 +67,16 @@ class Awaited:
 
 
 def all_tasks() -> list[Task]:
-    """The unfinished tasks of all loops of this process; from any thread."""
+    """Return the unfinished tasks of all loops of this process; any thread may call it."""
     found = dict.fromkeys(task for registry in _registries() for task in _copy(registry))
-    if sys.version_info >= (3, 14):  # there each thread has a list of its own, and those sets are for foreign tasks
+    if sys.version_info >= (3, 14):  # each thread has a list of its own there, and the sets hold foreign tasks
         for loop, _ in slow_waits.loops():
             found.update(dict.fromkeys(asyncio.all_tasks(loop)))
     return [task for task in found if not (task.done() or is_inherited(task))]
 
 
 def is_inherited(task: Task) -> bool:
-    """Whether it is a copy of a task of the process that this one was forked from."""
+    """True for a task of the process that this one was forked from."""
     return task in _inherited
 
 
@@ -88,13 +88,13 @@ def _copy(registry: Iterable[T]) -> list[T]:
     for _ in range(_MAX_TRIES):
         try:
             return list(registry)
-        except RuntimeError:  # it has changed meanwhile
+        except RuntimeError:  # it changed during the copy
             continue
     return []
 
 
 def awaited_by(task: Task) -> Awaited:
-    """What a task awaits that is not running."""
+    """Return the objects that a suspended task awaits."""
     frames = list(frames_of(task))
     futures, every = _innermost(task, frames)
     found = Awaited(every=every, left=_left(task), token=getattr(task, "_fut_waiter", None) or 0)
@@ -109,9 +109,9 @@ def awaited_by(task: Task) -> Awaited:
 
 
 def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
-    """The futures that the innermost function of a task awaits, and whether it awaits all of them.
+    """Return the futures that the innermost function of a task awaits, and whether it awaits all of them.
 
-    Functions of asyncio put a future of their own in between, and keep in their variables what that stands for.
+    Functions of asyncio interpose a future of their own, and keep the original ones in their variables.
     """
     future: Any = getattr(task, "_fut_waiter", None)
     if frames and future is not None:
@@ -128,7 +128,7 @@ def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
 
 
 def _unfold(first: Any, found: Awaited) -> None:
-    """Notes what a future stands for: a task, all of a gathering, what is shielded, the work of another thread."""
+    """Resolve a future into its origin: a task, the members of a gather, a shielded future, work of another thread."""
     waiting = [first]
     while waiting:
         future = waiting.pop()
@@ -151,7 +151,8 @@ def _unfold(first: Any, found: Awaited) -> None:
 
 
 def _behind(future: Any) -> Iterator[Any]:
-    """What ends a future that only passes an outcome on: the inner one of ``shield``, or one of another thread's."""
+    """Yield the origins of a future that only passes an outcome on: the inner one of ``shield``, or one of another
+    thread."""
     for callback, *_ in list(getattr(future, "_callbacks", None) or ()):
         if getattr(callback, "__name__", "") in ("_outer_done_callback", "_call_check_cancel"):
             yield from (
@@ -162,19 +163,20 @@ def _behind(future: Any) -> Iterator[Any]:
 
 
 def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
-    """The futures of other threads that end with a task: of ``run_coroutine_threadsafe``."""
+    """Yield the futures of other threads that end with a task (``run_coroutine_threadsafe``)."""
     for callback, *_ in list(getattr(task, "_callbacks", None) or ()):
         yield from (value for value in bound_to(callback) if isinstance(value, concurrent.futures.Future))
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Futures of ``run_coroutine_threadsafe`` of which a loop has made no task yet; only loops of asyncio tell them."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only.
+    Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's own loops only."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
 
 def above(task: Task) -> Iterator[Task]:
-    """The task itself, the one that awaits it or that has made it in a group, and so on."""
+    """Yield the task, then the task that awaits it or has created it in a group, and so on."""
     seen: Task | None = task
     for _ in range(_MAX_DEPTH):
         if seen is None:
@@ -184,14 +186,14 @@ def above(task: Task) -> Iterator[Task]:
 
 
 def _left(task: Task) -> float | None:
-    """Whoever awaits it with a deadline cancels it then."""
+    """Return the seconds until a deadline of the task, or of a task that awaits it, cancels it; None without one."""
     return min((left for each in above(task) if (left := time_left(each)) is not None), default=None)
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """The lock, event or queue of asyncio's at which the user's own code waits: its kind, and in words.
+    """Return kind and name of the lock, event or queue of asyncio's at which the user's own code waits.
 
-    Where a package waits at one, what ends that may be a socket's callback, of which nothing here can tell.
+    If a package waits at one, the callback of a socket may end the wait, which cannot be seen here.
     """
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""

@@ -1,7 +1,8 @@
-"""Answers a daemon that asks what this process does; tells it how to learn that if nothing answers.
+"""Answers to a daemon that inspects this process; offers it other ways in case nothing answers.
 
-Where the user's loop handles frames and is blocked, a thread is woken that answers all rounds (``loop_witness.py``); if
-that does not answer either, the stacks are requested by a signal (``stack_pipe.py``).
+If the user's loop handles frames and is blocked, the daemon wakes a thread that answers all rounds
+(``blocked_loop_responder.py``); if that does not answer either, the daemon requests the stacks by a signal
+(``stack_pipe.py``).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core import operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._inspection import stack_pipe
-from rlinf_async._inspection.loop_witness import LoopWitness
+from rlinf_async._inspection.blocked_loop_responder import BlockedLoopResponder
 from rlinf_async._inspection.own_activities import own_activities
 from rlinf_async._inspection.served_calls import ServedCall
 from rlinf_async._inspection.state.run_report import to_data
@@ -25,14 +26,14 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:
-    """Has this process answer, where its frames are handled, until the client is closed.
+    """Have this process answer inspections, on the thread that handles its frames, until the client is closed.
 
     Args:
-        calls: those that it serves, whenever it is asked.
+        calls: returns the calls that the process serves.
 
     Returns:
-        What the client's HELLO has to say: the numbers of the descriptors into which stacks are written, and that wakes
-        whoever answers for the user's loop; without one that cannot be had.
+        Facts for the client's HELLO: the descriptor into which stacks are written, and the one that wakes the thread
+        which answers for the user's loop; each is left out if it cannot be had.
     """
     responder = _Responder(client, calls)
     client.events.on("inspect", responder.answer)
@@ -43,7 +44,7 @@ def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list)
         facts["stacks"] = fd
     if client.user_loop is not None:
         try:
-            witness = LoopWitness(responder.answer_for_loop)
+            witness = BlockedLoopResponder(responder.answer_for_loop)
         except (OSError, RuntimeError):
             return facts
         client.events.on("closed", lambda facts: witness.close())
@@ -57,22 +58,22 @@ class _Responder:
         self._calls = calls
         self._ages = WaitAges()
         self._lock = threading.Lock()
-        """Held during a look: two threads may be asked at once."""
+        """Held during an examination: two threads may answer at once."""
 
     def answer(self, facts: dict[str, Any]) -> None:
-        """Tells of this process.  If that fails it says nothing: then its daemon looks at the stacks."""
-        self._tell(facts["round"], None)
+        """Answer an inspection. A failure is not reported: the daemon then reads the stacks."""
+        self._send_activities(facts["round"], None)
 
     def answer_for_loop(self) -> None:
-        """The same from another thread, because the user's loop has not read the question."""
-        self._tell(operations.ALL_ROUNDS, self._client.user_loop)
+        """Answer all pending inspections from another thread, because the user's loop has not read them."""
+        self._send_activities(operations.ALL_ROUNDS, self._client.user_loop)
         self._client.flush()
 
-    def _tell(self, round_: int, blocked: asyncio.AbstractEventLoop | None) -> None:
+    def _send_activities(self, round_: int, blocked: asyncio.AbstractEventLoop | None) -> None:
         try:
             with self._lock:
                 activities = own_activities(self._calls, self._ages, blocked)
-            activities += [told() for told in list(self._client.restarts.values())]
+            activities += [activity() for activity in list(self._client.restarts.values())]
             self._client.request(operations.Inspected(round_, [to_data(activity) for activity in activities]))
         except Exception:
             logger.debug("this process cannot tell what it does", exc_info=True)

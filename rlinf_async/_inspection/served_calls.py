@@ -1,4 +1,4 @@
-"""Calls that run in this process, for reports of it."""
+"""Calls that run in this process, for reports about it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """A call that runs in this worker.
+    """Running call of this worker.
 
     Attributes:
-        source, number: its caller, and how that calls it.
-        task: in which it runs; None for a ``def`` method, on the main thread.
-        is_paused: its generator waits for the caller to take items.
+        source, number: caller, and the caller's number of the call.
+        task: task that runs it; None for a ``def`` method, on the main thread.
+        is_paused: true if its generator waits for the caller to take items.
     """
 
     source: int

@@ -1,12 +1,12 @@
-"""The pipe into which this process writes the stacks of its threads when its daemon sends it a signal.
+"""Pipe into which this process writes the stacks of its threads when its daemon sends it a signal.
 
     daemon   opens the pipe by /proc/PID/fd, sends SIGNAL, reads
-    process  faulthandler's handler writes, in C: without the interpreter's lock, from whatever a thread is stuck in
+    process  faulthandler's handler writes, in C: without the GIL, wherever a thread is stuck
 
-The process itself has both ends, in one descriptor, and reads none of it.  So there always is a reader: to write when
-the daemon has gone away would raise SIGPIPE, and end a process that has that signal's default back.  A full pipe takes
-no more, and what is left of the stacks is lost, since the handler must not block.  The pipe keeps its usual size, since
-what the pipes of a user may have in all is limited (``pipe-user-pages-soft``); its reader may enlarge it for a moment.
+The process has both ends, in one descriptor, and reads neither.  So there always is a reader: a write after the daemon
+has gone would otherwise raise SIGPIPE, and end a process with that signal's default action.  A full pipe takes no more,
+and the rest of the stacks is lost, since the handler must not block.  The pipe keeps its usual size, because the pipes
+of a user have a common limit (``pipe-user-pages-soft``); its reader may enlarge it for a moment.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _NONE: Final = -1
 
 _fd = _NONE
 _users = 0
-"""Clients of this process: all have the same pipe."""
+"""Number of clients of this process, which share the pipe."""
 
 
 def acquire() -> int | None:
-    """The descriptor; None where this process has none and can have none."""
+    """Return the descriptor, opened if necessary; None if this process cannot have one."""
     global _fd, _users
     if _fd == _NONE:
         _fd = _opened()
@@ -38,7 +38,7 @@ def acquire() -> int | None:
 
 
 def release() -> None:
-    """A client that has acquired it is closed; the last one closes the pipe."""
+    """Give up one client's use; the last one closes the pipe."""
     global _users
     _users = max(0, _users - 1)
     if _users == 0:
@@ -46,13 +46,13 @@ def release() -> None:
 
 
 def _opened() -> int:
-    # A handler that the user has set is left alone.  Where there is none the signal is ignored first, and faulthandler
-    # puts that back when it is told to stop: a signal that is on its way then would end the process.
+    # Leave a handler of the user's alone. Without one, ignore the signal first: faulthandler restores the previous
+    # action on unregister, and with the default action a signal on its way would end the process.
     try:
         previous = signal.getsignal(SIGNAL)
         if previous not in (signal.SIG_DFL, signal.SIG_IGN):
             return _NONE
-        with contextlib.suppress(ValueError):  # not the main thread, which alone may; then that is risked
+        with contextlib.suppress(ValueError):  # only the main thread may; without it that risk stays
             signal.signal(SIGNAL, signal.SIG_IGN)
         ends = os.pipe2(os.O_CLOEXEC)
         try:
@@ -71,13 +71,13 @@ def _close() -> None:
     fd, _fd = _fd, _NONE
     if fd == _NONE:
         return
-    faulthandler.unregister(SIGNAL)  # first: the number may mean another file as soon as it is closed
-    with contextlib.suppress(OSError):  # the user's code has closed it under us
+    faulthandler.unregister(SIGNAL)  # before close(): the number may then belong to another file
+    with contextlib.suppress(OSError):  # user code may have closed it
         os.close(fd)
 
 
 def _leave_to_parent() -> None:
-    """In a forked child: its stacks are not its parent's."""
+    """Close the pipe in a forked child: its stacks are not its parent's."""
     global _users
     _users = 0
     _close()

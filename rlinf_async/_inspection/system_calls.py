@@ -1,4 +1,4 @@
-"""System calls that threads of this process are in, and what those wait for outside of it."""
+"""System calls of this process's threads, and the objects outside of the process that they wait for."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NUMBERS: Final = {
     "wait4": (61, 260),
     "waitid": (247, 95),
 }
-"""On x86_64 and on aarch64."""
+"""Numbers on x86_64 and on aarch64."""
 
 _NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
 
@@ -38,7 +38,7 @@ _ON_FILES: Final = {
     "connect": "a connection to",
     **dict.fromkeys(("accept", "accept4"), "a connection at"),
 }
-"""Calls whose first argument is a descriptor, with what they wait for."""
+"""Calls whose first argument is a descriptor, with the thing they wait for."""
 
 _P_PID: Final = 1
 _FUTEX_PRIVATE: Final = 128
@@ -46,10 +46,10 @@ _FUTEX_PRIVATE: Final = 128
 
 @dataclass(frozen=True)
 class SystemCall:
-    """A call that a thread is in.
+    """System call of a thread.
 
     Attributes:
-        name: empty for one that does not matter here; so it is of a thread that is in none.
+        name: empty for an irrelevant call, and for a thread outside of system calls.
     """
 
     name: str = ""
@@ -57,21 +57,22 @@ class SystemCall:
 
     @property
     def is_timed(self) -> bool:
-        """Of a ``futex``: it ends at some time by itself."""
+        """True for a ``futex`` call with a timeout."""
         return self.arguments[3] != 0
 
     @property
     def is_shared(self) -> bool:
-        """Of a ``futex``: it lies in memory of several processes, as multiprocessing's locks and events do."""
+        """True for a ``futex`` in memory that processes share, like multiprocessing's locks and events."""
         return not self.arguments[1] & _FUTEX_PRIVATE
 
     @property
     def outside(self) -> tuple[str, str]:
-        """What it waits for of other processes or of the kernel: a kind, and in words; empty where that is unknown."""
+        """Return kind and description of the awaited object outside of the process; empty if unknown."""
         first, second, *_ = self.arguments
         if self.name in _ON_FILES:
             kind, name = _file(first)
-            # A pipe of which this process itself has the other end too never ends, though a child that wrote there has.
+            # If this process has the other end of a pipe as well, the read never ends, even after the child that wrote
+            # has ended.
             ended = _ended_child() if name in ("a pipe", "a socket") else ""
             return kind, f"{_ON_FILES[self.name]} {name}{ended}"
         if self.name == "wait4" or (self.name == "waitid" and first == _P_PID):
@@ -81,7 +82,7 @@ class SystemCall:
 
 
 def system_call_of(native_id: int | None) -> SystemCall:
-    """The call that a thread is in, by the thread's number in the kernel."""
+    """Return the system call of a thread, given its number in the kernel."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open(f"/proc/self/task/{native_id}/syscall", "rb") as file:
             number, *arguments = file.read().split()
@@ -90,7 +91,7 @@ def system_call_of(native_id: int | None) -> SystemCall:
 
 
 def _file(fd: int) -> tuple[str, str]:
-    """The kind and name of what a descriptor of this process stands for."""
+    """Return kind and name of the file behind a descriptor of this process."""
     try:
         name = str(Path(f"/proc/self/fd/{fd}").readlink())
     except OSError:
@@ -102,8 +103,8 @@ def _file(fd: int) -> tuple[str, str]:
 
 
 def _address(fd: int) -> str:
-    """The other end of a socket; its own of one that listens."""
-    # Of a copy: the other thread may close its descriptor, and the number may come to mean another file.
+    """Return the address of a socket's peer; of a listening socket its own."""
+    # Use a duplicate: the other thread may close its descriptor, and the number may come to mean another file.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
         try:
             address = copy.getpeername()
@@ -117,7 +118,7 @@ def _address(fd: int) -> str:
 
 
 def _ended_child() -> str:
-    """Words about a child that has ended and that nothing has waited for; it stays as it is."""
+    """Return a note about an ended child that was not waited for; leaves the child as it is."""
     with contextlib.suppress(OSError):
         found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is not None:

@@ -1,4 +1,4 @@
-"""Ages of waits that nothing records: lower bounds, from one look at this process to the next."""
+"""Ages of unrecorded waits: lower bounds, from one examination of this process to the next."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 from rlinf_async._core import clock
 
 _TOLD_FROM_S: Final = 2.0
-"""Lower bounds below say less than that an age is not known: such a wait may be old, and would pass for a young one."""
+"""Shorter lower bounds are reported as unknown: the wait may be old, and would pass for a young one."""
 
 
 @dataclass
@@ -21,10 +21,10 @@ class _Record:
 
 
 class WaitAges:
-    """What earlier looks have found, by key: a name and what it waits for.
+    """Findings of earlier examinations, by key: a name and the awaited object.
 
-    A wait is the same as before if its token is: the future of a task, which lives no longer than the wait does, or
-    a count of the times that a thread has gone to sleep.
+    A wait is the same as before if its token is: the future of a task, which lives no longer than the wait does, or the
+    number of times that a thread has gone to sleep.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class WaitAges:
         self._last = self._looked_at = 0.0
 
     def begin(self) -> None:
-        """A look begins; what the one before has not found is forgotten."""
+        """Start an examination; forget the waits that the previous one did not find."""
         self._before, self._now = self._now, {}
         self._last, self._looked_at = self._looked_at, clock.monotonic()
 
     def age(self, key: Hashable, token: Any) -> float | None:
-        """Seconds that it has lasted at least, or, of one that has just begun, at most; None where it may be any."""
+        """Return a lower bound of a wait's seconds, or an upper bound for one that has just begun; None if unknown."""
         with contextlib.suppress(TypeError):  # a number
             token = weakref.ref(token)
         now = self._looked_at

@@ -11,19 +11,19 @@ _RANGES = {"accel_cluster_size": (0, 8), "accel_max_ctas": (1, 32), "accel_min_c
 
 @dataclass(frozen=True)
 class CollectiveGroupOptions:
-    """NCCL settings as RLinf's configurations and calls carry them.
+    """NCCL settings in the form of RLinf's configurations and calls.
 
-    ``AcceleratorUtil.get_accel_pg_options`` applies them, but for ``use_ring_broadcast``, to process groups that user
-    code makes.  This framework's own transfers check them, and take no notice otherwise.
+    ``AcceleratorUtil.get_accel_pg_options`` applies them, except ``use_ring_broadcast``, to process groups that user
+    code makes. This framework's own transfers validate and otherwise ignore them.
 
     Attributes:
-        accel_cluster_size: thread blocks of a cluster, 0 to 8 (NCCL's ``cga_cluster_size``).
-        accel_max_ctas, accel_min_ctas: the most and the fewest thread blocks, 1 to 32.
+        accel_cluster_size: thread blocks per cluster, 0 to 8 (NCCL's ``cga_cluster_size``).
+        accel_max_ctas, accel_min_ctas: maximum and minimum number of thread blocks, 1 to 32.
         is_high_priority_stream: run on a CUDA stream of high priority.
-        use_ring_broadcast: pass a broadcast on from one receiver to the next.
+        use_ring_broadcast: forward a broadcast from one receiver to the next.
 
     Raises:
-        ConfigError: a value is out of its range, or the most are fewer than the fewest.
+        ConfigError: a value is out of its range, or the maximum is below the minimum.
     """
 
     accel_cluster_size: int | None = None
@@ -41,5 +41,5 @@ class CollectiveGroupOptions:
             raise ConfigError(f"accel_max_ctas={self.accel_max_ctas} is less than accel_min_ctas={self.accel_min_ctas}")
 
     def is_empty_options(self) -> bool:
-        """Whether every one of them is as by default."""
+        """True if every setting has its default value."""
         return all(getattr(self, field.name) == field.default for field in fields(self))

@@ -9,7 +9,7 @@ from rlinf_async._core import codec
 from rlinf_async._core.encoded import Encoded
 from rlinf_async._core.payload import pack_body
 from rlinf_async._messaging.message_content import Content, Payload, encode
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 if TYPE_CHECKING:
     import torch
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 
 class DevicePayload(Payload):
-    """A value on its way out, which refers to its memory on the GPU and has a plain form by way of the CPU.
+    """Outgoing value with buffers in GPU memory, and a plain form in CPU memory for other transports.
 
-    Nothing is copied to the CPU before the plain form is asked for.  Both have one head, so the value is pickled once.
+    Nothing is copied to the CPU before the plain form is requested. Both forms share one head, so the value is pickled
+    once.
 
     Args:
-        kind, about: as of any payload.
-        encoded: the value, its memory on the GPU among the buffers; or one tensor's flat bytes.
-        own: that GPU.
+        kind, about: as for any payload.
+        encoded: the value, whose buffers may be GPU tensors; or the flat bytes of one tensor.
+        own: the GPU of this worker.
     """
 
     is_on_gpu = True
@@ -40,7 +41,7 @@ class DevicePayload(Payload):
         self._plain: Payload | None = None
 
     def make_plain(self) -> Payload:
-        """By way of the CPU; made at the first use.
+        """Return the plain form, copied to the CPU at the first call.
 
         Raises:
             RuntimeError: CUDA fails.
@@ -72,27 +73,27 @@ class DevicePayload(Payload):
 
     @property
     def rest(self) -> int:
-        """Bytes that are not on the GPU."""
+        """Return the number of bytes that are not on the GPU."""
         if not isinstance(self._source, Encoded):
             return 0
         return self.nbytes - sum(self._source.buffers[place].nbytes for place in self.places)
 
     @property
     def places(self) -> list[int]:
-        """Of what is on the GPU, among the buffers."""
+        """Return the indices of the buffers that are on the GPU."""
         if not isinstance(self._source, Encoded):
             return [0]
         return [place for place, buffer in enumerate(self._source.buffers) if not isinstance(buffer, memoryview)]
 
     def pack_rest(self) -> tuple[bytes | int, Sequence[int]]:
-        """What is not on the GPU, as ``pack``."""
+        """Pack the buffers that are not on the GPU, as ``pack`` does."""
         source = self._source
         if not isinstance(source, Encoded):
             return b"", ()
         return pack_body(source.replace([view for view in source.buffers if isinstance(view, memoryview)]))
 
     def tensors(self) -> list[torch.Tensor]:
-        """What is, for a link to send: the caller's current stream has got so far that it is written."""
+        """Return the GPU buffers for a link, after ordering the caller's stream behind the work that wrote them."""
         self._own.follow(self._written)
         if not isinstance(self._source, Encoded):
             return [self._source]
@@ -101,12 +102,12 @@ class DevicePayload(Payload):
 
 
 class DeviceContent(Content):
-    """What has arrived from a GPU.
+    """Content that has arrived from a GPU.
 
     Args:
-        rest: what came by the frame.
-        places: of what a link has brought, among the buffers of it all.
-        tensors: these.
+        rest: the part that came in the frame.
+        places: indices of the GPU tensors among all buffers.
+        tensors: GPU tensors, in the order of ``places``.
     """
 
     __slots__ = ("_places", "_tensors")
@@ -117,7 +118,7 @@ class DeviceContent(Content):
         self._tensors = tensors
 
     def value(self) -> Any:
-        body = self.body.open() if isinstance(self.body, Segment) else self.body
+        body = self.body.open() if isinstance(self.body, SharedSegment) else self.body
         return codec.decode_among(body, zip(self._places, self._tensors, strict=True))
 
     def memory(self) -> torch.Tensor:  # type: ignore[override]
@@ -125,10 +126,10 @@ class DeviceContent(Content):
 
 
 def encode_on(own: OwnGpu, value: Any, piggyback: Any) -> Payload:
-    """As ``payload.encode``, of a value in which there may be tensors on that GPU.
+    """Encode a value that may contain tensors on the given GPU.
 
     Raises:
-        SerializationError: as there.
+        SerializationError: as ``encode``.
     """
 
     def make(kind: int, about: Any, encoded: Encoded | bytes) -> Payload:

@@ -14,18 +14,17 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async._messaging.device_content import DevicePayload, encode_on
-from rlinf_async._messaging.group_rosters import Finding, Roster
+from rlinf_async._messaging.group_rosters import GroupSearch, Roster
 from rlinf_async._messaging.mailbox import Mailbox
 from rlinf_async._messaging.message_content import KINDS, Content, Payload, encode
-from rlinf_async._messaging.operation import Operation, Receiving, Sending
-from rlinf_async._messaging.participants import Member, expand
+from rlinf_async._messaging.operation import Member, MessageOperation, ReceiveWork, SendWork, expand
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, POINT_TO_POINT, TENSOR
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._transports.devices.gpu_link_choice import MIN_GPU_LINK_BYTES
-from rlinf_async._transports.memory import Place
+from rlinf_async._transports.memory import GivenMemory
 from rlinf_async.address import WorkerInfo
 from rlinf_async.errors import NodeLost
 from rlinf_async.work import Work
@@ -37,7 +36,7 @@ _CONTIGUOUS = (
 
 
 class Exchange:
-    """A worker's sends, receives and broadcasts: each method starts an operation and returns it; from any thread."""
+    """Sends, receives and broadcasts of one worker. Each method starts an operation from any thread and returns it."""
 
     def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
         self._client = client
@@ -63,12 +62,11 @@ class Exchange:
     ) -> Work[None]:
         """
         Args:
-            stream: the name of a line of its own between the two workers; None: the one that users have.
-        """
+            stream: name of a private stream between the two workers; None selects the stream of user messages."""
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
-        return self._send(Sending("send() to", member, timeout, payload), member, stream)
+        return self._send(SendWork("send() to", member, timeout, payload), member, stream)
 
     def send_tensor(
         self,
@@ -91,16 +89,16 @@ class Exchange:
             payload: Payload = DevicePayload(TENSOR, about, flatten(tensor), own)
         else:
             payload = Payload(TENSOR, about, memory_of(tensor))
-        return self._send(Sending("send_tensor() to", member, timeout, payload), member, stream)
+        return self._send(SendWork("send_tensor() to", member, timeout, payload), member, stream)
 
-    def _send(self, sending: Sending, member: Member, stream: str | None) -> Work[None]:
+    def _send(self, sending: SendWork, member: Member, stream: str | None) -> Work[None]:
         devices = self._devices
         if devices.is_awaited or (sending.payload.nbytes >= MIN_GPU_LINK_BYTES and devices.own is None):
-            devices.look()
+            devices.detect_gpu()
 
         def start(peers: Sequence[Peer]) -> None:
             sending.peer = peers[0]
-            self._depart(sending, [member], peers, self._stream_to(peers[0], stream))
+            self._send_emulated(sending, [member], peers, self._stream_to(peers[0], stream))
 
         self._start(sending, [member], start, receives=False, stream=stream)
         return sending
@@ -114,7 +112,7 @@ class Exchange:
         stream: str | None = None,
     ) -> Work[Any]:
         member = _member(group, rank, options, timeout)
-        return self._receive(Receiving("recv() from", member, timeout, _TAKE_OBJECT), member, stream)
+        return self._receive(ReceiveWork("recv() from", member, timeout, _OBJECT_ACCEPTOR), member, stream)
 
     def recv_tensor(
         self,
@@ -129,21 +127,23 @@ class Exchange:
     ) -> Work[None]:
         """
         Args:
-            at_once: what comes from another machine may be written to the tensor (on a CPU, contiguous) while it comes.
-                If the operation fails, or is given up, that may go on for a while, and nothing else that is received on
-                this line can be trusted.
+            at_once: True lets a contiguous CPU tensor be written while its content still arrives from another machine.
+                If the operation fails or is abandoned, writes may go on for a while, and later messages of the stream
+                are unreliable.
         """
         member = _member(group, rank, options, timeout)
         from rlinf_async._transports.in_place import is_tensor
 
         if not is_tensor(tensor):
             raise AssertionError(f"recv_tensor() fills one dense tensor, got {type(tensor).__name__}")
-        receiving: Receiving[None] = Receiving("recv_tensor() from", member, timeout, _TakeTensor(tensor, at_once))
+        receiving: ReceiveWork[None] = ReceiveWork(
+            "recv_tensor() from", member, timeout, _TensorAcceptor(tensor, at_once)
+        )
         return self._receive(receiving, member, stream)
 
-    def _receive(self, receiving: Receiving[Any], member: Member, stream: str | None) -> Work[Any]:
+    def _receive(self, receiving: ReceiveWork[Any], member: Member, stream: str | None) -> Work[Any]:
         if self._devices.is_awaited:
-            self._devices.look()
+            self._devices.detect_gpu()
 
         def start(peers: Sequence[Peer]) -> None:
             receiving.peer = peers[0]
@@ -152,15 +152,14 @@ class Exchange:
         self._start(receiving, [member], start, receives=True, stream=stream)
         return receiving
 
-    def _wait_for_return(self, receiving: Receiving[Any], peer: Peer) -> None:
-        """A receive is posted once more, for the next incarnation of a rank that has died."""
+    def _wait_for_return(self, receiving: ReceiveWork[Any], peer: Peer) -> None:
         member = Member(peer.group, peer.rank)
 
         def start(peers: Sequence[Peer]) -> None:
             receiving.peer = peers[0]
             self._mailbox.inbox.receive(receiving, peers[0], POINT_TO_POINT)
 
-        self._search(receiving, [member], [], start, receives=True)
+        self._resolve(receiving, [member], [], start, receives=True)
 
     # -- broadcast ----------------------------------------------------------------------------------------------
 
@@ -178,7 +177,7 @@ class Exchange:
             names = ", ".join(map(str, members))
             raise ValueError(f"Worker {self._me} is not part of the broadcast group. It has {names}")
         if self._me != source:
-            receiving: Receiving[Any] = Receiving("broadcast() from", source, timeout, _TAKE_OBJECT)
+            receiving: ReceiveWork[Any] = ReceiveWork("broadcast() from", source, timeout, _OBJECT_ACCEPTOR)
 
             def receive(peers: Sequence[Peer]) -> None:
                 by_member = dict(zip(members, peers, strict=True))
@@ -189,22 +188,24 @@ class Exchange:
             return receiving
 
         others = [member for member in members if member != source]
-        sending = Sending("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
+        sending = SendWork("broadcast() to", ", ".join(map(str, others)), timeout, encode(value, None))
         sending.result = value
 
         def send(peers: Sequence[Peer]) -> None:
             receivers = [peer for member, peer in zip(members, peers, strict=True) if member != source]
             if receivers:
                 sending.others = receivers
-                self._depart(sending, others, receivers, _stream(peers))
+                self._send_emulated(sending, others, receivers, _stream(peers))
             else:
                 sending.finish()
 
         self._start(sending, members, send, receives=False)
         return sending
 
-    def _depart(self, sending: Sending, members: Sequence[Member], receivers: Sequence[Peer], stream: Any) -> None:
-        """It leaves; where the way is emulated, only when it would have arrived."""
+    def _send_emulated(
+        self, sending: SendWork, members: Sequence[Member], receivers: Sequence[Peer], stream: Any
+    ) -> None:
+        """Send the message; on an emulated link, only when its delay is over."""
         outbox = self._mailbox.outbox
         if emulated_links.here is None:
             outbox.send(sending, receivers, stream)
@@ -213,7 +214,7 @@ class Exchange:
         link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
 
         def go() -> None:
-            if not sending.done():  # nothing of it has left: given up meanwhile, it needs no WITHDRAW
+            if not sending.done():  # nothing has left: if it was abandoned, no WITHDRAW is needed
                 outbox.send(sending, receivers, stream)
 
         emulated_links.here.send(link, names, sending.payload.nbytes, go)
@@ -221,19 +222,20 @@ class Exchange:
     # -- groups -------------------------------------------------------------------------------------------------
 
     def find_group(self, group: str) -> Work[int]:
-        """The number of ranks of a group; of one that does not exist yet it is waited for.
+        """Return the world size of a group, after waiting for a group that does not exist yet.
 
-        Those who ask for one group are answered in the order in which they asked.
+        Callers that look for the same group get their answers in the order of their calls.
         """
-        work = Finding(self._client, group, self._mailbox.names)
+        work = GroupSearch(self._client, group, self._mailbox.names)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
             if roster is None:
                 work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
                 return
-            # Whoever is closed and launched again may be of another size: its end makes the name be forgotten.
+            # A group that is closed and launched again may have another size. Watching rank 0 makes the end of the
+            # group clear its cached roster.
             endpoint, node, pid = roster.find(0)
-            self._mailbox.peers.introduced(endpoint, group, 0, node, pid)
+            self._mailbox.peers.note_names(endpoint, group, 0, node, pid)
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
             work._settle(roster.size)
 
@@ -241,9 +243,8 @@ class Exchange:
         return work
 
     def locate(self, group: str, rank: int | Sequence[int], timeout: float | None) -> Work[tuple[str, int]]:
-        """Who a worker is, in words, and the number of its node."""
         member = _member(group, rank, None, timeout)
-        locating: Operation[tuple[str, int]] = Operation("finding", member, timeout)
+        locating: MessageOperation[tuple[str, int]] = MessageOperation("finding", member, timeout)
 
         def start(peers: Sequence[Peer]) -> None:
             peer = peers[0]
@@ -255,57 +256,55 @@ class Exchange:
         self._start(locating, [member], start, receives=False)
         return locating
 
-    def is_there(self, group: str, rank: int) -> bool:
-        """Whether that worker is known, and has not ended."""
+    def is_alive(self, group: str, rank: int) -> bool:
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.error is None
 
-    def comes_back(self, group: str, rank: int) -> bool:
-        """Whether that worker has died, and is started again."""
+    def is_restarting(self, group: str, rank: int) -> bool:
         peer = self._mailbox.peers.named(group, rank)
         return peer is not None and peer.returns
 
     @property
     def known_members(self) -> list[tuple[str, int]]:
-        """Group and rank of each worker that has been met or found."""
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
-        """Calls back with group and rank of each worker that sends something here for the first time, before that is
-        received; in the thread that reads it.  Returns a function that ends it.
+        """Call back with group and rank of every worker that introduces itself, before its first message is received.
+
+        The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
-        callbacks = self._mailbox.peers.on_introduction
+        callbacks = self._mailbox.peers.introduction_callbacks
         callbacks.append(callback)
         return lambda: callbacks.remove(callback)
 
     def _stream_to(self, peer: Peer, name: str | None) -> int | bytes:
-        """What a line between this worker and a peer is known by to both; of one without a name, that of users."""
         if name is None:
             return POINT_TO_POINT
         ends = sorted((self._mailbox.peers.me, peer.endpoint))
         return hashlib.blake2b(struct.pack("<2Q", *ends) + name.encode(), digest_size=16).digest()
 
-    # -- who is meant -------------------------------------------------------------------------------------------
+    # -- resolving members --------------------------------------------------------------------------------------
 
     def _start(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         members: Sequence[Member],
         start: Callable[[Sequence[Peer]], None],
         *,
         receives: bool,
         stream: str | None = None,
     ) -> None:
-        """Starts it as soon as it is known where all members live; until then it is in line for the names."""
-        # Lines of the framework's own always have a receive posted: what they carry, as weights, is recorded as that.
+        # Private streams always have a receive posted, which would fill the recorder: only a traced run records them,
+        # as their own kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
-            nbytes = operation.payload.nbytes if isinstance(operation, Sending) else 0
+            nbytes = operation.payload.nbytes if isinstance(operation, SendWork) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
             name = f"{operation.what.partition('(')[0]} {names}"
             kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
             operation._event = recording.begin(kind, name, nbytes)
-        # The users' messages from a rank that has died are none of a broadcast, nor of the framework's own lines, which
-        # wait for the rank to return: a line that failed at once would be opened anew, without an end.
+        # A receive of a user message may still take messages that a rank sent before it died. Broadcasts and private
+        # streams wait for the rank to return instead: a private stream that failed at once would be reopened in an
+        # endless loop.
         # tests/_messaging/test_moments.py::
         # test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return
         receives = receives and stream is None and len(members) == 1
@@ -314,11 +313,11 @@ class Exchange:
             if peer is not None and peer.is_watched:
                 start((peer,))
                 return
-        self._search(operation, list(members), [], start, receives)
+        self._resolve(operation, list(members), [], start, receives)
 
-    def _search(
+    def _resolve(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         missing: list[Member],
         found: list[Peer],
         start: Callable[[Sequence[Peer]], None],
@@ -335,19 +334,19 @@ class Exchange:
                 operation.is_away = bool(after)
                 if operation._timeout is not None and not after:
                     operation.explain = functools.partial(
-                        names.late, member.group, operation._timeout, operation.give_up
+                        names.late, member.group, operation._timeout, operation.abandon
                     )
 
-                # What is given up while a name is looked for must not be sent by the answer, which comes all the same:
+                # The answer about a name arrives even if the operation is abandoned meanwhile, and must not send it:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
-                def look(roster: Roster | None, error: Exception | None, after: int = after) -> None:
-                    if not operation.done() and self._look(operation, missing, found, roster, error, after):
-                        self._search(operation, missing, found, start, receives)
+                def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
+                    if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
+                        self._resolve(operation, missing, found, start, receives)
 
-                operation.withdraw = lambda error: names.leave(look)
-                names.find(member.group, look, member.rank, after)
-                if operation.done():  # given up meanwhile, by another thread
-                    names.leave(look)
+                operation.withdraw = lambda error: names.leave(on_roster)
+                names.find(member.group, on_roster, member.rank, after)
+                if operation.done():  # another thread abandoned it meanwhile
+                    names.leave(on_roster)
                 return
             found.append(peer)
             del missing[0]
@@ -356,24 +355,24 @@ class Exchange:
             self._mailbox.peers.watch(found)
             start(found)
 
-    def _look(
+    def _take_roster(
         self,
-        operation: Operation[Any],
+        operation: MessageOperation[Any],
         missing: list[Member],
         found: list[Peer],
         roster: Roster | None,
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Finds the first of the missing in its group's roster.
+        """Look up the first missing member in the roster of its group.
 
         Args:
-            after: the endpoint with which that rank had ended when the roster was asked for, or 0.
+            after: endpoint of the dead process of that rank when the roster was requested, or 0.
         """
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
-            if before is not None and isinstance(before.error, NodeLost):  # and its group's owner may have been there
+            if before is not None and isinstance(before.error, NodeLost):  # perhaps of the group's owner too
                 error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
@@ -383,25 +382,23 @@ class Exchange:
             operation.fail(failure)
             return False
         peers = self._mailbox.peers
-        peers.introduced(endpoint, member.group, member.rank, node, pid)
-        peer = peers.named(*member) or peers.at(endpoint)  # the rank may be back under another one already
+        peers.note_names(endpoint, member.group, member.rank, node, pid)
+        peer = peers.named(*member) or peers.at(endpoint)  # the rank may already have another endpoint
         peer.is_supervised = roster.is_supervised(member.rank)
         if peer.returns and peer.endpoint != after:
-            # It has died since the roster was asked for, which does not tell whether the rank comes back.
+            # The rank died after the roster was requested, so the roster cannot tell whether the rank returns.
             # tests/_messaging/test_moments.py::
             # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
             missing.insert(0, member)
             return True
-        if peer.returns:  # the same as before: it does not come back
-            peers.is_lost(peer)
+        if peer.returns:  # the same process as before: the rank does not return
+            peers.mark_lost(peer)
         found.append(peer)
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
-        """Where a member lives, if it need not be asked for."""
-        # A peer that has introduced itself meanwhile is known, and earlier operations may still wait for the answer
-        # about its name.  As long as they do, this one waits behind them, or its message would be the first of the
-        # stream.
+        # A peer may introduce itself while earlier operations still wait for the answer about its name. An operation
+        # that started now would overtake them and become the first message of the stream, so it joins the lookup.
         # tests/_messaging/test_mailbox.py::
         # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
         mailbox = self._mailbox
@@ -410,13 +407,13 @@ class Exchange:
         peer = mailbox.peers.named(member.group, member.rank)
         if peer is None:
             return None
-        if peer.error is not None:  # those who wait for the name wait for the next process of that rank
+        if peer.error is not None:  # otherwise wait for the next process of that rank
             return peer if receives and mailbox.inbox.has_message(peer, POINT_TO_POINT) else None
         return None if mailbox.names.is_pending(*member) else peer
 
 
-class _TakeObject:
-    """The message is an object, which is rebuilt in the thread of its waiter."""
+class _ObjectAcceptor:
+    """Acceptor of a pickled object, which the waiter's thread rebuilds."""
 
     def refuses(self, message: Message) -> str | None:
         if message.kind in (OBJECT, PAIR):
@@ -433,11 +430,11 @@ class _TakeObject:
         return message.content.value()
 
 
-_TAKE_OBJECT: Final = _TakeObject()
+_OBJECT_ACCEPTOR: Final = _ObjectAcceptor()
 
 
-class _TakeTensor:
-    """The message is the bytes of a tensor, which are copied to their place at once."""
+class _TensorAcceptor:
+    """Acceptor of one tensor's bytes, which are copied into the given tensor on arrival."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:
         from rlinf_async._transports.devices.gpu_tensors import mark
@@ -445,7 +442,7 @@ class _TakeTensor:
 
         self._tensor = tensor
         self._used = mark(tensor)
-        self._place = Place(memory_of(tensor)) if at_once else None
+        self._place = GivenMemory(memory_of(tensor)) if at_once else None
 
     def refuses(self, message: Message) -> str | None:
         from rlinf_async._transports.in_place import describe, difference
@@ -455,7 +452,7 @@ class _TakeTensor:
         why = difference(message.about, describe(self._tensor))
         return None if why is None else f"the tensor that the peer has sent does not fit: {why}"
 
-    def place(self) -> Place | None:
+    def place(self) -> GivenMemory | None:
         return self._place
 
     def arrived(self, content: Content) -> None:
@@ -482,6 +479,6 @@ def _check(options: CollectiveGroupOptions | None, timeout: float | None) -> Non
 
 
 def _stream(peers: Sequence[Peer]) -> bytes:
-    """The name of the broadcasts among these workers; the same for each sender."""
+    """Return the id of the broadcast stream among these workers, the same on every member."""
     endpoints = sorted(peer.endpoint for peer in peers)
     return hashlib.blake2b(struct.pack(f"<{len(endpoints)}Q", *endpoints), digest_size=16).digest()

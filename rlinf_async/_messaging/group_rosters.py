@@ -1,4 +1,4 @@
-"""Name resolution of groups: asks node 0's directory for a group's ranks (``Roster``), waits for it, and caches."""
+"""Name resolution of groups: asks node 0's directory for a group's ranks (``Roster``), waits for them, and caches."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.name_lookup import say_late
+from rlinf_async._client.name_lookup import end_lookup
 from rlinf_async._client.requests import Request
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
@@ -20,7 +20,7 @@ from rlinf_async.work import Work
 
 
 class Roster:
-    """The ranks of one group; of one that is joined rank by rank, None in place of those who are not there."""
+    """Ranks of one group. A rank that has not joined yet has None as its entry."""
 
     def __init__(self, group: str, entries: list[dict[str, Any] | None]) -> None:
         self.group = group
@@ -31,24 +31,22 @@ class Roster:
         return len(self._entries)
 
     def lacks(self, rank: int) -> bool:
-        """Whether that rank may still come."""
+        """True if the rank may still join."""
         return 0 <= rank < len(self._entries) and self._entries[rank] is None
 
     def has(self, rank: int, endpoint: int) -> bool:
-        """Whether that rank still has the endpoint."""
         entry = self._entries[rank] if 0 <= rank < len(self._entries) else None
         return entry is not None and entry["endpoint"] == endpoint
 
     def is_supervised(self, rank: int) -> bool:
-        """Whether that rank is started again when it has ended."""
         entry = self._entries[rank]
         return entry is not None and bool(entry.get("supervised"))
 
     def find(self, rank: int) -> tuple[int, str, int]:
-        """The endpoint of a rank, the name of its node, and its pid.
+        """Return the endpoint of a rank, the name of its node, and its pid.
 
         Raises:
-            ValueError: there is no such rank; lists those that there are.
+            ValueError: there is no such rank; the text lists the ranks that exist.
         """
         if not 0 <= rank < len(self._entries):
             ranks = fold_ranks(range(len(self._entries)))
@@ -60,14 +58,14 @@ class Roster:
 
 
 OnRoster = Callable[[Roster | None, Exception | None], None]
-"""Gets the roster, or why there is none."""
 
 
 _Key = tuple[str, int | None, int]
 
 
 def _key(group: str, rank: int, after: int) -> _Key:
-    """What is looked up together.  The group of a worker's own subprocesses is joined rank by rank."""
+    """Return the key under which lookups are shared. Subprocesses of a worker join rank by rank, so each rank has a
+    key."""
     return group, rank if after or ":" in group else None, after
 
 
@@ -80,10 +78,10 @@ class _Lookup:
         self.is_answered = False
 
 
-class Names:
-    """Rosters by the groups' names; a name that does not exist yet is waited for.
+class GroupRosters:
+    """Rosters by group name, with a wait for names that do not exist yet.
 
-    Those who ask for one name are answered in the order in which they asked.
+    Callers that look for the same name get their answers in the order of their calls.
     """
 
     def __init__(self, client: NodeClient) -> None:
@@ -94,19 +92,20 @@ class Names:
         self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
-        """Calls back with the roster, at once if it is known; whether it was.
+        """Call back with the roster of a group. Return True if it was known and the callback has run.
 
-        It has the given rank, if there can be one; where that has ended with the endpoint ``after``, and is started
-        again, its next one, or as it was if it does not come back.
+        The roster has the given rank, if that rank can exist. With ``after``, the endpoint of a process of the rank
+        that has ended, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
 
-        Where there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists those that there are; where
-        it is closed, the error says so at once.
+        If there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists the groups that exist; if the
+        group is closed, the error says so at once.
         """
         is_new = False
         key = _key(group, rank, after)
         with self._lock:
             if not after:
-                # Others may wait for the rank to return, which has introduced itself before its group's owner said so.
+                # Other operations may wait for the rank to return, although its new process has introduced itself
+                # before the group's owner announced the return. This one queues behind them.
                 # tests/_messaging/test_moments.py::
                 # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
                 key = next((other for other in self._lookups if other[:2] == (group, rank)), key)
@@ -125,35 +124,33 @@ class Names:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # else the group's owner says in any case what becomes of the rank
-                self._client.later(self._patience, lambda: self._give_up(key, lookup))
+            if not after:  # otherwise the group's owner always reports the rank's fate
+                self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 
     def leave(self, on_roster: OnRoster) -> None:
-        """It is not called any more, unless it is being called; the names may be long in coming."""
         with self._lock:
             for lookup in self._lookups.values():
                 if on_roster in lookup.waiting:
                     lookup.waiting.remove(on_roster)
 
     def is_pending(self, group: str, rank: int) -> bool:
-        """Whether a lookup waits for it."""
         if not self._lookups:
             return False
         return any(name == group and of in (None, rank) for name, of, _ in list(self._lookups))
 
     def forget(self, group: str) -> None:
-        """It has ended; if the name means something again, that is another group."""
+        """Drop the roster of a group that has ended; the same name may later belong to another group."""
         with self._lock:
             self._rosters.pop(group, None)
 
     def late(self, group: str, seconds: float, on_roster: Callable[[Exception], object], lookup: int = -1) -> None:
-        """Calls back with an error that says that there was no such group, and which there are.
+        """Call back with an error that says that there was no such group, and lists the groups that exist.
 
         Args:
-            lookup: the number of the request, which ends.
+            lookup: number of the lookup's request, which ends with it.
         """
-        late = say_late(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
+        late = end_lookup(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
         def said() -> None:
             on_roster(late._result())
@@ -167,7 +164,7 @@ class Names:
             roster, error = None, failure
         self._answer(key, lookup, roster, error)
 
-    def _give_up(self, key: _Key, lookup: _Lookup) -> None:
+    def _time_out(self, key: _Key, lookup: _Lookup) -> None:
         if not lookup.is_answered:
             self.late(
                 key[0], self._patience, lambda error: self._answer(key, lookup, None, error), lookup=lookup.number
@@ -189,12 +186,12 @@ class Names:
             on_roster(roster, error)
 
 
-class Finding(Work[int]):
-    """A group is looked for."""
+class GroupSearch(Work[int]):
+    """Search for a group, done with its world size."""
 
     _kind = "name"
 
-    def __init__(self, client: NodeClient, group: str, names: Names) -> None:
+    def __init__(self, client: NodeClient, group: str, names: GroupRosters) -> None:
         super().__init__()
         self._client = client
         self._group = group
@@ -207,8 +204,8 @@ class Finding(Work[int]):
     def _describe(self) -> str:
         return f"a group named '{self._group}'"
 
-    def _far_side(self) -> Work[str]:
-        return far_side.name(self._client, self._group)
+    def _peer_activity(self) -> Work[str]:
+        return peer_activity.name(self._client, self._group)
 
     def _needs(self) -> slow_waits.Needs:
         return [Target(TargetKind.NAME, name=self._group)], True

@@ -12,12 +12,12 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
 from rlinf_async._messaging.device_content import DeviceContent
 from rlinf_async._messaging.message_content import Content, content_of
-from rlinf_async._messaging.operation import Receiving
+from rlinf_async._messaging.operation import ReceiveWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relayed_broadcast import RELAY, open_landed
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
+from rlinf_async._messaging.state.matching import Action, ActionKind, Arrivals, Message
 from rlinf_async._messaging.state.message_facts import POINT_TO_POINT, TENSOR
 from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
 from rlinf_async._transports.transport_choice import TRANSPORTS
@@ -27,10 +27,10 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """A stream of messages, at its receiver.
+    """Receiving end of a stream of messages.
 
     Attributes:
-        others: endpoints without which nothing more will come, besides the source.
+        others: peers besides the source whose end stops the stream.
     """
 
     __slots__ = ("arrivals", "id", "others", "source")
@@ -38,20 +38,19 @@ class _ReceiveStream:
     def __init__(self, source: Peer, stream_id: Any) -> None:
         self.source = source
         self.id = stream_id
-        self.arrivals = Arrivals(lambda receiving, message: receiving.taking.refuses(message))
+        self.arrivals = Arrivals(lambda receiving, message: receiving.acceptor.refuses(message))
         self.others: set[Peer] = set()
 
 
 class Inbox:
-    """The receivers' sides of this worker's streams.  ``receive`` is for any thread, ``on_…`` for where frames are
-    read."""
+    """Receiving ends of this worker's streams. ``receive`` is for any thread; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
-        self.wait_for_return: Callable[[Receiving[Any], Peer], None]
-        """Has a receive from a peer that has died wait until that is back."""
+        self.wait_for_return: Callable[[ReceiveWork[Any], Peer], None]
+        """Callback that reposts a receive whose peer has died, for the next process of the rank."""
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._streams)} streams>"
@@ -60,8 +59,8 @@ class Inbox:
         stream = self._streams.get((source.endpoint, stream_id))
         if stream is None:
             if isinstance(stream_id, str) and not receives:
-                # On a line of a relay nothing leaves before it is received here.  So this comes after its receiver has
-                # forgotten the line; it is dropped with a stream that is not kept, or it would stay for good.
+                # A relay sends nothing on a stream before its receive is posted. This message is therefore late: its
+                # receiver has forgotten the stream, and a new entry in the table would stay for good.
                 # tests/_messaging/test_mailbox.py::test_what_comes_on_a_line_that_is_forgotten_is_not_kept
                 stream = _ReceiveStream(source, stream_id)
                 stream.arrivals.fail(ClosedError(f"{stream_id} is not received any more"))
@@ -71,18 +70,17 @@ class Inbox:
         return stream
 
     def has_message(self, source: Peer, stream_id: Any) -> bool:
-        """Whether something from there is here already."""
         stream = self._streams.get((source.endpoint, stream_id))
         with self._lock:
             return stream is not None and stream.arrivals.has_message
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def receive(self, receiving: Receiving[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
-        """Wants the next message.
+    def receive(self, receiving: ReceiveWork[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
+        """Post a receive of the next message.
 
         Args:
-            others: who must live too, for there to be one.
+            others: further peers that must live for a message to come.
         """
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
@@ -92,7 +90,7 @@ class Inbox:
             with self._lock:
                 stream.others.update(others)
         self._act(stream, arrivals.post, receiving)
-        if receiving.done():  # given up before it was posted
+        if receiving.done():  # abandoned before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
@@ -102,7 +100,7 @@ class Inbox:
             self._fail(stream, gone)
 
     def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
-        # The peer may have ended since, and its stream, on which nothing was left, is gone from the table.
+        # The peer may have ended since then, and its empty stream is gone from the table: put the stream back.
         # tests/_messaging/test_moments.py::
         # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
         source = stream.source
@@ -110,40 +108,41 @@ class Inbox:
             self._streams[source.endpoint, stream.id] = stream
         self._act(stream, stream.arrivals.give_back, message)
 
-    def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Step]], *facts: Any) -> None:
-        """Does what the stream's state decides, and what follows from it."""
+    def _act(self, stream: _ReceiveStream, decide: Callable[..., list[Action]], *facts: Any) -> None:
         with self._lock:
-            steps = decide(*facts)
+            actions = decide(*facts)
             total = stream.arrivals.due()
-        while steps:
-            more: list[Step] = []
-            for step in steps:
-                more += self._do(stream, step)
-            steps = more
+        while actions:
+            more: list[Action] = []
+            for action in actions:
+                more += self._carry_out(stream, action)
+            actions = more
         if total is not None:
             self._peers.post((stream.source,), (message_facts.ROOM, stream.id, total))
 
-    def _do(self, stream: _ReceiveStream, step: Step) -> list[Step]:
-        receive, message = step.receive, step.message
-        if step.do is Do.FAIL:
+    def _carry_out(self, stream: _ReceiveStream, action: Action) -> list[Action]:
+        receive, message = action.receive, action.message
+        if action.kind is ActionKind.FAIL:
             if stream.source.returns and stream.id == POINT_TO_POINT:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                receive.fail(copy_of(step.why))  # which comes to hold on to the frames that it is raised through
+                receive.fail(copy_of(action.why))  # a copy: a raised error holds the frames that it passes through
             return []
         assert message is not None
-        if step.do is Do.GRANT:
+        if action.kind is ActionKind.GRANT:
             self._reply(stream, message_facts.GRANT, message.number)
-        elif step.do is Do.REFUSE:
-            error = step.why if isinstance(step.why, Exception) else ValueError(f"{receive._describe()}: {step.why}")
+        elif action.kind is ActionKind.REFUSE:
+            error = (
+                action.why if isinstance(action.why, Exception) else ValueError(f"{receive._describe()}: {action.why}")
+            )
             receive.fail(error)
-            self._reply(stream, message_facts.REFUSED, message.number, str(step.why))
+            self._reply(stream, message_facts.REFUSED, message.number, str(action.why))
         else:
             return self._deliver(stream, receive, message)
         return []
 
-    def _deliver(self, stream: _ReceiveStream, receive: Receiving[Any], message: Message) -> list[Step]:
+    def _deliver(self, stream: _ReceiveStream, receive: ReceiveWork[Any], message: Message) -> list[Action]:
         try:
             taken = receive.deliver(message)
         except Exception as error:
@@ -159,7 +158,7 @@ class Inbox:
     def _reply(self, stream: _ReceiveStream, what: int, *facts: Any) -> None:
         self._peers.post((stream.source,), (what, stream.id, *facts))
 
-    # -- what senders say ---------------------------------------------------------------------------------------
+    # -- messages of senders ------------------------------------------------------------------------------------
 
     def on_data(
         self,
@@ -199,7 +198,7 @@ class Inbox:
         if via is not None:
             with self._lock:
                 message = arrivals.expect(number, charge)
-            if message is None:  # it was here, or is not wanted
+            if message is None:  # a duplicate, or withdrawn
                 close_fds(fds)
                 self._reply(stream, message_facts.TAKEN, number)
                 self._act(stream, list)
@@ -218,7 +217,6 @@ class Inbox:
         self._act(stream, stream.arrivals.withdraw, number)
 
     def _fetch(self, stream: _ReceiveStream, number: int, kind: int, via: Any, body: Any, fds: list[int]) -> None:
-        """Has a link bring the content of a message."""
         name, transfer, sizes, *places = via
         if name == RELAY:
             try:
@@ -240,7 +238,7 @@ class Inbox:
             return
         with self._lock:
             wanted = stream.arrivals.wanted_by(number)
-        place = None if wanted is None else wanted.taking.place()
+        place = None if wanted is None else wanted.acceptor.place()
         try:
             link = self._peers.link(stream.source, name)
             work = link.receive(transfer, sizes) if place is None else link.receive_in(transfer, sizes, place)
@@ -260,9 +258,8 @@ class Inbox:
     ) -> None:
         """
         Args:
-            rest: what the frame has brought; an error of a daemon's that could not pass it on.
-            places: of the buffers, where they have come from GPU to GPU.
-        """
+            rest: content of the frame, or the error of a daemon that could not pass the frame on.
+            places: indices of the buffers that came from GPU to GPU."""
         try:
             buffers = work._result()
         except Exception as error:
@@ -289,14 +286,14 @@ class Inbox:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def forget(self, source: Peer, stream_id: Any) -> None:
-        """Lets go of a stream on which nothing more is expected."""
+        """Drop the state of a stream that is not used any more."""
         self._streams.pop((source.endpoint, stream_id), None)
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
-        """A peer is gone: receives of what cannot come any more fail.
+        """Fail the receives that depend on a peer that has ended.
 
         Args:
-            is_back: its name means another process by now, so that what is here of it is received by nobody.
+            is_back: the peer's name means another process by now, so its queued messages have no receiver.
         """
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
@@ -312,11 +309,6 @@ class Inbox:
 
 
 def _content(body: Any, fds: list[int]) -> Content:
-    """The content of a frame.
-
-    Raises:
-        TransferFailed: a daemon could not pass it on.
-    """
     if isinstance(body, str):
         raise TransferFailed(body)
     return content_of(body, fds)

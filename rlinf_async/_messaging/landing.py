@@ -1,4 +1,4 @@
-"""``Host``: receives payloads for all of its machine, and passes them on to other machines' hosts (``RelayPlan``)."""
+"""``RelayHost``: receives payloads for its whole machine, and passes them on to other hosts (``RelayPlan``)."""
 
 from __future__ import annotations
 
@@ -19,51 +19,49 @@ logger = own_logger(__name__)
 
 
 class Room(Protocol):
-    """Memory for one payload; ``memory`` are its bytes, which are sliced for the pieces."""
+    """Memory for one payload, whose bytes, ``memory``, are sliced for the pieces."""
 
     memory: Any
 
-    def hold(self) -> Callable[[], None]:
-        """Keeps the memory as it is until what it returns is called."""
+    def pin(self) -> Callable[[], None]:
+        """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
-        """Names the memory, now that all of it is here.
+        """Name the memory, now that the payload is complete.
 
         Raises:
-            Exception: it is of no use.
+            Exception: the memory cannot be used.
         """
 
     def abandon(self) -> None:
-        """Takes the memory back, into which somebody may go on writing."""
+        """Give the memory up; late pieces may still be written to it."""
 
 
-class Host:
-    """The host of a machine, as long as it is: lands one payload after the other on its line.
+class RelayHost:
+    """Host of a machine: receives one payload after the other on its stream.
 
     Args:
-        carrier: the link to the source, by which other hosts are reached too: ``send``, ``send_tensor``,
-            ``receive_tensor``, and ``later``, which calls back after some seconds.
-        make_room: makes room for a payload: its number and size in bytes.
-        submit: calls a function in a thread where it may take its time, one after the other.
+        carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
+            ``later``, which calls back after some seconds.
+        make_room: makes room for a payload, given its number and size in bytes.
+        submit: calls functions one after the other, in a thread where they may block.
     """
 
     def __init__(
         self,
         carrier: Any,
-        line: int,
+        stream_id: int,
         make_room: Callable[[int, int], Room],
         submit: Callable[[Callable[[], None]], None],
     ) -> None:
         self.carrier = carrier
-        self.line = line
+        self.stream_id = stream_id
         self._make_room = make_room
         self._submit = submit
         self._landing: _Landing | None = None
-        """What comes, or came last."""
         self._end: Exception | None = None
 
-    def hear(self, what: str, *facts: Any) -> None:
-        """Hears BRING, WHOLE, PASS or KEEP, where the link to the source is read."""
+    def on_message(self, what: str, *facts: Any) -> None:
         landing = self._landing
         if what == BRING:
             self._bring(*facts)
@@ -72,11 +70,11 @@ class Host:
         elif what == WHOLE:
             landing.publish(facts[1:])
         elif what == PASS:
-            number, receiver, line = facts
+            number, receiver, stream_id = facts
             if number == landing.number:
-                landing.pass_on(receiver, line)
+                landing.pass_on(receiver, stream_id)
             else:
-                self.stuck(line, TransferFailed(f"version {number} is followed by {landing.number} already"))
+                self.stuck(stream_id, TransferFailed(f"version {number} is followed by {landing.number} already"))
         else:
             landing.keep(*facts)
 
@@ -84,7 +82,7 @@ class Host:
         if self._landing is not None:
             self._landing.keep_all()
         self._landing = landing = _Landing(self, number, sizes, source, patience)
-        if self._end is not None:  # closed by another thread meanwhile, which may not have seen this one
+        if self._end is not None:  # another thread may have closed the host without seeing this one
             landing.fail(self._end)
         self._submit(functools.partial(self._expect, landing, sum(sizes)))
 
@@ -92,56 +90,54 @@ class Host:
         try:
             room = self._make_room(landing.number, *facts)
         except Exception as error:
-            self._say_landed(landing.number, error)
+            self._send_landed(landing.number, error)
             return
         landing.expect(room)
-        self._say(ROOM, landing.number, self.line)
+        self._send(ROOM, landing.number, self.stream_id)
 
     def arrived(self, landing: _Landing, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
-        """Takes what has landed, or will not; called once."""
         self._submit(functools.partial(self._finish, landing.number, room, facts, error))
 
     def _finish(self, number: int, room: Room, facts: Sequence[Any], error: Exception | None) -> None:
         if error is None:
             try:
-                self._say_landed(number, None, room.finish(number, *facts))
+                self._send_landed(number, None, room.finish(number, *facts))
                 return
             except Exception as failure:
-                self._say_landed(number, failure)
-        else:  # not raised: others have it, and its traceback would keep the room
-            self._say_landed(number, error)
+                self._send_landed(number, failure)
+        else:  # not raised: the error is shared, and its traceback would keep the room
+            self._send_landed(number, error)
         room.abandon()
 
-    def _say_landed(self, number: int, error: Exception | None, memory: Any = None) -> None:
-        self._say(LANDED, number, None if error is None else pack_error(error), memory, self.line)
+    def _send_landed(self, number: int, error: Exception | None, memory: Any = None) -> None:
+        self._send(LANDED, number, None if error is None else pack_error(error), memory, self.stream_id)
 
-    def stuck(self, line: int, error: Exception) -> None:
-        """Says that nothing goes on along a line."""
-        self._say(STUCK, line, pack_error(error))
+    def stuck(self, stream_id: int, error: Exception) -> None:
+        self._send(STUCK, stream_id, pack_error(error))
 
-    def _say(self, *words: Any) -> None:
+    def _send(self, *message: Any) -> None:
         if self._end is None:
             try:
-                self.carrier.send(list(words))
+                self.carrier.send(list(message))
             except (PeerLost, ClosedError) as gone:
-                logger.info("the source does not hear %r: %s", words[0], gone)
+                logger.info("the source does not hear %r: %s", message[0], gone)
 
     def close(self, error: Exception) -> None:
-        """Gives up what comes, and says nothing any more."""
+        """Abandon the current payload; nothing is sent to the source any more."""
         self._end = self._end or error
         if self._landing is not None:
             self._landing.fail(self._end)
 
 
 class _Landing:
-    """One payload on its way in; each of its pieces goes on as soon as it is here.  For any thread.
+    """Payload that is arriving; each piece is passed on as soon as it is here. For any thread.
 
     Args:
-        source: the address of another machine's host, which the pieces come from; None: they come from the source.
-        patience: seconds after which a piece is missed, once the payload is published.
+        source: address of another machine's host that sends the pieces; None: the source sends them.
+        patience: seconds to wait for each piece once the payload is published.
     """
 
-    def __init__(self, host: Host, number: int, sizes: Sequence[int], source: Any, patience: float | None) -> None:
+    def __init__(self, host: RelayHost, number: int, sizes: Sequence[int], source: Any, patience: float | None) -> None:
         self.number = number
         self._host = host
         self._sizes = sizes
@@ -151,116 +147,115 @@ class _Landing:
         self._room: Room | None = None
         self._pieces: list[Any] = []
         self._coming: list[Work[None]] = []
-        self._here = 0
-        """Pieces that have arrived."""
+        self._arrived = 0
         self._facts: Sequence[Any] | None = None
         self._error: Exception | None = None
         self._has_ended = False
         self._passing: dict[int, tuple[Any, list[Work[None]]]] = {}
-        """By line: the machine that gets it from here, and the pieces that have left."""
 
     def expect(self, room: Room) -> None:
-        """Has the pieces come, into that memory."""
         with self._lock:
             self._room = room
             if self._error is None:
                 ends = itertools.accumulate(self._sizes)
                 self._pieces = [room.memory[end - size : end] for size, end in zip(self._sizes, ends, strict=True)]
-                carrier, line = self._host.carrier, self._host.line
-                self._coming = [carrier.receive_tensor(piece, line, self._source) for piece in self._pieces]
+                carrier, stream_id = self._host.carrier, self._host.stream_id
+                self._coming = [carrier.receive_tensor(piece, stream_id, self._source) for piece in self._pieces]
         for work in self._coming:
             work._follow(self._go_on)
         self._go_on()
 
     def publish(self, facts: Sequence[Any]) -> None:
-        """Notes that nothing else belongs to the payload."""
         with self._lock:
             self._facts = facts
             self._watch()
         self._go_on()
 
-    def pass_on(self, receiver: Any, line: int) -> None:
-        """Has it go on to another machine's host, from its first piece, along that line."""
+    def pass_on(self, receiver: Any, stream_id: int) -> None:
+        """Pass the payload on to another machine's host, from its first piece."""
         with self._lock:
             if self._error is None:
-                self._passing[line] = receiver, []
+                self._passing[stream_id] = receiver, []
         self._go_on()
 
     def _go_on(self) -> None:
-        """Passes on what is here; ends when all of it is here and published, or cannot come."""
+        """Pass on the pieces that are here; finish once all are here and published, or the payload has failed."""
         with self._lock:
-            here = self._here
+            arrived = self._arrived
             try:
-                while self._here < len(self._coming) and self._coming[self._here].done():
-                    self._coming[self._here]._result()
-                    self._here += 1
-            except Exception as error:  # whose traceback would keep the memory
+                while self._arrived < len(self._coming) and self._coming[self._arrived].done():
+                    self._coming[self._arrived]._result()
+                    self._arrived += 1
+            except Exception as error:  # a copy: the traceback would keep the memory
                 self._error = self._error or copy_of(error)
-            if self._here > here:
+            if self._arrived > arrived:
                 self._watch()
-            for line, (receiver, sent) in list(self._passing.items()):
-                while self._error is None and line in self._passing and len(sent) < min(self._here, len(self._pieces)):
-                    self._pass(receiver, line, sent)
-            is_whole = self._here == len(self._sizes) and self._facts is not None
+            for stream_id, (receiver, sent) in list(self._passing.items()):
+                while (
+                    self._error is None
+                    and stream_id in self._passing
+                    and len(sent) < min(self._arrived, len(self._pieces))
+                ):
+                    self._pass(receiver, stream_id, sent)
+            is_whole = self._arrived == len(self._sizes) and self._facts is not None
             room = self._room
             if room is None or self._has_ended or not (is_whole or self._error):
                 return
             self._has_ended = True
         self._host.arrived(self, room, self._facts or (), self._error)
 
-    def _pass(self, receiver: Any, line: int, sent: list[Work[None]]) -> None:
+    def _pass(self, receiver: Any, stream_id: int, sent: list[Work[None]]) -> None:
         assert self._room is not None
-        let_go = self._room.hold()
-        work = self._host.carrier.send_tensor(self._pieces[len(sent)], line, receiver)
+        unpin = self._room.pin()
+        work = self._host.carrier.send_tensor(self._pieces[len(sent)], stream_id, receiver)
         sent.append(work)
-        work._follow(functools.partial(self._passed, line, work, let_go))
+        work._follow(functools.partial(self._passed, stream_id, work, unpin))
 
-    def _passed(self, line: int, work: Work[None], let_go: Callable[[], None]) -> None:
-        let_go()
+    def _passed(self, stream_id: int, work: Work[None], unpin: Callable[[], None]) -> None:
+        unpin()
         try:
             work._result()
         except Exception as error:
             with self._lock:
-                is_wanted = self._passing.pop(line, None) is not None
+                is_wanted = self._passing.pop(stream_id, None) is not None
             if is_wanted:
-                self._host.stuck(line, error)
+                self._host.stuck(stream_id, error)
 
     def _watch(self) -> None:
-        """Misses the next piece after a while, if the payload is published."""
-        if self._patience is not None and self._facts is not None and self._here < len(self._sizes):
-            self._host.carrier.later(self._patience, functools.partial(self._miss, self._here))
+        if self._patience is not None and self._facts is not None and self._arrived < len(self._sizes):
+            self._host.carrier.later(self._patience, functools.partial(self._miss, self._arrived))
 
-    def _miss(self, here: int) -> None:
-        if self._here == here:
+    def _miss(self, arrived: int) -> None:
+        if self._arrived == arrived:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
-    def keep(self, line: int) -> None:
-        """Stops passing it on along a line, on which nothing is awaited any more."""
+    def keep(self, stream_id: int) -> None:
+        """Stop passing the payload on along a stream that is not awaited any more."""
         with self._lock:
-            _, sent = self._passing.pop(line, (None, []))
-        give_up(sent)
+            _, sent = self._passing.pop(stream_id, (None, []))
+        abandon_works(sent)
 
     def keep_all(self) -> None:
-        """Stops passing it on, and lets go of its memory once it has come to its end."""
-        for line in list(self._passing):
-            self.keep(line)
+        """Stop passing the payload on, and drop its memory once it is finished."""
+        for stream_id in list(self._passing):
+            self.keep(stream_id)
         with self._lock:
             self._pieces = []
             if self._has_ended:
                 self._room, self._coming = None, []
 
     def fail(self, error: Exception) -> None:
-        """Ends it: it is not wanted here any more, or cannot be had here."""
+        """End the payload with an error."""
         with self._lock:
             self._error = self._error or error
             coming = self._coming
         self._go_on()
         self.keep_all()
-        give_up(coming)
+        abandon_works(coming)
 
 
-def give_up(works: Sequence[Work[Any]]) -> None:
-    """Gives up what is under way on a line; the last first, or those behind would move up to what they do not fit."""
+def abandon_works(works: Sequence[Work[Any]]) -> None:
+    """Abandon the transfers of a stream, last first: otherwise messages that follow would match earlier receives."""
     for work in reversed(works):
         if not work.done():
             work._lose_interest()

@@ -1,9 +1,9 @@
 """Messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
-    inbox.receive (user's thread): is it here already? Otherwise the thread that reads the socket settles the Work
+    inbox.receive (user's thread): takes a message that is here; otherwise the thread that reads settles the Work
 
-No operation has a task or a thread of its own: what arrives is handled where the socket is read.
+No operation has a task or a thread of its own: frames are handled where the socket is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rlinf_async._client.client import NodeClient
 from rlinf_async._core import frames
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.segment import close_fds
-from rlinf_async._messaging.group_rosters import Names
+from rlinf_async._messaging.group_rosters import GroupRosters
 from rlinf_async._messaging.inbox import Inbox
 from rlinf_async._messaging.outbox import Outbox
 from rlinf_async._messaging.peer import Peer
@@ -27,15 +27,15 @@ logger = own_logger(__name__)
 
 
 class Mailbox:
-    """What a worker sends and receives with.
+    """Inbox, outbox, peers and group names of one worker.
 
     Args:
-        introduction: group, rank, node's name and pid of this worker.
-        address: its node's own.
+        introduction: group, rank, node name and pid of this worker.
+        address: IP address of its node.
     """
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
-        self.names = Names(client)
+        self.names = GroupRosters(client)
         self.peers = Peers(client, introduction, address, self._on_end, self._on_facts)
         self.outbox = Outbox(self.peers)
         self.inbox = Inbox(self.peers)
@@ -49,7 +49,7 @@ class Mailbox:
         return f"<Mailbox {self.outbox!r} {self.inbox!r}>"
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
-        """A MESSAGE frame; takes its descriptors over."""
+        """Dispatch a MESSAGE frame and take ownership of its descriptors."""
         _, _, source, _, facts, body = frame
         self._on_facts(source, facts, body, fds)
 
@@ -66,12 +66,12 @@ class Mailbox:
 
     def _dispatch(self, peer: Peer, what: int, facts: list[Any]) -> None:
         if what == message_facts.LINK:
-            name, said = facts
-            self.peers.link(peer, name).on_control(said)
+            name, message = facts
+            self.peers.link(peer, name).on_control(message)
         elif what == message_facts.GPU:
             self.peers.devices.on_gpu(peer, *facts)
         elif what == message_facts.INTRODUCE:
-            self.peers.hear_introduction(peer.endpoint, *facts)
+            self.peers.on_introduction(peer.endpoint, *facts)
         elif what == message_facts.ANNOUNCE:
             self.inbox.on_announce(peer, *facts)
         elif what == message_facts.WITHDRAW:
@@ -87,7 +87,7 @@ class Mailbox:
         elif what == message_facts.REFUSED:
             self.outbox.on_refused(peer, *facts)
         elif what == message_facts.RELAY:
-            (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.hear)(peer, *facts)
+            (self.outbox.on_relay if facts[2] in FROM_HOSTS else self.broadcast_hosts.on_message)(peer, *facts)
         else:
             logger.error("%s has sent a message of a kind %r that is not known here", peer.label, what)
 

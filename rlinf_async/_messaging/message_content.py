@@ -11,16 +11,16 @@ from rlinf_async._core.frames import MAX_INLINE_BYTES
 from rlinf_async._core.payload import pack_body
 from rlinf_async._core.pool import pool
 from rlinf_async._messaging.state.message_facts import OBJECT, PAIR, TENSOR
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 
 class Payload:
-    """A value on its way out.  It refers to the value's own memory until it is packed.
+    """Outgoing value. It refers to the value's own memory until it is packed.
 
     Attributes:
-        kind, about: what the receiver is told beforehand.
-        nbytes: its size.
-        is_on_gpu: some of it is, and may be sent from there: ``DevicePayload``.
+        kind, about: description that the receiver gets ahead of the content.
+        nbytes: size of the content.
+        is_on_gpu: True for a ``DevicePayload``, which may be sent from GPU memory.
     """
 
     is_on_gpu = False
@@ -32,7 +32,7 @@ class Payload:
         self.nbytes = len(encoded) if isinstance(encoded, bytes) else encoded.nbytes
 
     def pack(self) -> tuple[bytes | int, Sequence[int]]:
-        """The body of a frame and its descriptors; the value may change from then on.
+        """Return the body of a frame and its descriptors; the value may change from then on.
 
         Raises:
             MemoryError, OSError: as ``pack_body``.
@@ -45,19 +45,18 @@ class Payload:
         return encoded.nbytes, (pool.write([encoded], encoded.nbytes),)
 
     def make_plain(self) -> Payload:
-        """This, without anything on a GPU."""
         return self
 
     @property
     def has_small_head(self) -> bool:
-        """Whether all that will be unpickled fits into the frame; then only plain memory is left to a link."""
+        """True if everything that will be unpickled fits into the frame, which leaves only plain memory to a link."""
         encoded = self._encoded
         if isinstance(encoded, memoryview):
             return True
         return (len(encoded) if isinstance(encoded, bytes) else len(encoded.head)) <= MAX_INLINE_BYTES
 
     def parts(self) -> tuple[bytes, list[memoryview]]:
-        """For a link: what is small enough for the frame, and the buffers."""
+        """Split the content for a link: a head that fits into the frame, and buffers."""
         encoded = self._encoded
         if isinstance(encoded, memoryview):
             return b"", [encoded]
@@ -65,7 +64,7 @@ class Payload:
         return (head, buffers) if len(head) <= MAX_INLINE_BYTES else (b"", [memoryview(head), *buffers])
 
     def copy(self) -> bytes | memoryview:
-        """The content, for a receiver in this process."""
+        """Return the content for a receiver in this process."""
         encoded = self._encoded
         if isinstance(encoded, bytes):
             return encoded
@@ -83,14 +82,14 @@ def encode(
     keep: Callable[[Any], bool] | None = None,
     make: Callable[[int, Any, Encoded | bytes], Payload] = Payload,
 ) -> Payload:
-    """An object as a payload.
+    """Encode an object as a payload.
 
     Args:
         keep: as ``codec.encode``.
-        make: what makes a payload of its kind, of what there is to say beforehand, and of what it is encoded to.
+        make: makes the payload from kind, description and encoded value.
 
     Raises:
-        SerializationError: it, or what is to go with it, cannot travel.
+        SerializationError: the value or the piggyback cannot travel.
     """
     kind = OBJECT if piggyback is None else PAIR
     root: str | tuple[str, ...] = "object"
@@ -103,47 +102,45 @@ def encode(
 
 
 class Content:
-    """What has arrived.
+    """Content that has arrived.
 
     Attributes:
-        body: of the frame, or the memory that rode on it.
-        buffers: what a link has brought instead; then the body, where it is not empty, is the first of them.
+        body: body of the frame, or the memory that came with it.
+        buffers: buffers received by a link; a body that is not empty is then the pickle that refers to them.
     """
 
     __slots__ = ("body", "buffers")
 
-    def __init__(self, body: bytes | memoryview | Segment, buffers: Sequence[memoryview] | None = None) -> None:
+    def __init__(self, body: bytes | memoryview | SharedSegment, buffers: Sequence[memoryview] | None = None) -> None:
         self.body = body
         self.buffers = buffers
 
     def value(self) -> Any:
-        """The object; its memory is taken over.
+        """Rebuild the object, which takes over the memory.
 
         Raises:
             SerializationError: it cannot be rebuilt here.
         """
         if self.buffers is None:
-            return codec.decode(self.body.open() if isinstance(self.body, Segment) else self.body)
+            return codec.decode(self.body.open() if isinstance(self.body, SharedSegment) else self.body)
         if self.body:
             return codec.decode_parts(self.body, self.buffers)  # type: ignore[arg-type]  # a link's frame has no segment
         return codec.decode_parts(self.buffers[0], self.buffers[1:])
 
-    def memory(self) -> bytes | memoryview | Segment:
-        """The bytes of a tensor."""
+    def memory(self) -> bytes | memoryview | SharedSegment:
         return self.body if self.buffers is None else self.buffers[0]
 
 
 def content_of(body: Any, fds: list[int]) -> Content:
-    """What a frame has brought; takes the descriptor over.
+    """Return the content of a frame and take ownership of the descriptor.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the memory cannot be read.
     """
     if not fds:
         return Content(body)
-    segment = Segment(fds[0], body)
+    segment = SharedSegment(fds[0], body)
     return Content(segment.open() if segment.is_small else segment)
 
 
 KINDS = {OBJECT: "send", PAIR: "send", TENSOR: "send_tensor"}
-"""What a message of a kind was sent by."""

@@ -1,17 +1,16 @@
-"""Awaitable operations of messaging, ``Sending`` and ``Receiving``: deadline, withdrawal, delivery, result."""
+"""Operations of messaging, ``SendWork`` and ``ReceiveWork`` (deadline, withdrawal, result), and their ``Member``s."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from rlinf_async._client import far_side, registry
+from rlinf_async._client import peer_activity, registry
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._messaging.message_content import Content, Payload
-from rlinf_async._messaging.participants import Member
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.state.matching import Message
-from rlinf_async._transports.memory import Place
+from rlinf_async._transports.memory import GivenMemory
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Returnable, Work
@@ -19,17 +18,48 @@ from rlinf_async.work import Returnable, Work
 T = TypeVar("T")
 
 
-class Operation(Work[T]):
-    """A send or receive, withdrawn where it is given up.
+class Member(NamedTuple):
+    """Rank of a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
+
+    group: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of group '{self.group}'"
+
+    @classmethod
+    def of(cls, group: Any, rank: Any) -> Member:
+        """Make a member from a group name and a rank, or from a root group's name and a path of ranks below it.
+
+        Raises:
+            TypeError: group or rank has another type.
+            ValueError: the path is empty.
+        """
+        if type(rank) is int and type(group) is str:
+            return cls(group, rank)
+        if not isinstance(group, str):
+            raise TypeError(f"a group is named by a str, got {group!r} ({type(group).__name__})")
+        if _is_rank(rank):
+            return cls(group, rank)
+        if not isinstance(rank, Sequence) or isinstance(rank, str) or not all(map(_is_rank, rank)):
+            raise TypeError(f"a rank of '{group}' is an int, or a path of ints, got {rank!r}")
+        if not rank:
+            raise ValueError(f"the path of ranks below '{group}' is empty")
+        *path, last = rank
+        return cls(":".join((group, *map(str, path))), last)
+
+
+class MessageOperation(Work[T]):
+    """Send or receive whose effects are undone if it is abandoned.
 
     Attributes:
-        what: in words, without the peer.
-        peer: as a text, or something that makes one, as far as it is known.
-        others: those whom it is for, where they are several.
-        missing: whose group is looked for.
-        is_away: that one has died, and is started again.
-        withdraw: undoes what has been done for it; None before anything was.
-        explain: called in place of failing at the deadline: there is more to say than that it was late.
+        what: description without the peer.
+        peer: the peer once it is known, before that an object whose text names it.
+        others: receivers of a broadcast.
+        missing: member whose group is being looked up.
+        is_away: True if the missing member has died and is being restarted.
+        withdraw: undoes the effects so far; None before there are any.
+        explain: called at the deadline in place of a plain timeout error.
     """
 
     others: Sequence[Peer] = ()
@@ -50,13 +80,13 @@ class Operation(Work[T]):
     def _whom(self) -> str:
         return str(self.missing or self.peer)
 
-    def _far_side(self) -> Work[str] | None:
+    def _peer_activity(self) -> Work[str] | None:
         client = registry.first_active()
         if client is None:
             return None
         if self.missing is not None:
-            return far_side.name(client, self.missing.group)
-        return far_side.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in self._known_peers()})
+            return peer_activity.name(client, self.missing.group)
+        return peer_activity.workers(client, {peer.endpoint: (peer.group, peer.rank) for peer in self._known_peers()})
 
     def _needs(self) -> slow_waits.Needs:
         if (missing := self.missing) is not None:
@@ -72,7 +102,7 @@ class Operation(Work[T]):
         if self.explain is not None:
             self.explain()
         else:
-            self.give_up(self._late(self._timeout))
+            self.abandon(self._late(self._timeout))
 
     # -- ends ---------------------------------------------------------------------------------------------------
 
@@ -83,20 +113,18 @@ class Operation(Work[T]):
         return True
 
     def forget(self) -> None:
-        """Once it is done: these refer to this object, which would live, and hold what it carries, until the
-        collector comes."""
+        # The callbacks refer to this object: the cycle would keep its payload until a garbage collection.
         self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
-        """False if it was done before."""
+        """Fail the operation. Return False if it was done before."""
         return self._settle(error=error)
 
-    def give_up(self, error: Exception) -> None:
-        """Ends it with an error, unless it is done, and undoes what can be undone.
+    def abandon(self, error: Exception) -> None:
+        """Fail the operation unless it is done, and undo its effects.
 
-        The sender sets ``withdraw`` and looks afterwards whether it is done; this one is done first, and looks for
-        ``withdraw`` afterwards.  In whichever threads they are, one of the two sees the other: a message that has left
-        is taken back once it is given up, by at least one of them.
+        The sending thread sets ``withdraw`` and then checks for done; this method marks it as done and then reads
+        ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that has left.
 
         tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
         """
@@ -108,11 +136,11 @@ class Operation(Work[T]):
             withdraw(error)
 
     def _abandon(self) -> None:
-        self.give_up(ClosedError(f"{self._describe()} was withdrawn: nobody waited for it any more"))
+        self.abandon(ClosedError(f"{self._describe()} was withdrawn: nobody waited for it any more"))
 
 
-class Sending(Operation[Any]):
-    """A send; done when what is sent may change."""
+class SendWork(MessageOperation[Any]):
+    """Send of one message, done when the value that was sent may change."""
 
     _kind = "send"
 
@@ -120,38 +148,38 @@ class Sending(Operation[Any]):
         super().__init__(what, peer, timeout)
         self.payload = payload
         self.result: Any = None
-        """What it is done with."""
 
     @property
     def has_failed(self) -> bool:
         return self._done and self._error is not None
 
     def finish(self) -> bool:
-        """What is sent may change.  False if it was given up before."""
+        """Mark the value as free to change. Return False if the operation was done before."""
         return self._settle(self.result)
 
 
-class Taking(Protocol):
-    """The kind of a receive: which messages it refuses, and what becomes of the content of others."""
+class Acceptor(Protocol):
+    """Kind of receive: accepts or refuses messages and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
-        """Why that message is not what is wanted."""
+        """Return the reason why the message is not acceptable, None if it is."""
 
-    def place(self) -> Place | None:
-        """Where the content may be written while it comes; then the memory is not the user's until all of it has."""
+    def place(self) -> GivenMemory | None:
+        """Return memory for the content to be written to while it arrives; the user must not touch it until all of it
+        has."""
 
     def arrived(self, content: Content) -> None:
-        """Before anybody hears of it, in the thread that reads the socket; may raise."""
+        """Store the content, in the thread that reads the socket and before the operation is done. May raise."""
 
     def value(self, message: Message) -> Any:
-        """The result, in the thread of its waiter."""
+        """Return the result, in the thread of its waiter."""
 
 
-class Receiving(Returnable[T], Operation[T]):
-    """A receive; done when its message has been delivered to it.
+class ReceiveWork(Returnable[T], MessageOperation[T]):
+    """Receive of one message, done when the message has been delivered to it.
 
-    Its waiter has it once a wait returns.  If the last waiter is cancelled before that, the message goes back
-    to the head of its line, as if it had not been received.
+    If the last waiter is cancelled before its wait returns, the message goes back to the head of its stream, as if it
+    had not been received.
 
     Attributes:
         back: puts a message back.
@@ -159,20 +187,20 @@ class Receiving(Returnable[T], Operation[T]):
 
     _kind = "recv"
 
-    def __init__(self, what: str, peer: object, timeout: float | None, taking: Taking) -> None:
+    def __init__(self, what: str, peer: object, timeout: float | None, acceptor: Acceptor) -> None:
         super().__init__(what, peer, timeout)
-        self.taking = taking
+        self.acceptor = acceptor
         self.back: Callable[[Message], None] | None = None
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """The message is this one's.  False if it has been given up, and the message is to go back.
+        """Take the message. Return False if the operation was done before and the message is to go back.
 
         Raises:
-            Exception: it is not as was said; the operation has failed with that.
+            Exception: the content does not match the announcement; the operation has failed with the same error.
         """
         try:
-            self.taking.arrived(message.content)
+            self.acceptor.arrived(message.content)
         except Exception as error:
             if not self.fail(error):
                 return False
@@ -180,8 +208,8 @@ class Receiving(Returnable[T], Operation[T]):
         self._message = message
         if self._settle():
             return True
-        # It was given up, by another thread perhaps, and perhaps when the message was here already: then that thread
-        # has given it back, and a second time would make two of it.
+        # Another thread may have abandoned the operation, perhaps after the message was stored here. That thread has
+        # then returned the message, and returning it a second time would duplicate it.
         # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
         with self._lock:
             kept, self._message = self._message, None
@@ -190,12 +218,13 @@ class Receiving(Returnable[T], Operation[T]):
     def _result(self) -> T:
         if self._message is not None:
             with self._lock:
-                # It is let go of last: another waiter's thread that finds none takes the value, which has to be there.
+                # Clear ``_message`` last: another waiter's thread that finds it None reads the value, which must be set
+                # by then.
                 # tests/_messaging/test_operation.py::
                 # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
                 if self._message is not None:
                     try:
-                        self._value = self.taking.value(self._message)
+                        self._value = self.acceptor.value(self._message)
                     except Exception as error:
                         self._error = error
                     self._message = None
@@ -210,3 +239,45 @@ class Receiving(Returnable[T], Operation[T]):
             self._error = ClosedError(f"{self._describe()} was cancelled, and the message that was here went back")
         assert self.back is not None
         self.back(message)
+
+
+def expand(groups: Any, src: Any) -> tuple[list[Member], Member]:
+    """Return the members of a broadcast, each once and in order, and the one that is its source.
+
+    Args:
+        groups: ``(name, ranks)`` pairs; ranks are an int, a list of ints, a path (tuple), or a list of paths.
+        src: a ``(name, rank or path)`` pair; by default the first member.
+
+    Raises:
+        ValueError: there is no member, or the source is not a member.
+        TypeError: an argument has another type than described above.
+    """
+    if groups is None or (isinstance(groups, list) and not groups):
+        raise ValueError("broadcast() needs groups=: a list of (group name, ranks) pairs, the same on every member")
+    if not isinstance(groups, list):
+        raise TypeError(f"groups= takes a list of (group name, ranks) pairs, got {type(groups).__name__}")
+    members: dict[Member, None] = {}
+    for entry in groups:
+        if not isinstance(entry, tuple) or len(entry) != 2:
+            raise TypeError(f"groups= takes (group name, ranks) pairs, got {entry!r}")
+        name, ranks = entry
+        if isinstance(ranks, list):
+            members.update(dict.fromkeys(Member.of(name, rank) for rank in ranks))
+        elif isinstance(ranks, tuple) or _is_rank(ranks):
+            members[Member.of(name, ranks)] = None
+        else:
+            raise TypeError(f"the ranks of '{name}' are an int, a list of ints, a path or a list of paths: {ranks!r}")
+    if not members:
+        raise ValueError("broadcast() has no members: every list of ranks in groups= is empty")
+    source = next(iter(members))
+    if src is not None:
+        if not isinstance(src, tuple) or len(src) != 2:
+            raise TypeError(f"src= takes a (group name, rank) pair, got {src!r}")
+        source = Member.of(*src)
+        if source not in members:
+            raise ValueError(f"src= is {source}, which is not in groups=: {', '.join(map(str, members))}")
+    return list(members), source
+
+
+def _is_rank(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_async import settings
@@ -12,14 +12,14 @@ from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.frames import node_of
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.device_content import DevicePayload
-from rlinf_async._messaging.in_flight import InFlight, SendStream
 from rlinf_async._messaging.message_content import Payload
-from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.operation import SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relayed_broadcast import RELAY, Carrier, RelayedBroadcast, memory_of
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
+from rlinf_async._messaging.state.flow_control import SendWindow, WindowEntry
 from rlinf_async._messaging.state.message_facts import TENSOR
 from rlinf_async._transports import transport_choice
 from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
@@ -29,11 +29,66 @@ from rlinf_async.errors import ClosedError, TransferFailed
 logger = own_logger(__name__)
 
 _MAX_ATTEMPTS: Final = 3
-"""Times that links are tried with one message before it is given up."""
+"""Transmissions of one message per receiver before the send fails."""
+
+
+class InFlight(WindowEntry):
+    """Message under way, until its operation is done.
+
+    Attributes:
+        awaited: endpoints that have not confirmed the content yet.
+        links: links used for the content, with the number of the transfer on each.
+        attempts: transfers started in all.
+        by_gpu: True if the latest transfer was from GPU to GPU.
+        relay: relayed broadcast that carries the content, or None.
+        certain: endpoints that it has left for by a transport that loses nothing while both sides live.
+    """
+
+    __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
+
+    def __init__(self, sending: SendWork, receivers: Sequence[Peer]) -> None:
+        super().__init__(sending.payload.nbytes)
+        self.sending = sending
+        self.awaited = dict.fromkeys(peer.endpoint for peer in receivers)
+        self.links: list[tuple[Any, int]] = []
+        self.attempts = 0
+        self.by_gpu = False
+        self.relay: RelayedBroadcast | None = None
+        self.certain: Collection[int] = ()
+
+    def end_transfers(self, error: Exception) -> None:
+        for link, transfer in self.links:
+            link.discard(copy_of(error), transfer)
+
+    def end_relay(self) -> None:
+        relay, self.relay = self.relay, None
+        if relay is not None:
+            relay.close()
+
+
+class SendStream:
+    """Sending end of a stream of messages."""
+
+    __slots__ = ("id", "is_same_node", "open", "order", "other_nodes", "receivers", "window")
+
+    def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
+        self.id = stream_id
+        self.receivers = receivers
+        self.is_same_node = all(peer.node == node for peer in receivers)
+        self.other_nodes = len({peer.node for peer in receivers} - {node})
+        self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
+        self.order = threading.RLock()
+        """Lock held from the numbering of a message to its frame, so that frames leave in the order of their numbers.
+
+        It is reentrant: if a link refuses a message at once, the message takes another way and may be done before the
+        lock is released, and its ``then`` callback may send the next one.
+        tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
+        """
+        self.open: dict[int, InFlight] = {}
 
 
 class Outbox:
-    """The senders' sides of this worker's streams.  ``send`` is for any thread, ``on_…`` for where frames are read."""
+    """Sending ends of this worker's streams. ``send`` is for any thread; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -58,8 +113,8 @@ class Outbox:
 
     # -- sending ------------------------------------------------------------------------------------------------
 
-    def send(self, sending: Sending, receivers: Sequence[Peer], stream_id: Any) -> None:
-        """Sends it, or announces it; a failure is the operation's."""
+    def send(self, sending: SendWork, receivers: Sequence[Peer], stream_id: Any) -> None:
+        """Send or announce the message; a failure fails the operation."""
         stream = self._stream(stream_id, receivers)
         in_flight = InFlight(sending, receivers)
         with stream.order:
@@ -70,19 +125,19 @@ class Outbox:
             if not self._send(stream, in_flight):
                 return
         if in_flight.awaited:
-            # Set only now that the message has left.  Another thread that gives it up earlier would have WITHDRAW sent
-            # ahead of the message; its receivers would pass over that, and then take what was given up.  Who gave up
-            # before this line is found below, by ``done``.
+            # Set only after the message has left. Another thread that abandoned it earlier would send WITHDRAW ahead of
+            # the message; the receivers would ignore the withdrawal and then accept the abandoned message. An
+            # abandonment before this line is found below, by ``done``.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
             sending.withdraw = functools.partial(self._withdraw, stream, in_flight)
         self._settle(stream, in_flight)
         if sending.done():
             sending.forget()
-            if sending.has_failed:  # given up while it left
-                self._take_back(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
+            if sending.has_failed:  # abandoned while it left
+                self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
         for peer in receivers:
-            if peer.error is not None:  # meanwhile
+            if peer.error is not None:  # it ended meanwhile
                 self._fail(stream)
                 return
 
@@ -91,7 +146,7 @@ class Outbox:
         try:
             transport = self._choose_transport(stream, payload)
             if payload.is_on_gpu and transport not in GPU_LINKS:
-                payload.make_plain()  # here, and not in the thread that reads the socket
+                payload.make_plain()  # in this thread, because the copy would delay the thread that reads
         except Exception as error:
             sending.fail(error)
             return False
@@ -99,8 +154,8 @@ class Outbox:
             number = stream.window.add(in_flight).number
             stream.open[number] = in_flight
             if not in_flight.left:
-                # Under the lock: the thread that reads the socket may be told of room, or be asked for the content,
-                # just now, and would post the content ahead of this.
+                # Post under the lock: the thread that reads the socket may get ROOM or GRANT at this moment, and would
+                # post the content ahead of this announcement.
                 # tests/_messaging/test_mailbox.py::
                 # test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment
                 self._peers.post(
@@ -109,7 +164,7 @@ class Outbox:
                 return True
         start = (message_facts.DATA, stream.id, number, payload.kind, payload.about, in_flight.charge)
         try:
-            self._leave(stream, in_flight, transport, start)
+            self._transmit(stream, in_flight, transport, start)
         except Exception as error:
             with self._lock:
                 stream.open.pop(number, None)
@@ -123,7 +178,7 @@ class Outbox:
         if receivers[0].endpoint == self._peers.me:
             return transport_choice.IN_FRAME
         if isinstance(payload, DevicePayload):
-            by_gpu = self._peers.devices.way_to(receivers[0])
+            by_gpu = self._peers.devices.link_to(receivers[0])
             if by_gpu is not None and fits(payload.rest):
                 return by_gpu
         return self._cpu_transport(stream, payload)
@@ -135,11 +190,10 @@ class Outbox:
         direct = len(receivers) == 1 and payload.has_small_head and receivers[0].connection.is_good
         return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
-    def _leave(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
+    def _transmit(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
         """
         Raises:
-            Exception: its content cannot be packed; nothing has left.
-        """
+            Exception: the content cannot be packed; nothing has left."""
         if transport in GPU_LINKS:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
@@ -172,9 +226,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(
-                    stream, in_flight
-                )  # it is sent: what its receiver makes of it comes too late to be its error
+                self._drop(stream, in_flight)  # done: an error of the receiver comes too late
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -185,7 +237,7 @@ class Outbox:
         links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
         buffers: Sequence[Any]
-        if in_flight.by_gpu:  # and there is one receiver
+        if in_flight.by_gpu:  # then there is one receiver
             assert isinstance(payload, DevicePayload)
             buffers, places = payload.tensors(), [payload.places]
             body, fds = payload.pack_rest()
@@ -194,35 +246,32 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
-                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries that find no way have been seen to search on
-                self._peers.later(timeout, functools.partial(self._give_up_gpu_link, stream, number, peer, link))
+                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries may search for a connection for ever
+                self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
             in_flight.links.append((link, transfer))
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will fetch it
+        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will request it
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        """Its success is the receiver's to tell; a failure may be known here alone."""
-        if work._error is not None:  # not raised: its traceback would keep what was sent until the collector comes
-            self._again(stream, in_flight, (peer,), work._error)
+        if work._error is not None:  # not raised: its traceback would keep the payload until a collection
+            self._retry(stream, in_flight, (peer,), work._error)
 
-    def _give_up_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
+    def _abandon_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
         in_flight = stream.open.get(number)
         if in_flight is not None and in_flight.by_gpu and not peer.gpu_link.is_proven:
             link.discard(TransferFailed(f"{link!r} has brought nothing within {settings.GPU_LINK_TIMEOUT_S():g} s"))
 
     def _count_failure(self, peer: Peer, in_flight: InFlight, error: Exception) -> None:
-        """A message has not come through."""
         logger.info("a message to %s did not come through: %s", peer.label, error)
         if (peer.gpu_link if in_flight.by_gpu else peer.connection).fail() and in_flight.by_gpu:
             logger.warning("tensors on the GPU go to %s by way of the CPU from now on: %s", peer.label, error)
 
-    def _again(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
-        """Sends the content once more, to receivers that lack it and by another transport."""
+    def _retry(self, stream: SendStream, in_flight: InFlight, peers: Iterable[Peer], error: Exception) -> None:
         sending, number = in_flight.sending, in_flight.number
         with self._lock:
             lacking = in_flight.awaited.keys() - set(in_flight.certain) if number in stream.open else set()
@@ -234,7 +283,7 @@ class Outbox:
         else:
             logger.info("a message to %s did not come through by the relay: %s", ", ".join(map(str, peers)), error)
         if in_flight.attempts > _MAX_ATTEMPTS * len(stream.receivers):
-            sending.give_up(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
+            sending.abandon(TransferFailed(f"{sending._describe()}: what it carries could not be transferred"))
             return
         start = (message_facts.CONTENT, stream.id, number, 0)
         same_node = all(peer.node == node_of(self._peers.me) for peer in peers)
@@ -247,15 +296,15 @@ class Outbox:
             in_flight.by_gpu = False
             packed = self._pack(stream, in_flight)
         except Exception as error:
-            sending.give_up(error)
+            sending.abandon(error)
             return
         self._by_frame(stream, peers, in_flight, start, *packed)
         self._settle(stream, in_flight)
 
-    # -- by the relay -------------------------------------------------------------------------------------------
+    # -- relayed broadcasts -------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
-        """Whether it goes from node to node: all its receivers wait for it, on two other nodes or more."""
+        """True for a large message to two or more other nodes, whose receivers all wait for it."""
         payload = in_flight.sending.payload
         is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
@@ -263,8 +312,7 @@ class Outbox:
     def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
         """
         Raises:
-            Exception: its content cannot be packed; nothing has left.
-        """
+            Exception: the content cannot be packed; nothing has left."""
         here = node_of(self._peers.me)
         near = [peer for peer in stream.receivers if peer.node == here]
         far = [peer for peer in stream.receivers if peer.node != here]
@@ -277,23 +325,23 @@ class Outbox:
             if error is None:
                 self._peers.post(peers, (*start, [RELAY, place, [buffer.nbytes for buffer in buffers]]), head)
             else:
-                self._again(stream, in_flight, peers, error)
+                self._retry(stream, in_flight, peers, error)
 
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, told)
         in_flight.relay.start(memory)
-        if in_flight.number not in stream.open:  # withdrawn meanwhile, by a thread that has not seen the relay
+        if in_flight.number not in stream.open:  # withdrawn meanwhile by a thread that did not see the relay
             in_flight.end_relay()
 
-    def on_relay(self, source: Peer, stream_id: Any, number: int, *words: Any) -> None:
+    def on_relay(self, source: Peer, stream_id: Any, number: int, *message: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
-        relay = None if in_flight is None else in_flight.relay  # looked at once: another thread may end it
+        relay = None if in_flight is None else in_flight.relay  # read once: another thread may end it
         if relay is not None:
-            relay.hear(source, *words)
+            relay.on_message(source, *message)
 
     def forget(self, stream_id: Any) -> None:
-        """Lets go of a stream on which nothing more is sent."""
+        """Drop the state of a stream that is not used any more."""
         self._streams.pop(stream_id, None)
 
     # -- ends ---------------------------------------------------------------------------------------------------
@@ -308,20 +356,20 @@ class Outbox:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
         if in_flight.links:
-            # One that its receiver does not ask for, as it has the message already, would be kept for good.
+            # A link keeps a transfer until its receiver asks for it. This receiver may have the message already and
+            # never ask.
             # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
             in_flight.end_relay()
 
     def _withdraw(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
-        """The operation was given up: the receivers that have not got the message never will."""
         if in_flight.number in stream.open:
-            self._take_back(stream, in_flight, error)
+            self._rollback(stream, in_flight, error)
 
-    def _take_back(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
+    def _rollback(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         self._retract(stream, in_flight, error)
-        self._go_on(stream)
+        self._send_announced(stream)
 
     def _retract(self, stream: SendStream, in_flight: InFlight, error: Exception) -> None:
         number = in_flight.number
@@ -334,7 +382,6 @@ class Outbox:
         in_flight.end_relay()
 
     def fail(self, peer: Peer) -> None:
-        """A peer is gone: what is open on any stream to it fails."""
         for key, stream in list(self._streams.copy().items()):
             if peer in stream.receivers:
                 self._streams.pop(key, None)
@@ -348,17 +395,17 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            in_flight.end_transfers(error)  # also to those who live: what is sent may change from now on
+            in_flight.end_transfers(error)  # also to live receivers: the value may change from now on
             in_flight.sending.fail(copy_of(error))
 
-    # -- what receivers say -------------------------------------------------------------------------------------
+    # -- messages of receivers ----------------------------------------------------------------------------------
 
     def on_room(self, source: Peer, stream_id: Any, total: int) -> None:
         stream = self._find(source.endpoint, stream_id)
         if stream is not None:
             with self._lock:
                 leaving = stream.window.received(source.endpoint, total)
-            self._go_on(stream, leaving)
+            self._send_announced(stream, leaving)
 
     def on_grant(self, source: Peer, stream_id: Any, number: int) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -366,29 +413,29 @@ class Outbox:
             with self._lock:
                 in_flight = stream.window.granted(source.endpoint, number)
             if in_flight is not None:
-                self._go_on(stream, [in_flight])
+                self._send_announced(stream, [in_flight])
 
-    def _go_on(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
-        """Sends the content of these messages, and of those behind them that have room without them."""
-        # No word of a receiver would make those behind a message leave that was withdrawn, or could not be packed.
+    def _send_announced(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
+        """Send the content of these messages, and of the messages behind them that fit into the room they leave."""
+        # A message that is withdrawn, or cannot be packed, leaves its room unused. No ROOM of a receiver would then
+        # release the messages behind it, hence the loop.
         # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:
-                self._go(stream, in_flight)
+                self._send_content(stream, in_flight)
             with self._lock:
                 leaving = stream.window.leaving()
             if not leaving:
                 return
 
-    def _go(self, stream: SendStream, in_flight: InFlight) -> None:
-        """The content of what was announced."""
+    def _send_content(self, stream: SendStream, in_flight: InFlight) -> None:
         sending = in_flight.sending
         start = (message_facts.CONTENT, stream.id, in_flight.number, in_flight.charge)
         try:
             if self._is_relayed(stream, in_flight):
                 self._by_relay(stream, in_flight, start)
             else:
-                self._leave(stream, in_flight, self._choose_transport(stream, sending.payload), start)
+                self._transmit(stream, in_flight, self._choose_transport(stream, sending.payload), start)
         except Exception as error:
             with self._lock:
                 stream.window.undo(in_flight)
@@ -409,7 +456,7 @@ class Outbox:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
         if stream is not None and in_flight is not None:
-            self._again(stream, in_flight, (source,), TransferFailed("the receiver has not got it"))
+            self._retry(stream, in_flight, (source,), TransferFailed("the receiver has not got it"))
 
     def on_refused(self, source: Peer, stream_id: Any, number: int, why: str) -> None:
         stream = self._find(source.endpoint, stream_id)
@@ -417,16 +464,16 @@ class Outbox:
             return
         in_flight = stream.open.get(number)
         relay = None if in_flight is None else in_flight.relay
-        if relay is not None:  # the others are to have it all the same
-            relay.give_up(TransferFailed(f"{source.label} cannot receive it"))
+        if relay is not None:  # the other receivers still get it
+            relay.abandon(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
             waited = stream.window.withdraw(number)
         if waited and len(stream.receivers) > 1:
             self._peers.post(stream.receivers, (message_facts.WITHDRAW, stream.id, number))
-        self._go_on(stream)
+        self._send_announced(stream)
         if in_flight is not None:
             in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
-            logger.warning("%s", text)  # its operation was done when it left
+            logger.warning("%s", text)  # the operation is already done

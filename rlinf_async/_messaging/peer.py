@@ -9,14 +9,14 @@ from rlinf_async._core import frames
 from rlinf_async._transports.devices.gpu_link_choice import Gpu
 
 _MAX_FAILURES: Final = 3
-"""Messages that did not come through, and none that did, after which a peer is sent none that way."""
+"""Failures without one success after which a link to a peer is not used again."""
 
 
 class LinkHealth:
-    """Whether a link is worth another try.
+    """Record of a link's failures and successes.
 
     Attributes:
-        is_proven: a message has come through.
+        is_proven: True if a message has come through.
     """
 
     __slots__ = ("_failures", "is_proven")
@@ -30,7 +30,7 @@ class LinkHealth:
         return self.is_proven or self._failures < _MAX_FAILURES
 
     def fail(self) -> bool:
-        """A message did not come through; whether that was the end of it."""
+        """Count a failure. Return True if it makes the link unusable."""
         self._failures += 1
         return not self.is_proven and self._failures == _MAX_FAILURES
 
@@ -40,13 +40,14 @@ class Peer:
 
     Attributes:
         endpoint: its id in the run.
-        group, rank, label: how people call it.
-        error: why it sends nothing more; None as long as it lives.
-        returns: it has died, and is started again under its rank, with another endpoint.
-        is_supervised: it is known that it would be.
-        connection, gpu_link: how messages by a connection of its own, and from GPU to GPU, have come through.
-        gpu: the one that it works on, as far as it has said; ``reachable``, the uuids of others that it can open.
-        knows_gpu: it has been told of this worker's.
+        group, rank, label: its names for people.
+        error: reason why it sends nothing more; None while it lives.
+        returns: True if it has died and its rank is being restarted under another endpoint.
+        is_supervised: True if its rank is known to be restarted after a death.
+        connection, gpu_link: health of the direct connection, and of the link from GPU to GPU.
+        gpu: its GPU, as far as it has announced one.
+        reachable: uuids of other GPUs that it can open.
+        knows_gpu: True if this worker's GPU has been announced to it.
     """
 
     def __init__(self, endpoint: int) -> None:
@@ -64,9 +65,7 @@ class Peer:
         self.knows_gpu = False
         self.is_watched = False
         self.is_met = False
-        """It has been told who this worker is."""
         self.transfers = itertools.count(1)
-        """Numbers for the links."""
         self.links: dict[str, Any] = {}
 
     def __str__(self) -> str:

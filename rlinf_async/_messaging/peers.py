@@ -1,24 +1,35 @@
-"""Table of a worker's peers: introduction, direct or relayed sending, transport links, death notifications."""
+"""Table of a worker's peers: introduction, frames to them, links, GPU negotiation (``Devices``), notices of death."""
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.requests import Request
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.error_copy import copy_of
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.peer import Peer
-from rlinf_async._messaging.peer_devices import Devices
 from rlinf_async._messaging.state import message_facts
-from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS
+from rlinf_async._transports.devices.gpu_link_choice import GPU_LINKS, Gpu, gpu_link_between
+from rlinf_async._transports.link import Post
 from rlinf_async._transports.transport_choice import make_link
-from rlinf_async.errors import ClosedError, NodeLost, PeerLost, WorkerDied
+from rlinf_async.errors import ClosedError, ConfigError, NodeLost, PeerLost, WorkerDied
+
+if TYPE_CHECKING:
+    from rlinf_async._transports.devices.device_link import DeviceLink
+    from rlinf_async._transports.devices.own_gpu import OwnGpu
+
+logger = own_logger(__name__)
+
+SWITCH: Final = "RLINF_GPU_LINKS"
+"""Environment variable of a worker; ``0`` sends its tensors, and those sent to it, by way of the CPU."""
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -26,12 +37,12 @@ def label_of(group: str, rank: int, node: str, pid: int) -> str:
 
 
 class Peers:
-    """All workers that this one has ever talked to, itself among them.
+    """All workers that this one has exchanged messages with, itself included.
 
     Args:
-        introduction: group, rank, node and pid of this worker.
-        on_end: told of every peer that is gone, and once more where its rank is back.
-        on_facts: takes what this worker posts to itself: its own endpoint, facts, body.
+        introduction: group, rank, node name and pid of this worker.
+        on_end: called with every peer that has ended, and again when its rank is back.
+        on_facts: takes facts and body that this worker posts to itself.
     """
 
     def __init__(
@@ -50,18 +61,16 @@ class Peers:
         self._lock = threading.Lock()
         self._peers: dict[int, Peer] = {}
         self._named: dict[tuple[str, int], Peer] = {}
-        self.on_introduction: list[Callable[[str, int], None]] = []
-        """Told of group and rank of each worker that introduces itself."""
+        self.introduction_callbacks: list[Callable[[str, int], None]] = []
         self.devices = Devices(self._send_gpu)
 
     @property
     def me(self) -> int:
         return self._client.endpoint
 
-    # -- who they are -------------------------------------------------------------------------------------------
+    # -- identities ---------------------------------------------------------------------------------------------
 
     def at(self, endpoint: int) -> Peer:
-        """The peer with that id, made known if it is not."""
         peer = self._peers.get(endpoint)
         if peer is None:
             with self._lock:
@@ -70,39 +79,36 @@ class Peers:
                     peer.is_watched = peer.is_met = True
         return peer
 
-    def introduced(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """It is known who a peer is."""
+    def note_names(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
         peer = self.at(endpoint)
         peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
-        # A roster that was asked for before the return of a rank still has the process that has died.
+        # A roster that was requested before a rank returned still lists the dead process.
         # tests/_messaging/test_moments.py::
         # test_a_roster_from_before_a_return_takes_no_name_from_the_rank_that_is_back
         before = self._named.get((group, rank))
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                self._on_end(before)  # once more: nobody can receive any more what it has sent
+                self._on_end(before)  # again: messages of the dead process cannot be received any more
 
     def named(self, group: str, rank: int) -> Peer | None:
-        """The peer that has called itself so."""
         return self._named.get((group, rank))
 
     @property
     def members(self) -> list[tuple[str, int]]:
-        """Group and rank of each peer that is known."""
         return list(self._named)
 
-    def hear_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """A peer says who it is; its daemon has been asked to tell of its end."""
-        self.introduced(endpoint, group, rank, node, pid)
+    def on_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
+        """Take the introduction of a peer, whose daemon will report its end without another request."""
+        self.note_names(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
-        for callback in list(self.on_introduction):
+        for callback in list(self.introduction_callbacks):
             callback(group, rank)
 
-    # -- to them ------------------------------------------------------------------------------------------------
+    # -- sending ------------------------------------------------------------------------------------------------
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        """Sends a frame to one or several of them; this worker itself only alone."""
+        """Send a frame to one or several peers; a frame to this worker itself has no other receivers."""
         if len(peers) > 1:
             self._introduce(peers)
             self._send_to_all(peers, facts, body, fds)
@@ -116,7 +122,6 @@ class Peers:
         self._send_to(peer, facts, body, fds)
 
     def _introduce(self, peers: Sequence[Peer]) -> None:
-        """Tells those of them who do not know yet who this worker is."""
         strangers = [peer for peer in peers if not peer.is_met]
         for peer in strangers:
             peer.is_met = True
@@ -127,7 +132,7 @@ class Peers:
             self._send_to(peer, (message_facts.INTRODUCE, *self._introduction))
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        # Whatever goes to one peer goes one way, so that nothing overtakes anything.
+        # All frames to one peer take the same connection, so that none overtakes another.
         way = self._client.direct_connection(peer.endpoint) or self._client
         way.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
@@ -150,11 +155,11 @@ class Peers:
         self.post((peer,), (message_facts.GPU, *facts))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back after so many seconds; from any thread."""
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """The link of that name to a peer, made at its first use: a ``Link``, or, for ``GPU_LINKS``, a ``DeviceLink``.
+        """Return the link of that name to a peer, made at the first use: a ``Link``, or a ``DeviceLink`` for
+        ``GPU_LINKS``.
 
         Raises:
             ValueError: there is no such link.
@@ -173,10 +178,9 @@ class Peers:
                     )
         return link
 
-    # -- whether they live --------------------------------------------------------------------------------------
+    # -- ends of peers ------------------------------------------------------------------------------------------
 
     def watch(self, peers: Iterable[Peer]) -> None:
-        """Has their daemons tell when they end."""
         nodes: dict[int, list[Peer]] = {}
         for peer in peers:
             if not peer.is_watched:
@@ -194,14 +198,13 @@ class Peers:
             for peer in watched:
                 if peer.node in self._client.lost_nodes:
                     self._lose(peer, lost)
-                else:  # it is this machine's daemon that is gone
+                else:  # this machine's own daemon is gone
                     self._end(peer, lost)
         except Exception as error:
             for peer in watched:
                 self._end(peer, error)
 
     def on_ended(self, facts: dict[str, Any]) -> None:
-        """A worker's daemon tells of its end."""
         self._client.drain_direct(facts["endpoint"])
         peer = self._peers.get(facts["endpoint"])
         if peer is not None:
@@ -212,22 +215,22 @@ class Peers:
                 self._end(peer, ClosedError(f"{peer.label}: its group was closed"))
 
     def on_returned(self, facts: dict[str, Any]) -> None:
-        """A rank that had died is back under another endpoint, or will not be."""
+        """Handle the news that a dead rank is back under another endpoint, or does not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
-        if peer is not None and peer.error is None:  # its end is told by another way, and comes after this
+        if peer is not None and peer.error is None:  # the report of its end takes another way, and arrives later
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:
             node, pid = entry["info"]["node_name"], entry["pid"]
-            self.introduced(entry["endpoint"], facts["group"], facts["rank"], node, pid)
+            self.note_names(entry["endpoint"], facts["group"], facts["rank"], node, pid)
             self.at(entry["endpoint"]).is_supervised = True
         elif peer is not None:
-            self.is_lost(peer, report["reason"])
+            self.mark_lost(peer, report["reason"])
 
-    def is_lost(self, peer: Peer, reason: str = "") -> None:
-        """One that was to come back does not."""
+    def mark_lost(self, peer: Peer, reason: str = "") -> None:
+        """Note that a peer that was to return does not."""
         assert peer.error is not None
         peer.returns = False
-        if isinstance(peer.error, WorkerDied):  # whose words say that it is started again
+        if isinstance(peer.error, WorkerDied):  # its text says that the rank is being restarted
             peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
             return
         peer.error = copy_of(peer.error)
@@ -237,7 +240,8 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Whether the ranks that were there are started elsewhere node 0 knows, which is asked when one is needed."""
+        """Handle the loss of a node. Node 0 knows whether its ranks are restarted elsewhere, and is asked when one is
+        needed."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])
@@ -254,5 +258,104 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # which comes to hold what is open, and the record is kept
+            link.discard(copy_of(error))  # a copy: a raised error would hold the open transfers
         self._on_end(peer)
+
+
+class Devices:
+    """This worker's GPU, and the links from it to each peer's GPU.
+
+    Two workers announce their GPUs to each other when the first large tensor is sent between them. That tensor, and
+    further ones until the answer arrives, go by way of the CPU. Only a user thread can tell which GPU it works on, and
+    CUDA is never initialised for this purpose. A worker that learns of another's GPU therefore announces its own with
+    the next message that it sends or receives while CUDA is in use.
+
+    Args:
+        send_gpu: posts the facts of a GPU to a peer.
+
+    Raises:
+        ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
+
+    Attributes:
+        own: GPU of this worker; None before it is known, or if there is none.
+        is_awaited: True if a peer waits for the announcement of this GPU: call ``detect_gpu`` from a user thread.
+    """
+
+    def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:
+        self._send_gpu = send_gpu
+        self._lock = threading.Lock()
+        self._waiting: list[Peer] = []
+        self._is_out_of_order = _is_switched_off()
+        self.own: OwnGpu | None = None
+        self.is_awaited = False
+
+    def detect_gpu(self) -> None:
+        if self.own is not None or self._is_out_of_order:
+            return
+        try:
+            own = _find_own_gpu()
+        except Exception as error:  # the driver may be too old, or gone
+            logger.info("tensors of this worker's GPU go by way of the CPU: %s", error)
+            self._is_out_of_order, self.is_awaited = True, False
+            return
+        if own is None:
+            return
+        with self._lock:
+            self.own = self.own or own
+            waiting, self._waiting = self._waiting, []
+            self.is_awaited = False
+        for peer in waiting:
+            self._introduce(peer)
+
+    def on_gpu(self, peer: Peer, machine: str, uuid: str, model: str, reachable: Sequence[str]) -> None:
+        peer.gpu, peer.reachable = Gpu(machine, uuid, model), frozenset(reachable)
+        with self._lock:
+            if self.own is None:
+                self._waiting.append(peer)
+                self.is_awaited = not self._is_out_of_order
+                return
+        self._introduce(peer)
+
+    def link_to(self, peer: Peer) -> str | None:
+        if self.own is None or not peer.gpu_link.is_good:
+            return None
+        if peer.gpu is None:
+            self._introduce(peer)
+            return None
+        # The receiver opens the sender's memory.
+        return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
+
+    def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
+        """Make the link, as ``OwnGpu.make_link``.
+
+        Raises:
+            ValueError: as there, or this worker has announced no GPU.
+        """
+        if self.own is None:
+            raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
+        return self.own.make_link(name, post, first, address)
+
+    def _introduce(self, peer: Peer) -> None:
+        with self._lock:
+            if self.own is None or peer.knows_gpu:
+                return
+            peer.knows_gpu = True
+        gpu = self.own.gpu
+        self._send_gpu(peer, (gpu.machine, gpu.uuid, gpu.model, sorted(self.own.reachable)))
+
+
+def _is_switched_off() -> bool:
+    said = os.environ.get(SWITCH) or "1"
+    if said not in ("0", "1"):
+        raise ConfigError(f"{SWITCH}={said!r} in a worker's environment: 0 switches links between GPUs off, 1 is on")
+    return said == "0"
+
+
+def _find_own_gpu() -> OwnGpu | None:
+    """Return the GPU of this thread, None if CUDA is not in use. Neither imports torch nor initialises CUDA for it."""
+    is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
+    if is_in_use is None or not is_in_use():
+        return None
+    from rlinf_async._transports.devices.own_gpu import find_own_gpu
+
+    return find_own_gpu()

@@ -1,4 +1,4 @@
-"""``Relay``: carries out a ``RelayPlan`` at the source: words and pieces to hosts, and what comes of them."""
+"""``Relay``: executes a ``RelayPlan`` at the source: sends messages and pieces to hosts, and feeds back the results."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._core.failures import unpack_error
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._messaging.landing import give_up
-from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, RelayPlan, Source, Way
+from rlinf_async._messaging.landing import abandon_works
+from rlinf_async._messaging.state.relay_plan import LANDED, ROOM, NodeTransfer, RelayPlan, RelaySource
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
@@ -20,30 +20,29 @@ T = TypeVar("T")
 
 
 class Relay:
-    """Distributions of one source to other machines.
+    """Distributions from one source to other machines.
 
-    A receiver has a ``link`` (as of ``RelayPlan``; with ``error`` and ``send_tensor``) and ``say``, which takes words.
+    A receiver has a ``link`` (as for ``RelayPlan``, with ``error`` and ``send_tensor``), and ``send`` for messages.
 
     Args:
-        source: called with the lock held, one at a time.
-        lock: held while events and actions happen, in whatever thread; reentrant.
+        source: called with the lock held, one call at a time.
+        lock: reentrant lock held for events and actions, in any thread.
 
     Attributes:
-        plan: decides; its events are given to ``act``.
+        plan: decides; its events are passed to ``act``.
     """
 
-    def __init__(self, source: Source, lock: threading.RLock, chain_from: int) -> None:
+    def __init__(self, source: RelaySource, lock: threading.RLock, chain_from: int) -> None:
         self.plan = RelayPlan(self, chain_from)
         self.appoint, self.inform, self.end = source.appoint, source.inform, source.end
         self._lock = lock
         self._is_acting = False
 
     def act(self, event: Callable[..., T], *facts: Any) -> T:
-        """Has an event happen to the plan, and carries out what that decides."""
         with self._lock:
             result = event(*facts)
-            # What is said may fail at once, which is another event, and that event's actions come after those that are
-            # due already: words leave in the order in which they were decided on.
+            # A message may fail at once. That failure is another event, and its actions queue behind those that are
+            # due: messages leave in the order in which the plan decided on them.
             if not self._is_acting:
                 self._is_acting = True
                 try:
@@ -54,42 +53,41 @@ class Relay:
                     self._is_acting = False
             return result
 
-    def hear(self, receiver: Any, what: str, *facts: Any) -> None:
-        """Hears a word of a host: ROOM, LANDED or STUCK."""
+    def on_message(self, receiver: Any, what: str, *facts: Any) -> None:
         if what == ROOM:
             self.act(self.plan.room, receiver, *facts)
         elif what == LANDED:
-            number, failure, memory, line = facts
+            number, failure, memory, stream_id = facts
             error = None if failure is None else unpack_error(failure)
-            self.act(self.plan.landed, receiver, number, error, memory, line)
+            self.act(self.plan.landed, receiver, number, error, memory, stream_id)
         else:
-            line, failure = facts
-            self.act(self.plan.stuck, receiver, line, unpack_error(failure))
+            stream_id, failure = facts
+            self.act(self.plan.stuck, receiver, stream_id, unpack_error(failure))
 
     # -- actions of the plan ------------------------------------------------------------------------------------
 
-    def say(self, receiver: Any, *words: Any) -> None:
+    def send(self, receiver: Any, *message: Any) -> None:
         if receiver.link.error is None:
-            receiver.say(*words)
+            receiver.send_message(*message)
 
-    def send(self, way: Way, receiver: Any, piece: Any) -> None:
-        if not way.is_wanted:
-            self.plan.sent(way, None)
+    def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
+        if not transfer.is_wanted:
+            self.plan.sent(transfer, None)
             return
-        work = receiver.link.send_tensor(piece, way.line)
-        way.works.append(work)
-        work._follow(functools.partial(self._sent, way, work))
+        work = receiver.link.send_tensor(piece, transfer.stream_id)
+        transfer.works.append(work)
+        work._follow(functools.partial(self._sent, transfer, work))
 
-    def drop(self, way: Way) -> None:
-        give_up(way.works)
+    def drop(self, transfer: NodeTransfer) -> None:
+        abandon_works(transfer.works)
 
     def warn(self, text: str) -> None:
         logger.warning("%s", text)
 
-    def _sent(self, way: Way, work: Work[None]) -> None:
+    def _sent(self, transfer: NodeTransfer, work: Work[None]) -> None:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:  # whose traceback would keep the piece for as long as the report of it
+        except Exception as failure:  # a copy: the traceback would keep the piece
             error = copy_of(failure)
-        self.act(self.plan.sent, way, error)
+        self.act(self.plan.sent, transfer, error)

@@ -1,11 +1,11 @@
 """Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` for the nodes that it reaches.
 
-The first receiver of each node is its host.  It lands the buffers of the message in sealed memory, of which the source
-tells all receivers of the node; each maps it privately and says TAKEN.  Then the source has the hosts let go of it.
-What will be unpickled never comes by the relay, whose pieces may travel over connections that are not authenticated: it
-is the body of the frame that tells of the memory.
+The first receiver of each node is its host. It receives the buffers of the message into sealed memory. The source tells
+all receivers of the node the name of that memory; each maps it privately and answers TAKEN. Then the source has the
+hosts release it. Content that will be unpickled never travels by the relay, whose pieces may take connections that are
+not authenticated: it is the body of the frame that names the memory.
 
-Whatever does not get through, or has not moved for a while, goes the way of other broadcasts, by the daemons.
+A message that does not get through, or has not moved for a while, goes by way of the daemons, as other broadcasts do.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from rlinf_async._core.segment import allocate_segment, map_private, seal_segment
-from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.landing import RelayHost
 from rlinf_async._messaging.message_content import Content, Payload
-from rlinf_async._messaging.operation import Receiving, Sending
+from rlinf_async._messaging.operation import ReceiveWork, SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.peers import Peers
 from rlinf_async._messaging.relay import Relay
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import TENSOR
-from rlinf_async._messaging.state.relay_plan import Job
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
-from rlinf_async._transports.memory import Place, warm
-from rlinf_async._transports.shared_memory import Segment, fits
+from rlinf_async._transports.memory import GivenMemory, warm
+from rlinf_async._transports.shared_memory import SharedSegment, fits
 from rlinf_async.errors import ClosedError, TransferFailed
 from rlinf_async.work import Work
 
 RELAY: Final = "relay"
-"""The name of this way in a message's facts."""
 
 HOST: Final = "host"
 END: Final = "end"
-"""Words of the source besides those of ``RelayPlan``: receive on this line for your node; let go of what has landed."""
+"""Messages of the source besides those of ``RelayPlan``: receive for your node; release the memory."""
 
 STALL_S: Final = 20.0
-"""Seconds, beyond what it takes at 4 MiB a second, after which the daemons bring it to all who lack it."""
+"""Seconds, beyond the transfer time at 4 MiB per second, after which the daemons carry the content to all who lack it.
+"""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
-"""Time of a broadcast, of which hosts wait a part for each piece of each other's."""
+"""Time of a broadcast; hosts wait for each piece of each other for a fraction of it."""
 
 _ALIGNMENT_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 
 
 def places_of(sizes: Iterable[int]) -> list[slice]:
-    """Places of buffers of these sizes in one piece of memory."""
+    """Return the slices of buffers of these sizes in one piece of memory."""
     places, end = [], 0
     for size in sizes:
         start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -64,7 +64,7 @@ def places_of(sizes: Iterable[int]) -> list[slice]:
 
 
 def memory_of(buffers: Sequence[memoryview]) -> memoryview:
-    """The buffers in one piece of memory; that of a single one is its own."""
+    """Return the buffers in one piece of memory, without a copy if there is only one."""
     if len(buffers) == 1:
         return buffers[0]
     places = places_of(buffer.nbytes for buffer in buffers)
@@ -77,16 +77,16 @@ def memory_of(buffers: Sequence[memoryview]) -> memoryview:
 
 
 def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Content:
-    """The content of a message that has landed on this node.
+    """Return the content of a message that has landed on this node.
 
     Raises:
-        Exception: its host is gone, or has let go of it.
+        Exception: the host is gone, or has released the memory.
     """
     path, inode = memory
     places = places_of(sizes)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_ino != inode:  # the descriptor's number is used again
+        if os.fstat(fd).st_ino != inode:  # the descriptor's number has been reused
             raise TransferFailed(f"{path} is not the memory that was announced")
         view = map_private(fd, places[-1].stop)
     finally:
@@ -95,10 +95,11 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """Words and pieces of one broadcast between this worker and a peer; other hosts are reached by their endpoints.
+    """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by their
+    endpoints.
 
     Args:
-        outbox, inbox: this worker's; a source needs no inbox.
+        outbox, inbox: of this worker; a source needs no inbox.
         about: stream and number of the message.
     """
 
@@ -116,44 +117,42 @@ class Carrier:
     def error(self) -> Exception | None:
         return self.peer.error
 
-    def say(self, *words: Any) -> None:
-        self._peers.post((self.peer,), (message_facts.RELAY, *self._about, *words))
+    def send_message(self, *message: Any) -> None:
+        self._peers.post((self.peer,), (message_facts.RELAY, *self._about, *message))
 
-    def send(self, words: Sequence[Any]) -> None:
-        self.say(*words)
+    def send(self, message: Sequence[Any]) -> None:
+        self.send_message(*message)
 
-    def send_tensor(self, piece: memoryview, line: int, receiver: int | None = None) -> Work[Any]:
-        peer, stream = self._end_of(line, receiver)
-        sending = Sending("relay to", peer, None, Payload(TENSOR, None, piece))
+    def send_tensor(self, piece: memoryview, stream_id: int, receiver: int | None = None) -> Work[Any]:
+        peer, stream = self._stream_to(stream_id, receiver)
+        sending = SendWork("relay to", peer, None, Payload(TENSOR, None, piece))
         sending._follow(functools.partial(setattr, sending, "payload", Payload(TENSOR, None, b"")))
         self._outbox.send(sending, (peer,), stream)
         self._used.append(functools.partial(self._outbox.forget, stream))
         return sending
 
-    def receive_tensor(self, piece: memoryview, line: int, sender: int | None = None) -> Work[None]:
-        peer, stream = self._end_of(line, sender)
-        receiving: Receiving[None] = Receiving("relay from", peer, None, _TakePiece(piece))
+    def receive_tensor(self, piece: memoryview, stream_id: int, sender: int | None = None) -> Work[None]:
+        peer, stream = self._stream_to(stream_id, sender)
+        receiving: ReceiveWork[None] = ReceiveWork("relay from", peer, None, _PieceAcceptor(piece))
         self._inbox.receive(receiving, peer, stream)
         self._used.append(functools.partial(self._inbox.forget, peer, stream))
         return receiving
 
-    def _end_of(self, line: int, third: int | None) -> tuple[Peer, str]:
-        """A peer, and what the line is known by to both."""
+    def _stream_to(self, stream_id: int, third: int | None) -> tuple[Peer, str]:
         peer = self.peer if third is None else self._peers.at(third)
         self._peers.watch([peer])
-        return peer, f"relay {line:x}"
+        return peer, f"relay {stream_id:x}"
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
         self._peers.later(seconds, callback)
 
     def forget(self) -> None:
-        """Lets go of the streams that it has used."""
         while self._used:
             self._used.pop()()
 
 
-class _TakePiece:
-    """The message is a piece, which is written to its place while it comes."""
+class _PieceAcceptor:
+    """Acceptor of a piece, which is written to its place while it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -161,12 +160,12 @@ class _TakePiece:
     def refuses(self, message: Message) -> str | None:
         return None if message.kind == TENSOR else "it is no piece"
 
-    def place(self) -> Place:
-        return Place(self._memory)
+    def place(self) -> GivenMemory:
+        return GivenMemory(self._memory)
 
     def arrived(self, content: Content) -> None:
         memory = content.memory()
-        if isinstance(memory, Segment):
+        if isinstance(memory, SharedSegment):
             memory.read_into(self._memory)
         elif memory is not self._memory:
             self._memory[:] = memory
@@ -176,27 +175,25 @@ class _TakePiece:
 
 
 class RelayedBroadcast:
-    """One message on its way to receivers on several other nodes.  For any thread.
+    """Message under way to receivers on several other nodes. For any thread.
 
     Args:
-        carriers: to the receivers.
-        told: called with receivers, and with the memory of their node that it is in, or why it cannot be brought there.
+        carriers: one for each receiver.
+        told: called with receivers, and with the memory of their node that the message is in, or the error.
     """
 
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
         self._carriers = {carrier.address: carrier for carrier in carriers}
         self._told: Callable[[list[Peer], Any, Exception | None], None] | None = told
-        """None once it is closed: it keeps the message."""
         self._hosts: list[Carrier] = []
         self._lock = threading.RLock()
         self._relay = Relay(self, self._lock, 0)
 
     def start(self, memory: memoryview) -> None:
-        """Sends the message, unless it is closed already."""
-        job = Job(1, memory.nbytes, _SECONDS)
+        job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
-        with self._lock:  # or ``close`` might come in between, and hosts that are appointed after it are never told
+        with self._lock:  # otherwise ``close`` could run in between, and miss hosts that are appointed after it
             if self._told is None:
                 return
             for carrier in carriers:
@@ -205,42 +202,42 @@ class RelayedBroadcast:
         seconds = STALL_S + memory.nbytes / _SLOWEST_BYTES_PER_S
         carriers[0].later(seconds, functools.partial(_miss, weakref.ref(self), seconds))
 
-    def hear(self, peer: Peer, *words: Any) -> None:
-        """Hears a word of a host."""
-        self._relay.hear(self._carriers[peer.endpoint], *words)
+    def on_message(self, peer: Peer, *message: Any) -> None:
+        self._relay.on_message(self._carriers[peer.endpoint], *message)
 
-    def give_up(self, error: Exception) -> None:
-        """Has it go another way to all who lack it."""
+    def abandon(self, error: Exception) -> None:
+        """Have the content go another way to all receivers that lack it."""
         told = self._told
         self.close()
         if told is not None:
             told([carrier.peer for carrier in self._carriers.values()], None, error)
 
     def close(self) -> None:
-        """Gives up what is under way, and has the hosts let go of what has landed.  Idempotent."""
+        """Abandon the transfers under way, and have the hosts release their memory. Idempotent."""
         with self._lock:
             self._told = None
             self._relay.act(self._relay.plan.close)
             hosts, self._hosts = self._hosts, []
             for carrier in hosts:
-                carrier.say(END)
+                carrier.send_message(END)
             for carrier in self._carriers.values():
                 carrier.forget()
 
     # -- for the relay ------------------------------------------------------------------------------------------
 
-    def appoint(self, carrier: Carrier, line: int) -> None:
-        # This may have been decided on before the broadcast was closed, which is the end of the hosts that it finds.
+    def appoint(self, carrier: Carrier, stream_id: int) -> None:
+        # The plan may have appointed a host just before the broadcast was closed. ``close`` sends END only to the hosts
+        # that it finds, so a host appointed afterwards would keep its memory.
         # tests/_messaging/test_moments.py::
         # test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behind
         if self._told is not None:
             self._hosts.append(carrier)
-            carrier.say(HOST, line)
+            carrier.send_message(HOST, stream_id)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
-        if carrier in self._hosts:  # and is none any more
+        if carrier in self._hosts:  # it is not a host any more
             self._hosts.remove(carrier)
-            carrier.say(END)
+            carrier.send_message(END)
 
     def end(self, carriers: Sequence[Carrier], number: int, memory: Any, error: Exception | None) -> None:
         if self._told is not None:
@@ -250,14 +247,14 @@ class RelayedBroadcast:
 def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
     broadcast = reference()
     if broadcast is not None:
-        broadcast.give_up(TransferFailed(f"it has not landed within {seconds:.0f} s"))
+        broadcast.abandon(TransferFailed(f"it has not landed within {seconds:.0f} s"))
 
 
 class BroadcastHosts:
-    """The broadcasts of which this process is the host of its node.  Called where frames are read.
+    """Broadcasts for which this process is the host of its node. Called where frames are read.
 
     Args:
-        peers, outbox, inbox: of this worker.
+        mailbox: peers, outbox and inbox of this worker.
     """
 
     def __init__(self, *mailbox: Any) -> None:
@@ -265,8 +262,7 @@ class BroadcastHosts:
         self._hosts: dict[tuple[int, Any, int], _BroadcastHost] = {}
         self._thread = LazyThread("broadcasts for this node")
 
-    def hear(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
-        """Hears a word of a source."""
+    def on_message(self, source: Peer, stream: Any, number: int, what: str, *facts: Any) -> None:
         key = (source.endpoint, stream, number)
         if what in (HOST, END):
             self._close(key, ClosedError("the broadcast is over, or another one is the host"))
@@ -274,10 +270,9 @@ class BroadcastHosts:
             carrier = Carrier(*self._mailbox, source, stream, number)
             self._hosts[key] = _BroadcastHost(carrier, self._thread.submit, *facts)
         elif key in self._hosts:
-            self._hosts[key].hear(what, *facts)
+            self._hosts[key].on_message(what, *facts)
 
     def fail(self, source: Peer) -> None:
-        """Lets go of what a peer that is gone has sent."""
         for key in [key for key in list(self._hosts) if key[0] == source.endpoint]:
             self._close(key, source.error or ClosedError(f"{source.label} is gone"))
 
@@ -287,13 +282,13 @@ class BroadcastHosts:
             host.close(error)
 
 
-class _BroadcastHost(Host):
-    """The host of one broadcast; its memory is there until it is closed."""
+class _BroadcastHost(RelayHost):
+    """Host of one broadcast, whose memory stays until it is closed."""
 
-    def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], line: int) -> None:
+    def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], stream_id: int) -> None:
         self._rooms: list[_SegmentRoom] = []
         self._submit_later = submit
-        super().__init__(carrier, line, self._make, submit)
+        super().__init__(carrier, stream_id, self._make, submit)
 
     def _make(self, number: int, nbytes: int) -> _SegmentRoom:
         self._rooms.append(_SegmentRoom(nbytes))
@@ -302,7 +297,7 @@ class _BroadcastHost(Host):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # behind what is being made
+        self._submit_later(self._forget)  # behind the job that makes a room
 
     def _forget(self) -> None:
         for room in self._rooms:
@@ -310,7 +305,7 @@ class _BroadcastHost(Host):
 
 
 class _SegmentRoom:
-    """Sealed memory of this node, for others to open."""
+    """Sealed memory that other processes of this node can open."""
 
     def __init__(self, nbytes: int) -> None:
         if not fits(nbytes):
@@ -323,8 +318,8 @@ class _SegmentRoom:
             os.close(self._fd)
             raise
 
-    def hold(self) -> Callable[[], None]:
-        return lambda: None  # a piece that is sent keeps the mapping
+    def pin(self) -> Callable[[], None]:
+        return lambda: None  # the piece's view keeps the mapping
 
     def finish(self, number: int) -> list[Any]:
         return [f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino]

@@ -1,4 +1,4 @@
-"""``AsyncRouteWork``: one ``Work`` for all the sends or receives that a ``send_to`` or ``recv_from`` consists of."""
+"""``AsyncRouteWork``: one ``Work`` for all sends or receives of a ``send_to`` or ``recv_from``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from rlinf_async.work import Returnable, Whole, Work
 
 
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
-    """Result of ``send_to`` and ``recv_from``: done when all parts are, and failed with the first that fails.
+    """Result of ``send_to`` and ``recv_from``: done when all parts are, failed with the first part that fails.
 
-    Its waiter's thread puts together the parts that have arrived.  If that waiter is cancelled before, they go back.
+    The waiter's thread merges the parts. If that waiter is cancelled before, the parts go back to their senders'
+    streams.
 
     Args:
-        timeout: seconds that it has as a whole, from now on.
+        timeout: seconds for the whole operation, from now on.
     """
 
     def __init__(self, what: str, timeout: float | None = None) -> None:
@@ -36,10 +37,10 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         return [part for part in self._parts if not part._done]
 
     def wait_for(self, size: Work[int]) -> None:
-        """Begin with a part that has to end before it is known which others there are."""
+        """Begin with a part whose result determines the other parts."""
         self._share_time((size,))
         self._parts = (size,)
-        # At once, for a work that asked for the same group before may wait for longer.
+        # Fail at once: another operation that looks for the same group may have a longer deadline.
         size._follow(lambda: None if size._error is None else self.fail(size._error))
 
     def _share_time(self, parts: Sequence[Work[Any]]) -> None:
@@ -48,16 +49,16 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """These are its parts.
+        """Wait for these parts.
 
         Args:
-            finalize: makes the result out of the parts' results, once; by default the result is None.
+            finalize: makes the result from the parts' results, called once; by default the result is None.
         """
         self._share_time(parts)
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
-        if self._done:  # given up meanwhile
+        if self._done:  # abandoned meanwhile
             self._abandon_parts()
         if not parts:
             self._settle()

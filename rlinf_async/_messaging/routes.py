@@ -37,7 +37,7 @@ SizeFn = Callable[[Any], int]
 
 
 class LocalWorker(Protocol):
-    """What ``Routes`` knows of its worker."""
+    """Attributes of the worker that ``Routes`` uses."""
 
     _group_name: str
     _rank: int
@@ -46,12 +46,12 @@ class LocalWorker(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """The arguments of one ``send_to`` or ``recv_from``, data and functions aside.
+    """Arguments of one ``send_to`` or ``recv_from``, except data and functions.
 
     Attributes:
-        group: on the other side.
-        channel: carries it; None where the workers send it to each other.
-        queue_size: of the decoupled mode: shards that this rank sends or takes at once; 0 for all of its part.
+        group: group on the other side.
+        channel: channel that carries the shards; None if they are sent between the workers.
+        queue_size: shards that this rank sends or takes at once in decoupled mode; 0 for all of its part.
     """
 
     group: str
@@ -66,9 +66,11 @@ class Route:
     timeout: float | None
 
     def check(self, enable_p2p: bool) -> None:
-        """Raises:
-        ConfigError: this cannot be meant.
-        TypeError, ValueError: the timeout is no number of seconds.
+        """Check the arguments.
+
+        Raises:
+            ConfigError: they do not fit together.
+            TypeError, ValueError: the timeout is not a number of seconds.
         """
         if self.decoupled and enable_p2p:
             raise ConfigError("enable_p2p is not supported in decoupled_mode: any rank may serve any other there")
@@ -79,10 +81,10 @@ class Route:
 
 
 class Routes:
-    """One worker's ``send_to`` and ``recv_from``.  Everything runs in the threads of user code.
+    """``send_to`` and ``recv_from`` of one worker. Everything runs in threads of user code.
 
-    A group that is not known yet is looked up first.  What waits for that is started in order, and before whatever
-    is asked for later.
+    A group that is not known yet is looked up first. Operations that wait for the lookup start in order, ahead of later
+    ones.
     """
 
     def __init__(self, worker: LocalWorker, exchange: Exchange) -> None:
@@ -91,7 +93,6 @@ class Routes:
         self._waiting: dict[str, deque[tuple[Work[int], AsyncRouteWork, Callable[[int], None]]]] = {}
         self._order = threading.RLock()
         self._sent: dict[tuple[str, str | None, Any], int] = {}
-        """Shards that are out to be served, by group, tag and route key."""
 
     # -- out ----------------------------------------------------------------------------------------------------
 
@@ -106,7 +107,6 @@ class Routes:
         return work
 
     def _shards(self, route: Route, data: Any, split: SplitFn, world_size: int) -> list[tuple[Any, int, Any]]:
-        """Of every part: its key, the rank that it goes to, and what it is."""
         worker = self._worker
         if route.decoupled:
             return self._decoupled_shards(route, data, split, world_size)
@@ -151,7 +151,6 @@ class Routes:
         ]
 
     def _rows(self, route: Route, data: Any) -> int:
-        """Return the rows of all sending ranks together."""
         return infer_batch_size(data) * self._worker._world_size if route.batch_size is None else route.batch_size
 
     def _send_part(self, route: Route, key: Any, rank: int, part: Any) -> Work[Any]:
@@ -223,7 +222,7 @@ class Routes:
                 batch_size=route.batch_size,
                 recv_queue_size=route.queue_size,
             ).entries
-        else:  # one shard to serve, or all that are out
+        else:  # one shard to serve, or all that were sent
             count = 1 if serves else self._sent.get(_place(route), 0)
             if not count:
                 raise ConfigError(
@@ -250,10 +249,10 @@ class Routes:
             work = route.channel.get(key=key, async_op=True, timeout=route.timeout)
         return work
 
-    # -- who is on the other side -------------------------------------------------------------------------------
+    # -- the other group ----------------------------------------------------------------------------------------
 
     def _begin(self, group: str, work: AsyncRouteWork, start: Callable[[int], None]) -> None:
-        """Starts it with the group's world size, after everything that waits for that already."""
+        """Start the operation with the group's world size, after the operations that already wait for it."""
         size = self._exchange.find_group(group)
         work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
@@ -261,8 +260,8 @@ class Routes:
             try:
                 size.wait()
             except BaseException as error:
-                # The work gets the error of the lookup; but an error that ends the wait, a signal handler's for
-                # example, is this caller's, and the work must not begin to send later.
+                # The work gets the error of the lookup. Any other error, a signal handler's for example, is this
+                # caller's, and the work must not start sending later.
                 if error is not size._error:
                     work._lose_interest()
                     raise
@@ -274,13 +273,14 @@ class Routes:
 
     def _advance(self, group: str) -> None:
         waiting = self._waiting[group]
-        # Another thread may be at it, that of a ``@concurrent`` method: it would take what is next, which is not known.
+        # Another thread, of a ``@concurrent`` method, may be here at the same time and take the next entry, which may
+        # be one whose lookup is not done.
         # tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
         with self._order:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()
                 if work.done():
-                    continue  # given up: it must not begin to send now
+                    continue  # abandoned: it must not start sending now
                 try:
                     start(size._result())
                 except Exception as error:
@@ -288,7 +288,7 @@ class Routes:
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
-    """From the thread that has heard of a group, in that of the user's code."""
+    """Advance in the loop of the user's code, called from the thread that got the answer."""
     with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiters are gone
         loop.call_soon_threadsafe(routes._advance, group)
 
@@ -301,7 +301,6 @@ def _split(split: SplitFn, data: Any, sizes: list[int]) -> Sequence[Any]:
 
 
 def _router(worker: LocalWorker) -> dict[str | None, Any]:
-    """Names of the shards that are to be answered, by tag."""
     router = getattr(worker, "batch_router", None)
     if not isinstance(router, dict):
         raise ConfigError(

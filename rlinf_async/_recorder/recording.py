@@ -1,16 +1,16 @@
 """This process's part of the flight recorder: its ring, a file beside the logs, and the hooks that write to it.
 
     attach(directory, identity)      once the daemon has welcomed the process; the ring is a file there
-    if admits():                     an operation that begins now; ``Work`` itself tells of its end
+    if admits():                     for an operation that begins now; ``Work`` itself records its end
         work._event = begin(EventKind.SEND, "send actor:0", 4096)
     detach()                         the process leaves its run
 
-The ring is a file and no anonymous memory, so that it is there after a SIGKILL of every process of a run.  It lies with
-the run's logs, is removed with them, and is of a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have
-one goes without.
+The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run.  It lies with the
+run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have one
+records nothing.
 
-In a traced run the process has a span log beside its ring as well (``trace``).  The same ``begin`` and ``end`` write to
-both then, and all operations are admitted.
+In a traced run the process has a span log beside its ring as well (``trace``).  The same ``begin`` and ``end`` then
+write to both, and all operations are admitted.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rlinf_async._recorder.state.call_journal import JOURNAL_BYTES, Finish, Jour
 from rlinf_async._recorder.state.event_ring import (
     DIRECTORY as DIRECTORY,
     NAMES_AT,
-    Begin,
-    End,
+    BeginEvent,
+    EndEvent,
     EventKind,
     EventRing,
     MetricKind,
@@ -41,19 +41,19 @@ from rlinf_async._recorder.state.event_ring import (
 )
 from rlinf_async._recorder.state.metric_names import cell_name
 from rlinf_async._recorder.state.metric_table import WEIGHTS
-from rlinf_async._recorder.state.ring_admission import Admission
+from rlinf_async._recorder.state.ring_admission import RingAdmission
 from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, log_path
 
 logger = own_logger(__name__)
 
 _LEFT_FREE: Final = 20
-"""Rings for which there must be room, so that many processes leave some of a small disk to the logs and the user."""
+"""Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files."""
 
 ring: EventRing | None = None
-"""Of this process; None where it records nothing."""
+"""Ring of this process; None if it records nothing."""
 
 log: SpanLog | None = None
-"""The span log of this process; None where its run is not traced."""
+"""Span log of this process; None if its run is not traced."""
 
 _BYTES_PER_SPAN: Final = 128
 """Room in the span log: a begin takes about 60 bytes and an end 20."""
@@ -78,36 +78,38 @@ def _no_finish(place: int) -> None:
     pass
 
 
-# What writes to the ring, without a call in between; they change when the process joins or leaves a run only, so each
-# is looked up here when it is needed: an operation may begin in one thread while another one leaves the run.
+# Hooks without an intermediate call. They change when the process joins or leaves a run, while operations may begin in
+# other threads: look each up here at every use, and do not keep a copy.
 
 admits: Callable[[], bool] = _NONE
-"""Whether an operation that begins now is to be recorded: ``Admission.question``."""
+"""True if an operation that begins now has to be recorded (``RingAdmission.question``)."""
 
-begin: Begin = _nowhere
-"""``begin(kind, name, value, of)``: records an operation that begins now, before anything may settle it; its number, or
-0; ``of`` is told to the trace (``SpanLog.begin``).  A ``Work`` that has it as its ``_event`` records its own end."""
+begin: BeginEvent = _nowhere
+"""``begin(kind, name, value, of)`` records the beginning of an operation, and must precede anything that could end it.
+It returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``).  A ``Work`` with that number as
+its ``_event`` records its own end.
+"""
 
-end: End = _no_end
-"""``end(operation, failed)``: records the end of an operation that has a number."""
+end: EndEvent = _no_end
+"""``end(operation, failed)`` records the end of an operation that has a number."""
 
-point: Begin = _nowhere
-"""``point(kind, name, value)``: records something that has happened."""
+point: BeginEvent = _nowhere
+"""``point(kind, name, value)`` records an event without duration."""
 
 start_call: Start = _no_start
 finish_call: Finish = _no_finish
-"""Those of the ``CallJournal``."""
+"""``start`` and ``finish`` of the ``CallJournal``."""
 
 _owner: object = None
 _tracer: object = None
-"""The owners of the ring and of the span log."""
+"""Owners of the ring and of the span log."""
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Has this process record; once for all of its clusters, the first of which counts.
+    """Start recording, once for all clusters of this process; later calls do nothing.
 
     Args:
-        owner: what ``detach`` is told.
+        owner: key for ``detach``.
         logs: directory of the run's logs on this machine.
         identity: see ``RingContents``.
     """
@@ -119,14 +121,14 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
     try:
         ring = EventRing(_mapping(path, size_of(slots)), slots, identity)
         point, start_call, finish_call = ring.point, ring.journal.start, ring.journal.finish
-        _write_to((Admission(slots, ring.left_out).question(), ring.begin, ring.end))
+        _write_to((RingAdmission(slots, ring.left_out).question(), ring.begin, ring.end))
         _owner = owner
     except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
         logger.debug("this process has no flight recorder: %s", error)
 
 
 def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Has the trace of a run show what this process does from now on; of one run at a time."""
+    """Record this process's operations in the trace of a run from now on; one run at a time."""
     global log, admits, begin, end, _tracer
     if log is not None:
         if log.run != identity["run"]:
@@ -142,7 +144,7 @@ def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
 
 
 def detach(owner: object) -> None:
-    """Records nothing more; what there is stays.  Only what has attached detaches."""
+    """Stop recording, unless another owner has attached; the files stay."""
     # The mappings are not closed: another thread may be within an event.  They end with the last reference.
     global ring, log, admits, begin, end, point, start_call, finish_call, _owner, _tracer
     if log is not None and _tracer is owner:
@@ -155,7 +157,7 @@ def detach(owner: object) -> None:
 
 
 def _write_to(writers: Writers) -> None:
-    """Has operations recorded by these, by way of the span log where that is."""
+    """Replace the hooks, below the span log if there is one."""
     global admits, begin, end
     if log is None:
         admits, begin, end = writers
@@ -168,7 +170,7 @@ def _forget() -> None:
     detach(_tracer)
 
 
-os.register_at_fork(after_in_child=_forget)  # else both would write to one ring
+os.register_at_fork(after_in_child=_forget)  # otherwise parent and child would write to one ring
 
 
 def _slots() -> int:
@@ -181,10 +183,10 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
     disk = os.statvfs(path.parent)
     if disk.f_bavail * disk.f_frsize < _LEFT_FREE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
-    path.unlink(missing_ok=True)  # of an earlier run, in a directory that the user has chosen for several
+    path.unlink(missing_ok=True)  # left by an earlier run in the same directory
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        # Blocks that are reserved now: a write to a mapping of a disk that has become full is a SIGBUS.
+        # Reserve the blocks now: a write to a mapping on a full disk would raise SIGBUS.
         os.posix_fallocate(fd, 0, nbytes)
         return mmap.mmap(fd, nbytes)
     except BaseException:
@@ -196,10 +198,10 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
 
 
 def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | None:
-    """The journal of the calls of a process that has ended; None where it has left none in this run."""
+    """Return the journal of an ended process's calls; None if it has left none in this run."""
     try:
         with open(ring_path(logs, endpoint), "rb", buffering=0) as file:
-            if identity_of(file.read(NAMES_AT)).get("run") != run:  # a directory of logs for several runs
+            if identity_of(file.read(NAMES_AT)).get("run") != run:  # a log directory of several runs
                 return None
             file.seek(-JOURNAL_BYTES, os.SEEK_END)
             return JournalContents(file.read(JOURNAL_BYTES))
@@ -208,14 +210,14 @@ def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | N
 
 
 def version(model: str, role: str, number: int) -> None:
-    """Records weights that this process has published or applied, as an event and as a metric.
+    """Record that this process has published or applied weights, as an event and as a metric.
 
     Args:
         role: ``published`` or ``applied``.
     """
-    here = ring
-    if here is not None:
-        here.point(EventKind.VERSION, f"{role} {model}", number)
-        place = here.cell(MetricKind.GAUGE, cell_name(WEIGHTS.name, {"model": model, "role": role}))
+    current = ring
+    if current is not None:
+        current.point(EventKind.VERSION, f"{role} {model}", number)
+        place = current.cell(MetricKind.GAUGE, cell_name(WEIGHTS.name, {"model": model, "role": role}))
         if place is not None:
-            here.store(place, number)
+            current.store(place, number)

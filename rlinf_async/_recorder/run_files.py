@@ -1,4 +1,5 @@
-"""``RunFiles``: rings, black boxes and logs of a run below its log directory, listed and read without leaving that."""
+"""``RunFiles``: rings, black boxes and logs below a run's log directory, listed and read without following links out of
+it."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 MAX_PIECE_BYTES: Final = 1 << 20
-"""Of one read; a frame may have 16 MiB."""
+"""Limit of one read; a frame may have 16 MiB."""
 
 _NAME: Final = re.compile(
     r"(?:daemon_\d+|template_\d+_\d+)\.log"
@@ -23,17 +24,18 @@ _FILE: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def usual_log_parent(base: Path) -> Path:
-    """The directory of all runs' logs below the temporary directory, unless the user or its state says otherwise."""
+    """Return the default parent of all runs' log directories, below the temporary directory."""
     return base / f"rlinf-logs-{os.getuid()}"
 
 
 def bundle_name(run: str) -> str:
-    """The file of a run's bundle, beside its logs where the launcher has made it."""
+    """Return the file name of a run's bundle; the launcher puts it beside the logs."""
     return f"rlinf-{run}.zip"
 
 
 class RunFile(NamedTuple):
-    """One file: its path relative to the log directory, its bytes, and when it was written to (seconds since 1970)."""
+    """File of a run: its path relative to the log directory, its size, and its modification time (seconds since 1970).
+    File of a run: its path relative to the log directory, its size, and its modification time (seconds since 1970)."""
 
     path: str
     nbytes: int
@@ -45,7 +47,7 @@ class RunFile(NamedTuple):
 
 
 def is_of_a_run(path: str) -> bool:
-    """Whether a file of this name is a run's; never of one outside the log directory."""
+    """True if a run's file may have this path; False for any path outside the log directory."""
     return _NAME.fullmatch(path) is not None
 
 
@@ -54,7 +56,7 @@ def is_log(path: str) -> bool:
 
 
 class RunFiles:
-    """The files of one log directory.  A user may have chosen it, so that it holds other things as well."""
+    """Files in one log directory, which the user may have chosen and which may hold other files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -63,23 +65,23 @@ class RunFiles:
         return f"<RunFiles in {self.directory}>"
 
     def listing(self) -> list[RunFile]:
-        """All files of a run; none where the directory cannot be read."""
+        """Return all files of a run; empty if the directory cannot be read."""
         return [each for name in ("", *_folders(self.directory)) for each in self._files_in(name)]
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """A piece of a file; shorter at its end.
+        """Return a part of a file; shorter at its end.
 
         Raises:
-            ValueError: this is no file of a run, or no piece of one.
-            OSError: it cannot be read; a link is not followed.
+            ValueError: the path is no file of a run, or the range is invalid.
+            OSError: the file cannot be read; links are not followed.
         """
         if not is_of_a_run(path):
             raise ValueError(f"{path!r} is no file of a run below {self.directory}")
         if offset < 0 or not 0 <= nbytes <= MAX_PIECE_BYTES:
             raise ValueError(f"{path}: a piece has up to {MAX_PIECE_BYTES} bytes, got {nbytes} from {offset}")
         folder, _, name = path.rpartition("/")
-        # Step by step: a folder that has become a link meanwhile must not lead elsewhere.  The log directory itself
-        # may be a link, which is its user's choice.
+        # Open the folder first: one that was replaced by a link meanwhile must not lead elsewhere. The log directory
+        # itself may be a link, which its user has chosen.
         directory = os.open(self.directory, _DIRECTORY)
         try:
             if folder:

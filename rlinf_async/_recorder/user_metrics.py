@@ -1,9 +1,8 @@
 """The user's own metrics: gauges and counters in the cells of this process's ring, from which daemons read them.
 
-    self.metrics.gauge("return", task="cheetah").set(312.5)
-    self.metrics.counter("episodes").add(8)
+    self.metrics.gauge("return", task="cheetah").set(312.5) self.metrics.counter("episodes").add(8)
 
-Nothing here fails a training: what cannot be taken, a bad name or one metric too many, is told once in the log.
+Nothing here fails a training: a bad name, a bad value or one metric too many is reported once in the log.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 logger = own_logger(__name__)
 
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
-"""Raised by the conversion to a float: a tensor of several elements raises the last one."""
+"""Exceptions of the conversion to a float: a tensor of several elements raises the last one."""
 
 
 _NAMES: Final = reprlib.Repr()
 _NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES  # a name that is too long is not all of the log
 
 
-class _Metric:
-    """One value, of one name and its labels; in the ring that the process has just then, or in none.
+class _UserMetric:
+    """Value of one name with its labels, in the present ring of the process, if there is one.
 
     Args:
-        cell: its name with labels; empty for one that is not kept.
+        cell: name with labels; empty for a metric that is not kept.
     """
 
     __slots__ = ("_cell",)
@@ -45,7 +44,7 @@ class _Metric:
 
     def _nowhere(self, ring: EventRing | None) -> None:
         if not self._cell:
-            return  # why has been told
+            return  # the reason is already in the log
         if ring is not None:
             _warn_full()
         else:
@@ -58,14 +57,14 @@ class _Metric:
         _warn(f"metric {self._cell} keeps its value: {self.kind.name.lower()}s take no {reprlib.repr(value)}")
 
 
-class Gauge(_Metric):
+class Gauge(_UserMetric):
     """A value that goes up and down."""
 
     __slots__ = ()
     kind = MetricKind.GAUGE
 
     def set(self, value: float) -> None:
-        """From any thread, in less than a microsecond; NaN and infinities are values as well."""
+        """Set the value. Any thread may call it; takes less than a microsecond, and NaN and infinities are allowed."""
         ring = recording.ring
         if ring is None or not self._cell or (place := ring.cell(MetricKind.GAUGE, self._cell)) is None:
             self._nowhere(ring)
@@ -76,14 +75,14 @@ class Gauge(_Metric):
             self._refuse(value)
 
 
-class Counter(_Metric):
-    """A sum that only grows, from 0 on in each run."""
+class Counter(_UserMetric):
+    """A sum that only grows, from 0 in each run."""
 
     __slots__ = ()
     kind = MetricKind.COUNTER
 
     def add(self, amount: float = 1.0) -> None:
-        """From any thread; what is negative, infinite or no number is refused."""
+        """Add to the sum. Any thread may call it; a negative or infinite amount, or no number, is refused."""
         ring = recording.ring
         if ring is None or not self._cell or (place := ring.cell(MetricKind.COUNTER, self._cell)) is None:
             self._nowhere(ring)
@@ -98,11 +97,11 @@ class Counter(_Metric):
             self._refuse(amount)
 
 
-Kind = TypeVar("Kind", Gauge, Counter)
+MetricClass = TypeVar("MetricClass", Gauge, Counter)
 
 
 class Metrics:
-    """The metrics of this process, by name and labels."""
+    """Metrics of this process, by name and labels."""
 
     def __init__(self) -> None:
         self._gauges: dict[object, Gauge] = {}
@@ -113,10 +112,10 @@ class Metrics:
         return f"<Metrics [{len(self._gauges)} gauges, {len(self._counters)} counters]>"
 
     def gauge(self, name: str, **labels: object) -> Gauge:
-        """The gauge of that name with these labels; the same object each time.
+        """Return the gauge of that name with these labels; the same object each time.
 
         Args:
-            labels: few values each: every one is a metric of its own, and a process has up to 512.
+            labels: labels with few values each: every combination is a metric, and a process has up to 512.
         """
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
@@ -125,7 +124,7 @@ class Metrics:
             return _unusable(Gauge, name, error)
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """The counter of that name with these labels; it is served as ``NAME_total``."""
+        """Return the counter of that name with these labels, which is served as ``NAME_total``."""
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
             return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
@@ -133,8 +132,13 @@ class Metrics:
             return _unusable(Counter, name, error)
 
     def _new(
-        self, cls: type[Kind], known: dict[object, Kind], key: object, name: str, labels: dict[str, object]
-    ) -> Kind:
+        self,
+        cls: type[MetricClass],
+        known: dict[object, MetricClass],
+        key: object,
+        name: str,
+        labels: dict[str, object],
+    ) -> MetricClass:
         if len(self._gauges) + len(self._counters) >= MAX_CELLS:
             _warn_full()
             return cls("")
@@ -148,20 +152,20 @@ class Metrics:
         return known.setdefault(key, cls(cell_name(name, labels)))
 
 
-def _unusable(cls: type[Kind], name: object, why: object) -> Kind:
+def _unusable(cls: type[MetricClass], name: object, why: object) -> MetricClass:
     _warn(f"metric {_NAMES.repr(name)} is not kept as a {cls.kind.name.lower()}: {why}")
     return cls("")
 
 
 METRICS: Final = Metrics()
-"""Of this process: it has one ring, however many clusters and workers it has."""
+"""Metrics of this process, which has one ring for all its clusters and workers."""
 
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def _warn(text: str) -> None:
-    if text not in _told and len(_told) < MAX_CELLS:
-        _told.add(text)
+    if text not in _warned and len(_warned) < MAX_CELLS:
+        _warned.add(text)
         logger.warning("%s", text)
 
 

@@ -1,4 +1,4 @@
-"""``Faults`` that happen by themselves in a simulation, at moments and places that its seed chooses."""
+"""``Faults`` of a simulation: crashes, stops and network cuts at random moments and places, chosen by the seed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rlinf_async.errors import ConfigError
 _MINUTE_S: Final = 60.0
 
 
-class Target(Protocol):
-    """What faults happen to: a ``SimCluster``."""
+class FaultTarget(Protocol):
+    """Interface of ``SimCluster`` to its faults."""
 
     scheduler: Scheduler
 
@@ -34,14 +34,14 @@ class Target(Protocol):
 
 @dataclass(frozen=True)
 class Faults:
-    """How often what happens, per virtual minute on the average.
+    """Average number of each kind of fault per virtual minute.
 
     Attributes:
         kills: a rank is killed.
-        stops: a rank stands still for ``stop_s`` seconds.
-        cuts: a node but node 0 is cut off for ``cut_s`` seconds.
+        stops: a rank is stopped for ``stop_s`` seconds.
+        cuts: a node other than node 0 is cut off for ``cut_s`` seconds.
         breaks: the sockets between a rank and its callers break.
-        groups: whose ranks may be hit; None for all.
+        groups: names of the groups whose ranks may fail; None for all.
 
     Raises:
         ConfigError: a number is negative.
@@ -60,9 +60,9 @@ class Faults:
             if (value := getattr(self, name)) < 0:
                 raise ConfigError(f"Faults({name}={value!r}): it cannot be negative")
 
-    def begin(self, sim: Target) -> None:
-        """Has them happen."""
-        acts: tuple[tuple[float, Callable[[Target], None]], ...] = (
+    def begin(self, sim: FaultTarget) -> None:
+        """Schedule the faults."""
+        acts: tuple[tuple[float, Callable[[FaultTarget], None]], ...] = (
             (self.kills, self._kill),
             (self.stops, self._stop),
             (self.cuts, self._cut),
@@ -72,29 +72,29 @@ class Faults:
             if rate:
                 self._after(sim, rate, act)
 
-    def _after(self, sim: Target, rate: float, act: Callable[[Target], None]) -> None:
+    def _after(self, sim: FaultTarget, rate: float, act: Callable[[FaultTarget], None]) -> None:
         def happen() -> None:
             act(sim)
             self._after(sim, rate, act)
 
         sim.scheduler.after(sim.scheduler.random.expovariate(rate / _MINUTE_S), happen)
 
-    def _rank(self, sim: Target) -> tuple[str, int] | None:
+    def _rank(self, sim: FaultTarget) -> tuple[str, int] | None:
         ranks = [rank for rank in sim.ranks if self.groups is None or rank[0] in self.groups]
         return sim.scheduler.random.choice(ranks) if ranks else None
 
-    def _kill(self, sim: Target) -> None:
+    def _kill(self, sim: FaultTarget) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.kill(*rank)
 
-    def _stop(self, sim: Target) -> None:
+    def _stop(self, sim: FaultTarget) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.stop(*rank, self.stop_s)
 
-    def _cut(self, sim: Target) -> None:
+    def _cut(self, sim: FaultTarget) -> None:
         if sim.num_nodes > 1:
             sim.cut(sim.scheduler.random.randrange(1, sim.num_nodes), self.cut_s)
 
-    def _break(self, sim: Target) -> None:
+    def _break(self, sim: FaultTarget) -> None:
         if (rank := self._rank(sim)) is not None:
             sim.sever(*rank, sim.scheduler.random.choice(("shutdown", "close")))

@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed, forks, subprocesses, connections, GPUs: a simulation has none, and says so."""
+"""Guard that refuses torch.distributed, forks, subprocesses, connections and GPUs, which a simulation lacks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_async._simulation.stand_ins import replace
 
 
 def _connection(sock: socket.socket, address: object) -> str | None:
-    """Those within the machine are the framework's own."""
+    # UNIX sockets are the framework's own.
     return None if sock.family == socket.AF_UNIX else f"a connection to {address!r}"
 
 
@@ -35,22 +35,22 @@ _REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
 
 @contextlib.contextmanager
 def refused(scheduler: Scheduler) -> Iterator[None]:
-    """Has simulated threads get a ``SimulationError`` for these while the block runs; others have the real things."""
+    """Make each of these raise ``SimulationError`` in simulated threads while the block runs."""
 
-    def instead(real: Callable[..., Any], wish: Callable[..., str | None]) -> Callable[..., Any]:
+    def guard(real: Callable[..., Any], resource_name: Callable[..., str | None]) -> Callable[..., Any]:
         @functools.wraps(real)
         def refuse(*args: Any, **options: Any) -> Any:
-            if not scheduler.is_here() or (name := wish(*args, **options)) is None:
+            if not scheduler.in_simulation() or (name := resource_name(*args, **options)) is None:
                 return real(*args, **options)
-            who = "a simulation" if scheduler.current is None else scheduler.current.name
+            requester = "a simulation" if scheduler.current is None else scheduler.current.name
             raise SimulationError(
-                f"{who} wants {name}, and a simulation has none; give the test a stand-in for it, "
+                f"{requester} wants {name}, and a simulation has none; give the test a stand-in for it, "
                 "or run it in a cluster of processes: Cluster(local_nodes=2)"
             )
 
         return refuse
 
     with contextlib.ExitStack() as stack:
-        for place, attribute, wish in _REFUSED:
-            stack.callback(replace(place, attribute, instead(getattr(place, attribute), wish)))
+        for place, attribute, resource_name in _REFUSED:
+            stack.callback(replace(place, attribute, guard(getattr(place, attribute), resource_name)))
         yield

@@ -1,13 +1,13 @@
-"""``Scheduler`` of a simulation: one thing runs at a time, chosen by a seed; time passes where nothing can run.
+"""``Scheduler`` of a simulation: runs one actor at a time, chosen by a seed; virtual time passes when none can run.
 
     scheduler = Scheduler(seed=7)
-    scheduler.add(LoopActor(loop, process))      an event loop that is turned by the scheduler itself
+    scheduler.add(LoopActor(loop, process))      an event loop that the scheduler runs turn by turn
     ThreadActor(scheduler, process, main)        a thread that runs while it has the baton, and parks
-    scheduler.at(scheduler.now + 3, cut)         a fault, a message that arrives
+    scheduler.at(scheduler.now + 3, cut)         a fault, or a message that arrives
     scheduler.run_until(task.done)
 
-Everything that is simulated is an actor: it says from which moment on it can run, and which epoll descriptors make it
-run earlier.  Of those that can, the seed's next number chooses.
+Every simulated loop and thread is an actor. It has a moment from which it can run, and epoll descriptors that let it
+run earlier. The seed's next random number chooses among the actors that can run.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from math import inf
 from typing import Any, Final, Protocol
 
 START_S: Final = 1000.0
-"""The clock at the beginning."""
+"""Virtual time at the start."""
 
 _MAX_TURNS_AT_ONCE: Final = 100_000
 _ONCE_S: Final = 0.001
-"""Virtual time in which so many turns are taken for a loop that never ends."""
+"""Virtual seconds within which ``_MAX_TURNS_AT_ONCE`` turns count as an endless loop."""
 
 SIMULATED: Final = "simulated "
-"""What the names of simulated threads begin with."""
+"""Prefix of the names of simulated threads."""
 
 _MAX_TURN_S: Final = 20.0
-"""Seconds of real time for one turn, after which a thread is taken for blocked by something that is not simulated."""
+"""Real seconds after which a turn counts as blocked by something outside the simulation."""
 
 
 _start, _join = threading.Thread.start, threading.Thread.join
 
 
 class SimulationError(Exception):
-    """The simulation cannot go on: everything waits for ever, or something waits outside of it."""
+    """The simulation cannot go on: every actor waits forever, or one waits for something outside of it."""
 
 
 class SimulatedDeath(BaseException):
-    """Ends a thread of a process that has ended."""
+    """Raised in the threads of a process that has ended, to end them."""
 
 
-class Process(Protocol):
-    """What the scheduler and threads know of a simulated process."""
+class ScheduledProcess(Protocol):
+    """Interface of a simulated process to the scheduler and threads."""
 
     name: str
     pid: int
@@ -65,37 +65,32 @@ class Process(Protocol):
     loops: list[Any]
     on_exit: Callable[[int], None]
 
-    def enter(self) -> None:
-        """Makes the globals of all modules this process's own."""
+    def enter(self) -> None: ...
 
-    def entered(self) -> contextlib.AbstractContextManager[None]:
-        """Have the block find this process's globals, and what follows it those of the process before."""
+    def entered(self) -> contextlib.AbstractContextManager[None]: ...
 
-    def keep(self) -> None:
-        """Keeps the globals as they are, for the next time."""
+    def keep(self) -> None: ...
 
 
 class Actor(Protocol):
-    """What the scheduler runs."""
+    """A simulated loop or thread, as the scheduler sees it."""
 
-    process: Process
+    process: ScheduledProcess
     name: str
 
     def due(self) -> float:
-        """The moment from which on it can run by itself."""
+        """Return the time from which the actor can run without an event."""
 
     def watched(self) -> tuple[int, ...]:
-        """Epoll descriptors that let it run at once."""
+        """Return the epoll descriptors whose readiness lets the actor run at once."""
 
-    def run(self) -> None:
-        """One turn."""
+    def run(self) -> None: ...
 
-    def where(self) -> str:
-        """What it waits at, for an error."""
+    def where(self) -> str: ...
 
 
-class Waiting(Protocol):
-    """What a parked thread waits for: a loop or a gate."""
+class ParkedWait(Protocol):
+    """Wait of a parked thread: until a time, or until a descriptor is ready."""
 
     def due(self) -> float: ...
 
@@ -103,16 +98,16 @@ class Waiting(Protocol):
 
 
 def moment_of(time: float, rate: float) -> float:
-    """When a clock of this rate shows a time."""
+    """Return the virtual time at which a clock of this rate shows ``time``."""
     return time if rate == 1.0 or abs(time) == inf else START_S + (time - START_S) / rate
 
 
 class SimLog:
-    """What has happened, line by line: the same in every run of a seed.
+    """The events of a run, one per line; identical in every run of a seed.
 
     Attributes:
-        digest: of all lines.
-        kept: the last ones.
+        digest: hash of all lines.
+        kept: the last lines.
     """
 
     def __init__(self, kept: int = 4000) -> None:
@@ -135,16 +130,16 @@ class SimLog:
 
 
 class Scheduler:
-    """The clock and the choice.
+    """Virtual clock, and choice of the next actor.
 
     Attributes:
         now: virtual time in seconds.
-        random: of the seed; every choice of the simulation is one of its numbers.
-        writes: of the seed, too, for what sockets take: the other choices are the same without it.
-        current: the process whose turn it is.
-        grave: an ended process, whose globals code finds that ended processes leave behind.
-        steps: turns so far.
-        serials: of tasks and futures, in the order in which they are made.
+        random: generator that makes every choice of the simulation, seeded.
+        writes: separate seeded generator for partial socket writes, which leaves the other choices unchanged.
+        current: process whose globals are installed.
+        grave: an ended process; code that outlives its process runs with its globals.
+        steps: number of turns so far.
+        serials: numbers for tasks and futures, in order of creation.
     """
 
     def __init__(self, seed: int) -> None:
@@ -153,8 +148,8 @@ class Scheduler:
         self.now = START_S
         self.steps = 0
         self._then, self._steps_then = START_S, 0
-        self.current: Process | None = None
-        self.grave: Process
+        self.current: ScheduledProcess | None = None
+        self.grave: ScheduledProcess
         self.back = _closed_lock()
         self.running: Actor | None = None
         self.threads: dict[int, ThreadActor] = {}
@@ -172,16 +167,15 @@ class Scheduler:
 
     # -- threads ------------------------------------------------------------------------------------------------
 
-    def is_here(self) -> bool:
-        """True if the calling thread runs simulated code, or code that an ended process has left behind."""
+    def in_simulation(self) -> bool:
+        """True if the calling thread runs simulated code, or code that an ended process left behind."""
         return (self.running is not None or self.current is self.grave) and self.owns_thread()
 
     def owns_thread(self) -> bool:
-        """Whether the calling thread is one of the simulation's."""
         return threading.get_ident() == self._thread or threading.get_ident() in self.threads
 
-    def actor_here(self) -> ThreadActor | None:
-        """The calling thread, where it may park."""
+    def current_actor(self) -> ThreadActor | None:
+        """Return the actor of the calling thread; None on threads that cannot park."""
         return self.threads.get(threading.get_ident())
 
     def actor_of(self, thread: threading.Thread) -> ThreadActor | None:
@@ -196,33 +190,31 @@ class Scheduler:
         self._actors.pop(actor, None)
 
     def watch(self, fd: int) -> None:
-        """Learns of readiness of an epoll descriptor."""
+        """Wake actors when this epoll descriptor becomes readable."""
         self._epoll.register(fd, select.EPOLLIN)
 
     def unwatch(self, fd: int) -> None:
         self._epoll.unregister(fd)
 
     def read_clock(self) -> float:
-        """The time by the clock of the process whose turn it is."""
+        """Return the time on the clock of the current process."""
         process = self.current
         return self.now if process is None or process.rate == 1.0 else START_S + (self.now - START_S) * process.rate
 
     def note(self, who: str, what: str) -> None:
-        """Writes into the log."""
         self.log.note(self.now, who, what)
 
     def at(self, when: float, callback: Callable[[], None]) -> None:
-        """Calls back at a moment, in no process."""
         heapq.heappush(self._timers, (when, next(self._numbers), callback))
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
         self.at(self.now + seconds, callback)
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Takes turns until that is so.
+        """Run turns until ``done`` returns True.
 
         Raises:
-            SimulationError: nothing can run, and nothing ever will.
+            SimulationError: no actor can run, now or later.
         """
         while not done():
             self._step()
@@ -247,7 +239,7 @@ class Scheduler:
             actor = ready[0] if len(ready) == 1 else ready[int(self.random.random() * len(ready))]
             self.steps += 1
             if self.steps - self._steps_then > _MAX_TURNS_AT_ONCE:
-                raise SimulationError(self._tell_livelock())
+                raise SimulationError(self._describe_livelock())
             actor.process.enter()
             self.running = actor
             actor.run()
@@ -264,12 +256,11 @@ class Scheduler:
             self._then, self._steps_then = next_due, self.steps
         self.now = next_due
 
-    def _tell_livelock(self) -> str:
+    def _describe_livelock(self) -> str:
         last = "\n".join(list(self.log.kept)[-20:])
         return f"{_MAX_TURNS_AT_ONCE} turns within {_ONCE_S:g} s of virtual time: something turns for ever\n{last}"
 
     def await_baton(self, actor: ThreadActor) -> None:
-        """Until a thread parks."""
         if not self.back.acquire(timeout=_MAX_TURN_S):
             actor.is_stuck = self.has_stuck_threads = True
             raise SimulationError(
@@ -278,7 +269,6 @@ class Scheduler:
             )
 
     def forget(self) -> None:
-        """Lets go of everything that was to happen."""
         self._timers.clear()
         self._actors.clear()
         self.threads.clear()
@@ -295,24 +285,24 @@ def _closed_lock() -> threading.Lock:
 
 
 class ThreadActor:
-    """A thread of a simulated process, which runs between two of its parkings while all others stand still."""
+    """A thread of a simulated process; it runs from one park to the next while all others stand still."""
 
     def __init__(
         self,
         scheduler: Scheduler,
-        process: Process,
+        process: ScheduledProcess,
         name: str,
         main: Callable[[], None],
         stands_for: threading.Thread | None = None,
     ) -> None:
-        """``stands_for`` is the thread that simulated code has wanted to start."""
+        """``stands_for`` is the thread object that simulated code asked to start."""
         self._stands_for = stands_for
         self.process = process
         self.name = name
         self._scheduler = scheduler
         self._main = main
         self._go = _closed_lock()
-        self._waiting: Waiting | None = None
+        self._waiting: ParkedWait | None = None
         self._thread = threading.Thread(target=self._run, name=f"{SIMULATED}{name}", daemon=True)
         self._has_begun = False
         self.has_ended = False
@@ -342,8 +332,8 @@ class ThreadActor:
             self._go.release()
         self._scheduler.await_baton(self)
 
-    def park(self, waiting: Waiting) -> None:
-        """Hands the baton on until what is waited for may be there; on this thread."""
+    def park(self, waiting: ParkedWait) -> None:
+        """Pass the baton on, on this thread, until the wait may be over."""
         if self.process.has_ended:
             raise SimulatedDeath
         self._waiting = waiting
@@ -353,7 +343,6 @@ class ThreadActor:
             raise SimulatedDeath
 
     def end(self) -> None:
-        """Ends the thread of a process that has ended, wherever it is parked."""
         if self._has_begun and not self.has_ended and not self.is_stuck:
             self.process.enter()
             self._scheduler.running = self

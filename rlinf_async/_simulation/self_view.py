@@ -1,7 +1,7 @@
-"""Stand-ins for how a process looks at itself, and the kernel at it: a simulated one has its own tasks and threads.
+"""Stand-ins for a process's view of itself, and the kernel's view of it: its own tasks, threads and CPU state.
 
-A report of a run, and with it each verdict, is made of these.  In one real process they would be those of all simulated
-processes, and the processor time that of the simulation.
+Reports of a run, and so all verdicts, are made of these. Without stand-ins, a simulated process would report the tasks
+and threads of all simulated processes, and the CPU time of the simulation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from rlinf_async._inspection import own_activities, own_threads
 from rlinf_async._inspection.activity_states import States
 from rlinf_async._inspection.system_calls import SystemCall
-from rlinf_async._simulation.scheduler import Process, Scheduler, ThreadActor
+from rlinf_async._simulation.scheduler import ScheduledProcess, Scheduler, ThreadActor
 from rlinf_launcher.daemon import inspection, process_state
 
 _FOLDER: Final = os.path.dirname(__file__) + os.sep  # noqa: PTH120  compared with names of files as strings
@@ -32,8 +32,6 @@ _NUM_FIELDS: Final = 50
 
 @dataclass(frozen=True)
 class SimThread:
-    """A thread as its simulated process sees it."""
-
     name: str
     ident: int
     native_id: int | None
@@ -41,7 +39,7 @@ class SimThread:
 
 
 def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
-    """Return where each stand-in goes, its name and itself."""
+    """Return for each stand-in its place, its name there, and itself."""
     current_frames, enumerate_threads, main_thread = sys._current_frames, threading.enumerate, threading.main_thread
 
     def actors() -> list[ThreadActor]:
@@ -51,16 +49,16 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
 
     def frames() -> Mapping[int, FrameType]:
         found = current_frames()
-        if not scheduler.is_here():
+        if not scheduler.in_simulation():
             return found
         idents = [each._thread.ident or 0 for each in actors()]
         return {ident: _outside(found[ident]) for ident in idents if ident in found}
 
     def enumerated() -> list[Any]:
-        return [_seen(each) for each in actors()] if scheduler.is_here() else enumerate_threads()
+        return [_seen(each) for each in actors()] if scheduler.in_simulation() else enumerate_threads()
 
     def main() -> Any:
-        if not scheduler.is_here():
+        if not scheduler.in_simulation():
             return main_thread()
         process = scheduler.current
         assert process is not None
@@ -105,7 +103,7 @@ def _seen(actor: ThreadActor) -> SimThread:
 
 
 def _outside(frame: FrameType) -> FrameType:
-    """Return the innermost frame that is not the simulation's: a parked thread waits there."""
+    """Return the innermost frame outside the simulation's code, where a parked thread waits."""
     found: FrameType | None = frame
     while found is not None and found.f_code.co_filename.startswith(_FOLDER):
         found = found.f_back
@@ -119,8 +117,8 @@ def _tasks(scheduler: Scheduler) -> list[asyncio.Task[Any]]:
     return sorted(found, key=hash)
 
 
-def _process(scheduler: Scheduler, pid: int) -> Process | None:
-    """Return the living process with that pid; the kernel says that a driver has the pid of the simulation."""
+def _process(scheduler: Scheduler, pid: int) -> ScheduledProcess | None:
+    """Return the living process with this pid. A driver has the pid of the simulation, as the kernel reports it."""
     for actor in scheduler._actors:
         if pid == (os.getpid() if actor.process.name == "driver" else actor.process.pid):
             return actor.process

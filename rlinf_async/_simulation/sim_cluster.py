@@ -1,4 +1,4 @@
-"""``SimCluster``: the daemons, workers and drivers of a run in one process, in virtual time, as a seed wills."""
+"""``SimCluster``: the daemons, workers and drivers of a run in one process, in virtual time, decided by a seed."""
 
 from __future__ import annotations
 
@@ -54,15 +54,15 @@ class SimCluster:
     """A simulated cluster.
 
     Args:
-        nodes: their number.
-        seed: decides every choice: what runs next, and for how long a message is on its way.
-        faults: what happens by itself, at moments that the seed chooses.
-        drift: by which part the clocks of nodes run fast or slow at most: 0.01 is one per cent.
-        settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``; those of the
-            test's own environment do not count in it.
+        nodes: number of nodes.
+        seed: seed of every choice, such as the next actor to run and the delay of each message.
+        faults: random faults, at moments that the seed chooses.
+        drift: largest relative deviation of a node's clock rate; 0.01 is one per cent.
+        settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``. Variables in
+            the test's own environment have no effect.
 
     Raises:
-        ConfigError: there must be a node; there is no such setting, or its value is out of bounds.
+        ConfigError: ``nodes`` is below 1, a setting does not exist, or its value is out of bounds.
 
     Example:
         async def main() -> int:
@@ -92,7 +92,7 @@ class SimCluster:
         self.scheduler: Scheduler
         self.nodes: list[SimNode] = []
         self.copies: list[str] = []
-        """Ranks of which two processes have run at once."""
+        """Descriptions of ranks that had two processes at the same time."""
         self._driver: SimProcess | None = None
         self._finalizers: set[Any] = set()
 
@@ -101,23 +101,23 @@ class SimCluster:
 
     @property
     def now(self) -> float:
-        """Virtual seconds since the beginning."""
+        """Virtual seconds since the start."""
         return self.scheduler.now - START_S
 
     def run(self, main: Callable[..., Coroutine[Any, Any, T]] | Callable[..., T], *args: Any) -> T:
-        """Runs a driver in it: a coroutine, or a function that blocks.
+        """Run a driver, which is a coroutine function or a blocking function, in the cluster.
 
         Args:
-            args: of ``main``.
+            args: arguments of ``main``.
 
         Returns:
-            What the driver returns, or raises.
+            The result of ``main``; its exceptions are raised.
 
         Raises:
-            SimulationError: everything waits for ever, or something waits for what is not simulated.
+            SimulationError: every actor waits forever, or one waits for something that is not simulated.
             TypeError: ``main`` does not take these arguments.
         """
-        inspect.signature(main).bind(*args)  # before there is anything that has to end
+        inspect.signature(main).bind(*args)  # fails before anything has started
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, hooks = clock.monotonic, sys.get_asyncgen_hooks()
@@ -139,7 +139,7 @@ class SimCluster:
                 try:
                     return self._run(folder, main, args)
                 except SimulationError as error:
-                    traceback.clear_frames(error.__traceback__)  # which would keep all that there is
+                    traceback.clear_frames(error.__traceback__)  # the frames would keep the whole simulation alive
                     raise
                 finally:
                     with _silence(), contextlib.ExitStack() as last:
@@ -157,22 +157,22 @@ class SimCluster:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _bury(self) -> None:
-        """Let go of what ended processes had; what their coroutines still do and say is nobody's."""
-        # A coroutine that is collected runs its `finally` blocks.  In the globals of the process that simulates, a call
-        # of a worker takes itself for a forked child's and ends that child: all exit functions would run out here.
+        """Drop the remains of ended processes, with the output of their coroutines discarded."""
+        # A coroutine that is collected runs its `finally` blocks. With the host process's globals installed, a worker's
+        # call would take that process for a forked child and end it, which runs all exit functions.
         # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
         self.scheduler.grave.enter()
         _close_coroutines()
         self.nodes.clear()
         self._driver = None
         del self.fabric
-        pool.close()  # which the processes here have shared
+        pool.close()  # all simulated processes have shared it
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
             if isinstance(
                 (finalizer.peek() or (None, None))[1], MethodType
-            ):  # of a thing that has ended with its process
+            ):  # belongs to an object of an ended process
                 finalizer.detach()
-        for _ in range(_COLLECTIONS):  # what a finalizer has brought back goes with the next one
+        for _ in range(_COLLECTIONS):  # an object that a finalizer revives goes with the next collection
             self.scheduler.forget()
             if not gc.collect():
                 break
@@ -190,18 +190,18 @@ class SimCluster:
             rate = 1 + scheduler.random.uniform(-self._drift, self._drift) if self._drift else 1.0
             self._rates.append(rate)
             self.nodes.append(
-                SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._is_born, self._environ, rate)
+                SimNode(scheduler, fabric, config, folder, lambda: next(pids), self._note_copies, self._environ, rate)
             )
-        scheduler.run_until(lambda: all(node.near_side.has_said("up") for node in self.nodes))
+        scheduler.run_until(lambda: all(node.control.find_event("up") for node in self.nodes))
         peers = []
         for node in self.nodes:
-            up = node.near_side.has_said("up")
+            up = node.control.find_event("up")
             assert up is not None
             peer = {"node": node.number, "name": node.process.name, "hidden": False, "labels": []}
             peers.append(peer | {"address": up["address"], "facts": up["facts"], "log_dir": up["log_dir"]})
         for node in self.nodes:
-            node.near_side.order({"op": "peers", "peers": peers})
-        scheduler.run_until(lambda: all(node.near_side.has_said("ready") for node in self.nodes))
+            node.control.command({"op": "peers", "peers": peers})
+        scheduler.run_until(lambda: all(node.control.find_event("ready") for node in self.nodes))
         environ = {**self._environ, "RLINF_NODE_SOCKET": str(self.nodes[0].boot.socket_path)}
         driver = SimProcess(scheduler, "driver", next(pids), environ, self._rates[0])
         self._driver = driver
@@ -225,13 +225,12 @@ class SimCluster:
             result = future.result
         for node in self.nodes:
             if not node.has_ended:
-                node.near_side.order({"op": "stop"})
+                node.control.command({"op": "stop"})
         scheduler.run_until(lambda: all(node.has_ended for node in self.nodes))
         found: T = result()
         return found
 
-    def _is_born(self, born: SimWorkerProcess) -> None:
-        """Looks for another one of the same group and rank."""
+    def _note_copies(self, born: SimWorkerProcess) -> None:
         for node in self.nodes:
             for worker in node.workers:
                 same = (worker.setup.group, worker.setup.rank) == (born.setup.group, born.setup.rank)
@@ -239,7 +238,6 @@ class SimCluster:
                     self.copies.append(f"pid {born.pid} is {born.process.name}, and so is pid {worker.pid} still")
 
     def _end(self) -> None:
-        """Ends every thread and closes every loop."""
         processes = [node.process for node in self.nodes]
         processes += [worker.process for node in self.nodes for worker in node.workers if worker.pid]
         if self._driver is not None:
@@ -254,7 +252,7 @@ class SimCluster:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def kill(self, group: str, rank: int) -> bool:
-        """As SIGKILL of a rank's present process; False where there is none."""
+        """Kill a rank's process, as SIGKILL does; return False if it has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"kill {group}:{rank}")
         if worker is not None:
@@ -262,7 +260,7 @@ class SimCluster:
         return worker is not None
 
     def stop(self, group: str, rank: int, seconds: float) -> bool:
-        """As SIGSTOP of a rank's present process, and SIGCONT later; False where there is none."""
+        """Stop a rank's process as SIGSTOP does, and continue it later; return False if it has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"stop {group}:{rank} for {seconds:g} s")
         if worker is not None:
@@ -270,7 +268,7 @@ class SimCluster:
         return worker is not None
 
     def slow(self, group: str, rank: int, turn_s: float) -> bool:
-        """Has every turn of a rank's loops take so many seconds from here on; False where it is not there."""
+        """Make every turn of a rank's loops take ``turn_s`` seconds from now on; return False if it has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"each turn of {group}:{rank} takes {turn_s:g} s")
         if worker is not None:
@@ -278,7 +276,7 @@ class SimCluster:
         return worker is not None
 
     def starve(self, group: str, rank: int, seconds: float) -> bool:
-        """Has a rank lose every descriptor that is sent to it for so long; False where it is not there."""
+        """Drop every descriptor sent to a rank for some seconds; return False if it has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"{group}:{rank} gets no descriptors for {seconds:g} s")
         if worker is not None:
@@ -286,14 +284,14 @@ class SimCluster:
         return worker is not None
 
     def sever(self, group: str, rank: int, how: str) -> None:
-        """Breaks the direct sockets of a rank: ``shutdown`` or ``close``."""
+        """Break the direct sockets of a rank, by ``shutdown`` or ``close``."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"sever the sockets of {group}:{rank} ({how})")
         if worker is not None:
             worker.sever(how)
 
     def cut(self, node: int, seconds: float) -> None:
-        """As a cable that is pulled, and plugged in later."""
+        """Cut a node off from all others for some seconds, as by pulling its cable."""
         self.scheduler.note("fault", f"cut node {node} off for {seconds:g} s")
         for other in range(self.num_nodes):
             if other != node:
@@ -301,33 +299,33 @@ class SimCluster:
                 self.fabric.cut(other, node, seconds)
 
     def cut_pair(self, one: int, other: int, seconds: float) -> None:
-        """No way between two nodes, which reach all others."""
+        """Cut two nodes off from each other for some seconds; both still reach all other nodes."""
         self.scheduler.note("fault", f"no way between nodes {one} and {other} for {seconds:g} s")
         self.fabric.cut(one, other, seconds)
         self.fabric.cut(other, one, seconds)
 
     def cut_way(self, source: int, target: int, seconds: float) -> None:
-        """Hold up all data from one node to another one; data the other way arrives."""
+        """Hold up all data from one node to another for some seconds; data the other way arrives."""
         self.scheduler.note("fault", f"no way from node {source} to node {target} for {seconds:g} s")
         self.fabric.cut(source, target, seconds)
 
     def stop_node(self, node: int, seconds: float) -> None:
-        """Stop a daemon as SIGSTOP does, and let it continue after some time; its workers continue to run.
+        """Stop a daemon as SIGSTOP does, and continue it later; its workers continue to run.
 
-        A node but node 0 ends once its lease is over: its guardian, which is not stopped, kills the daemon.
+        A node other than node 0 ends once its lease is over: its guardian, which is not stopped, kills the daemon.
         """
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].stop_for(seconds)
         self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:
-        """As SIGKILL of a daemon."""
+        """Kill a daemon, as SIGKILL does."""
         self.scheduler.note("fault", f"kill the daemon of node {node}")
         self.nodes[node].kill()
 
     @property
     def ranks(self) -> list[tuple[str, int]]:
-        """The ranks that run."""
+        """The running ranks."""
         return sorted(
             {
                 (worker.setup.group, worker.setup.rank)
@@ -339,12 +337,12 @@ class SimCluster:
 
     @property
     def driver_threads(self) -> list[str]:
-        """The threads that the driver has started and that have not ended."""
+        """Names of the driver's living threads."""
         actors = [] if self._driver is None else self._driver.actors
         return [actor.name for actor in actors if isinstance(actor, ThreadActor) and not actor.has_ended]
 
     def find(self, group: str, rank: int) -> SimWorkerProcess | None:
-        """The present process of a rank."""
+        """Return the living process of a rank; None if it has none."""
         found = [
             worker
             for node in self.nodes
@@ -355,10 +353,10 @@ class SimCluster:
 
 
 def _close_coroutines() -> None:
-    """End the coroutines of all simulated tasks, in the globals of an ended process.
+    """End the coroutines of all simulated tasks, with an ended process's globals installed.
 
-    A program may keep some of them alive.  A collection after the simulation would run their ``finally`` blocks in the
-    globals of the process that simulates, which a call of a worker takes for a forked child, and ends.
+    A program may keep some coroutines alive. A collection after the simulation would run their ``finally`` blocks in
+    the host process, which a worker's call would take for a forked child and end.
     """
     # tests/simulation/test_sim_deaths.py::test_a_task_that_outlives_its_simulation_ends_nothing
     for task in own_tasks.all_tasks():
@@ -368,7 +366,7 @@ def _close_coroutines() -> None:
 
 
 def _seed_generators(seed: int) -> Callable[[], None]:
-    """Seeds the generators that processes share here; what puts them back as they were."""
+    """Seed the random generators that all processes share here; return a function that restores them."""
     state = random.getstate()
     numbers, tensors = numpy.random.get_state(), torch.get_rng_state()
     random.seed(seed)
@@ -385,7 +383,7 @@ def _seed_generators(seed: int) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[None]:
-    """What processes say that have ended is nobody's."""
+    """Discard errors and log lines of ended processes."""
     unraisable, disabled, stderr = sys.unraisablehook, logging.root.manager.disable, sys.stderr
     own = {logger: logger.level for logger in map(own_logger, NAMES)}
     sys.unraisablehook = lambda _: None

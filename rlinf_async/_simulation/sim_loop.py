@@ -14,20 +14,20 @@ from typing import Any, Final
 
 from rlinf_async import work
 from rlinf_async._core import clock
-from rlinf_async._simulation.scheduler import Process, Scheduler, SimulatedDeath, ThreadActor, moment_of
+from rlinf_async._simulation.scheduler import ScheduledProcess, Scheduler, SimulatedDeath, ThreadActor, moment_of
 from rlinf_async._simulation.sim_process import SimProcess
 from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 TICK_S: Final = 1e-6
-"""The shortest wait."""
+"""The shortest wait in seconds; a shorter one could vanish in rounding."""
 
 
-class _Numbered:
-    """Base of things whose hash is their number: sets of them have the same order in every run of a seed."""
+class _SerialHash:
+    """Base of objects whose hash is their serial number, so that sets of them have the same order in every run."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        # Numbered from 1 in each simulation: which of two hashes comes first in a set depends on what they are, too.
+        # Serials start at 1 in each simulation, because the order within a set depends on the values of the hashes.
         # tests/simulation/test_sim_cluster.py::test_two_seeds_are_two_runs
         self._serial: int = next(options["loop"]._scheduler.serials)
         super().__init__(*args, **options)
@@ -36,12 +36,12 @@ class _Numbered:
         return self._serial
 
 
-class SimTask(_Numbered, asyncio.Task[Any]):
-    """A task of a simulated loop."""
+class SimTask(_SerialHash, asyncio.Task[Any]):
+    pass
 
 
-class SimFuture(_Numbered, asyncio.Future[Any]):
-    """A future of a simulated loop."""
+class SimFuture(_SerialHash, asyncio.Future[Any]):
+    pass
 
 
 def _callback_name(callback: Any) -> str:
@@ -54,8 +54,6 @@ def _callback_name(callback: Any) -> str:
 
 
 class SimSelector(SharedSelector):
-    """A selector that never waits."""
-
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         return super().select(0)
 
@@ -64,7 +62,7 @@ class SimSelector(SharedSelector):
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """An event loop of the simulated process that makes it: a thread runs it, or the scheduler turns it."""
+    """An event loop of a simulated process; either a thread runs it, or the scheduler runs it turn by turn."""
 
     _ready: Any
     _scheduled: Any
@@ -87,7 +85,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         pass
 
     def _write_to_self(self) -> None:
-        pass  # the scheduler looks
+        pass  # the scheduler polls the loop's selector
 
     def time(self) -> float:
         return clock.monotonic()
@@ -95,14 +93,13 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        """Not at once: what waits again for a rounded rest of its time would turn for ever."""
+        """Never schedule at once: a wait for a rounded remainder of its time would repeat forever."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 
     def create_future(self) -> Any:
         return SimFuture(loop=self)
 
     def due(self) -> float:
-        """When it has something to do, whatever its descriptors are."""
         if self._ready or self._stopping:  # type: ignore[attr-defined]
             return -inf
         scheduled = self._scheduled
@@ -115,21 +112,21 @@ class SimLoop(asyncio.SelectorEventLoop):
         return (self.selector.fileno(),)
 
     def _run_once(self) -> None:
-        """Of ``run_forever``, on a thread: a turn whenever the scheduler says so."""
-        host = self._scheduler.actor_here()
+        """Run one turn per scheduler step; ``run_forever`` calls it, on a thread."""
+        host = self._scheduler.current_actor()
         assert host is not None
         host.park(self)
         self.turn()
-        while self._stopping and self._left:  # type: ignore[attr-defined]  # what was taken up with ``stop`` still runs
+        while self._stopping and self._left:  # type: ignore[attr-defined]  # collected callbacks run
             host.park(self)
             self.turn()
 
     def turn(self) -> None:
-        """Runs one callback; takes up what is ready and due where all that was taken up before has run."""
+        """Run one callback; collect ready and due callbacks once all collected ones have run."""
         ready = self._ready
         if not self._left:
             self._process_events(self.selector.select())  # type: ignore[attr-defined]
-            now = self.time() + TICK_S  # or a rounded moment would never come
+            now = self.time() + TICK_S  # with rounding, the exact moment might never come
             scheduled = self._scheduled
             while scheduled and scheduled[0]._when <= now:
                 handle = heapq.heappop(scheduled)
@@ -145,7 +142,6 @@ class SimLoop(asyncio.SelectorEventLoop):
                 break
 
     def end(self) -> None:
-        """Nothing of it runs any more: its process has ended."""
         if not self.is_closed():
             for task in asyncio.all_tasks(self):
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -156,7 +152,7 @@ class SimLoop(asyncio.SelectorEventLoop):
             self._scheduled.clear()
 
     def _check_closed(self) -> None:
-        pass  # what is left of a process that has ended may still call it, and nothing comes of it
+        pass  # code that outlives its process may still call it, without effect
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), SimulatedDeath):
@@ -173,10 +169,10 @@ def _new_task(
 
 
 class LoopActor:
-    """A loop that the scheduler turns, on its own thread."""
+    """An event loop that the scheduler runs on its own thread."""
 
     def __init__(self, scheduler: Scheduler, process: SimProcess, loop: SimLoop, name: str) -> None:
-        self.process: Process = process
+        self.process: ScheduledProcess = process
         self.loop = loop
         self.name = name
         self._wakeups: Any = None
@@ -190,7 +186,7 @@ class LoopActor:
 
     def run(self) -> None:
         events._set_running_loop(self.loop)
-        before, work._here.wakeups = work._here.wakeups, self._wakeups  # of a thread, which has one loop elsewhere
+        before, work._here.wakeups = work._here.wakeups, self._wakeups  # per thread; a real thread has one loop
         try:
             self.loop.turn()
         finally:
@@ -203,7 +199,7 @@ class LoopActor:
 
 
 class SimIdleReader(IdleReader):
-    """Reads where a worker's main thread waits outside of its loop: it parks there."""
+    """Reader for a worker's main thread that waits outside of its loop: the thread parks."""
 
     def __init__(self, scheduler: Scheduler, host: ThreadActor, loop: SimLoop, other: SimSelector) -> None:
         super().__init__(loop, loop.selector, other)
@@ -219,7 +215,7 @@ class SimIdleReader(IdleReader):
         return (self._epoll.fileno(),)
 
     def read_for(self, seconds: float) -> None:
-        self._until = clock.monotonic() + max(seconds, TICK_S)  # or the rest of a wait would be too short to pass
+        self._until = clock.monotonic() + max(seconds, TICK_S)  # a shorter wait might never end
         self._host.park(self)
         super().read_for(0)
 

@@ -17,16 +17,16 @@ from rlinf_async.errors import AuthError, NodeLost
 
 _DELAY_S: Final = (0.0001, 0.002)
 _CALM_S: Final = 60.0
-"""Seconds after the last disturbance, from which on heartbeats are left out: longer than any lease."""
+"""Seconds after the last disturbance until heartbeats stop; longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
-"""Messages on their way, beyond which a sender waits: the windows of TCP and gRPC."""
+"""Messages under way beyond which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
-"""Connections of two daemons in a minute; a daemon that breaks each of them would go on for ever."""
+"""Connections between two daemons in a minute; more mean that a daemon breaks each of them, without end."""
 
 
 class SimStream:
-    """One end of a stream: what this side reads, and where it writes."""
+    """One end of a stream: reads from the peer's end and writes to it."""
 
     def __init__(self, cable: Cable, node: int, peer: int) -> None:
         self.cable = cable
@@ -62,7 +62,7 @@ class SimStream:
         scheduler.at(arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """What is the next, unless the network is away; then it comes when that is back."""
+        """Deliver the next message, or keep it until the network is back."""
         if self.broken or not self._in_flight:
             return
         fabric = self.cable.fabric
@@ -85,23 +85,21 @@ class SimStream:
 
 
 class Cable:
-    """A connection between two daemons: two streams, each with two ends."""
+    """A connection between two daemons, with two streams."""
 
     def __init__(self, fabric: Fabric, near: int, far: int) -> None:
         self.fabric = fabric
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """By node, when what it sends is sent again: after a cut TCP waits for up to as long as that was."""
+        """Time until which a node's data is held up after a cut, by node: TCP's backoff may last as long as the cut."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
-        for here, there in zip(self._ends[near], self._ends[far], strict=True):
-            here.other, there.other = there, here
+        for near_stream, far_stream in zip(self._ends[near], self._ends[far], strict=True):
+            near_stream.other, far_stream.other = far_stream, near_stream
 
     def wire(self, node: int) -> Wire:
-        """The end at a node."""
-
         async def hang_up(in_order: bool) -> None:
             self.end("the other side has hung up", but=node)
 
@@ -109,7 +107,7 @@ class Cable:
         return Wire(control, bulk, hang_up)
 
     def end(self, reason: str, but: int = -1) -> None:
-        """Breaks it; the ends at both nodes learn of it, unless the network is away."""
+        """Break the connection; both nodes notice, unless the network is cut."""
         scheduler = self.fabric.scheduler
         for node in self.nodes:
             if node == but:
@@ -117,35 +115,34 @@ class Cable:
                     stream.end("this side has hung up")
                 continue
 
-            def tell(node: int = node) -> None:
+            def deliver_end(node: int = node) -> None:
                 other = self.nodes[0] + self.nodes[1] - node
                 if self.fabric.is_cut(other, node):
-                    self.fabric.held.append((other, node, tell))
+                    self.fabric.held.append((other, node, deliver_end))
                     return
                 for stream in self._ends[node]:
                     stream.end(reason)
 
-            scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], tell)
+            scheduler.after(scheduler.random.uniform(*_DELAY_S) + _DELAY_S[1], deliver_end)
 
 
 class SimPeerLink(PeerLink):
-    """A link whose heartbeats are left out while the network is whole: they would tell nothing, hour after hour."""
+    """A link without heartbeats while the network is intact, where hours of them would change nothing."""
 
     network: SimNetwork
     _sleeps = False
 
-    def _look(self) -> None:
+    def _on_beat(self) -> None:
         if self.network.fabric.is_whole and self._present is not None and self._listening.is_set():
             self._sleeps = True
         else:
-            super()._look()
+            super()._on_beat()
 
     def wake_up(self) -> None:
-        """Heartbeats are wanted again."""
         if self._sleeps and not self._has_ended:
             self._sleeps = False
-            self._heard = self._looked = clock.monotonic()
-            super()._look()
+            self._heard = self._last_beat = clock.monotonic()
+            super()._on_beat()
 
     @property
     def seconds_down(self) -> float:
@@ -153,20 +150,18 @@ class SimPeerLink(PeerLink):
 
 
 class Fabric:
-    """The network of a simulation."""
-
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.networks: dict[int, SimNetwork] = {}
         self.held: list[tuple[int, int, Callable[[], None]]] = []
-        """What arrives once the way from one node to another is free."""
+        """Callbacks that wait until the path from one node to another is open."""
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
         self._silent_until = 0.0
 
     def disturb(self) -> None:
-        """Something may happen to the network from here on: links look after each other."""
+        """Mark the network as possibly faulty, which resumes the heartbeats of all links."""
         if self.is_whole:
             self.is_whole = False
             for network in self.networks.values():
@@ -174,12 +169,11 @@ class Fabric:
                     network.loop.call_soon(network.wake_links)
 
     def calm(self) -> None:
-        """Nothing is wrong any more."""
         if not any(until > self.scheduler.now for until in (self._silent_until, *self._cuts.values())):
             self.is_whole = True
 
     def expect_silence(self, seconds: float) -> None:
-        """A daemon stands still for so long."""
+        """Announce that a daemon is about to stop for some seconds."""
         self.disturb()
         self._silent_until = max(self._silent_until, self.scheduler.now + seconds)
         self.scheduler.after(seconds + _CALM_S, self.calm)
@@ -188,7 +182,6 @@ class Fabric:
         return self._cuts.get((source, target), 0.0) > self.scheduler.now
 
     def cut(self, source: int, target: int, seconds: float) -> None:
-        """Holds up everything from a node to another one."""
         self.disturb()
         until = self.scheduler.now + seconds
         self._cuts[source, target] = max(until, self._cuts.get((source, target), 0.0))
@@ -198,7 +191,6 @@ class Fabric:
                 cable.waits_until[source] = until + self.scheduler.random.uniform(0, seconds)
 
     def connect(self, near: int, far: int) -> Cable:
-        """Another connection between two daemons."""
         cable = Cable(self, near, far)
         self.cables.append(cable)
         recent = self.made_since(self.scheduler.now - _MINUTE_S)
@@ -212,12 +204,12 @@ class Fabric:
 
     @property
     def recovers_at(self) -> float:
-        """The moment from which on TCP sends again all that faults so far have held up."""
+        """Time by which TCP has resent everything that earlier faults held up."""
         waits = [until for cable in self.cables for until in cable.waits_until.values()]
         return max([self._silent_until, *self._cuts.values(), *waits])
 
     def made_since(self, moment: float) -> list[Cable]:
-        """The connections that were made since then, the latest one first."""
+        """Return the connections opened since a time, latest first."""
         return list(itertools.takewhile(lambda cable: cable.made_at >= moment, reversed(self.cables)))
 
     def _release(self) -> None:
@@ -234,8 +226,8 @@ class Fabric:
         if not network.process.has_ended:
             network.loop.call_soon(event.set)
 
-    def end_of(self, node: int) -> None:
-        """A daemon has ended: its host refuses connections."""
+    def end_node(self, node: int) -> None:
+        """Break all connections of a daemon that has ended."""
         self.disturb()
         self.scheduler.after(_CALM_S, self.calm)
         for cable in self.cables:
@@ -244,8 +236,6 @@ class Fabric:
 
 
 class SimNetwork:
-    """The network of one node."""
-
     def __init__(self, fabric: Fabric, node: int, process: SimProcess, loop: asyncio.AbstractEventLoop) -> None:
         self.fabric = fabric
         self.node = node
@@ -282,12 +272,11 @@ class SimNetwork:
         return link
 
     def wake_links(self) -> None:
-        """On the node's loop."""
         for link in self._links:
             link.wake_up()
 
     async def _accepts(self, address: str, timeout: float) -> bool | None:
-        """Whether a daemon is there, as far as this side can know."""
+        """True if the peer's daemon is alive, False if it has ended, None if the path to it is cut."""
         peer = int(address.removeprefix("node"))
         await self._pause()
         if self.fabric.is_cut(self.node, peer) or self.fabric.is_cut(peer, self.node):
@@ -296,15 +285,15 @@ class SimNetwork:
         return not self.fabric.networks[peer].process.has_ended
 
     async def _redial(self, peer: int, received: Received, timeout: float) -> tuple[Wire, Received]:
-        cable, there = await self._connect(peer, received, timeout)
-        return cable.wire(self.node), there
+        cable, peer_received = await self._connect(peer, received, timeout)
+        return cable.wire(self.node), peer_received
 
     async def _connect(self, peer: int, received: Received | None, timeout: float) -> tuple[Cable, Received]:
-        """A connection to another daemon, and the numbers that it has told.
+        """Open a connection to another daemon; return it with the peer's received counts.
 
         Raises:
-            NodeLost: nothing answers.
-            AuthError: it does not go on with the link.
+            NodeLost: the peer does not answer, or refuses.
+            AuthError: the peer does not continue the link.
         """
         fabric = self.fabric
         await self._pause()
@@ -333,9 +322,8 @@ class SimNetwork:
     async def _greet(
         self, dialler: SimNetwork, cable: Cable, received: Received | None, answer: asyncio.Future[Received]
     ) -> None:
-        """The accepting side of a connection."""
 
-        def tell(result: Received | Exception) -> None:
+        def send_answer(result: Received | Exception) -> None:
             def settle() -> None:
                 if answer.done():
                     return
@@ -348,21 +336,21 @@ class SimNetwork:
                 dialler.loop.call_soon(settle)
 
         if self._on_link is None:
-            tell(NodeLost(f"node {self.node} is ending"))
+            send_answer(NodeLost(f"node {self.node} is ending"))
             return
         if received is None:
             link = self._accepted[dialler.node] = self._link(dialler.node, cable.wire(self.node))
             self._on_link(link)
-            tell((0, 0))
+            send_answer((0, 0))
             return
         link = self._accepted[dialler.node]
         try:
-            there = await link.suspend()
+            own_received = await link.suspend()
         except LinkEnded as error:
-            tell(AuthError(str(error)))
+            send_answer(AuthError(str(error)))
             return
         link.resume(cable.wire(self.node), received)
-        tell(there)
+        send_answer(own_received)
 
     async def _pause(self) -> None:
         await _wait(self.fabric.scheduler.random.uniform(*_DELAY_S))

@@ -1,4 +1,4 @@
-"""``SimNode``, a simulated node: its daemon's process, with the near side that a launcher would be."""
+"""``SimNode``, a simulated node: its daemon's process, with the control that a launcher has of it."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ from rlinf_launcher.daemon.run_logs import RunLogs
 from rlinf_launcher.daemon.templates import Templates
 
 
-class SimNearSide:
+class SimDaemonControl:
     """The lifeline of a simulated daemon."""
 
     def __init__(self, node: SimNode) -> None:
         self._node = node
         self.events: list[dict[str, Any]] = []
         self.sigterm: Callable[[], None] | None = None
-        self._orders: deque[dict[str, Any]] = deque()
-        self._has_order = asyncio.Event()
+        self._commands: deque[dict[str, Any]] = deque()
+        self._has_command = asyncio.Event()
 
-    def say(self, event: dict[str, Any]) -> None:
+    def send(self, event: dict[str, Any]) -> None:
         self.events.append(event)
 
-    def has_said(self, event: str) -> dict[str, Any] | None:
+    def find_event(self, event: str) -> dict[str, Any] | None:
         return next((each for each in self.events if each["event"] == event), None)
 
-    def order(self, order: dict[str, Any]) -> None:
-        self._orders.append(order)
-        self._node.loop.call_soon(self._has_order.set)
+    def command(self, command: dict[str, Any]) -> None:
+        self._commands.append(command)
+        self._node.loop.call_soon(self._has_command.set)
 
-    async def orders(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         while True:
-            while self._orders:
-                yield self._orders.popleft()
-            self._has_order.clear()
-            await self._has_order.wait()
+            while self._commands:
+                yield self._commands.popleft()
+            self._has_command.clear()
+            await self._has_command.wait()
 
     def on_sigterm(self, callback: Callable[[], None]) -> None:
         self.sigterm = callback
@@ -57,8 +57,6 @@ class SimNearSide:
 
 
 class SimNode:
-    """A node of a simulation."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -70,7 +68,7 @@ class SimNode:
         environ: dict[str, str],
         rate: float = 1.0,
     ) -> None:
-        """``rate`` is that of the machine's clock."""
+        """``rate`` is the rate of the machine's clock."""
         self._rate = rate
         self._on_birth = on_birth
         self.scheduler = scheduler
@@ -80,7 +78,7 @@ class SimNode:
         self._fabric = fabric
         self.process.enter()
         self.loop = SimLoop(scheduler)
-        self.near_side = SimNearSide(self)
+        self.control = SimDaemonControl(self)
         run_dir = folder / f"n{config.node}"
         run_dir.mkdir(mode=0o700)
         self.boot = Boot(config, run_dir, RunLogs(config.run, str(folder / "logs"), run_dir), b"")
@@ -100,7 +98,7 @@ class SimNode:
         known |= {"time": 0.0}
         templates = cast(Templates, SimTemplates())
         new_process = functools.partial(self._new_process)
-        self.node = Node(self.loop, self.boot, templates, known, self.near_side, self.network, new_process)
+        self.node = Node(self.loop, self.boot, templates, known, self.control, self.network, new_process)
         self.task = self.loop.create_task(self.node.run(), name=f"{self.process.name}")
 
     def _new_process(self, *args: Any) -> SimWorkerProcess:
@@ -110,7 +108,7 @@ class SimNode:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """The nodes that it takes for lost, as it tells of them."""
+        """Nodes that the daemon counts as lost, as its reports list them."""
         return [] if self.node is None else self.node._service.lost
 
     @property
@@ -118,15 +116,15 @@ class SimNode:
         return self.process.has_ended or (self.task is not None and self.task.done())
 
     def stop_for(self, seconds: float) -> None:
-        """As SIGSTOP of the daemon, and SIGCONT later, unless its guardian kills it before (``SignOfLife``)."""
+        """Stop the daemon as SIGSTOP does, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
-        root = self.node._router.neighbours.get(0)
+        root = self.node._router.node_links.get(0)
         if root is not None and seconds > (silent := 1.1 * root.lease + _GRACE_S):
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """As SIGKILL of the daemon: its workers, which the kernel ends with it, end too."""
+        """Kill the daemon as SIGKILL does; its workers end with it, as the kernel would end them."""
         if self.has_ended:
             return
         assert self.node is not None
@@ -134,4 +132,4 @@ class SimNode:
             worker.kill()
         endpoints = self.node._router.endpoints.values()
         self.process.end([endpoint.connection for endpoint in endpoints if endpoint.connection is not None])
-        self._fabric.end_of(self.number)
+        self._fabric.end_node(self.number)

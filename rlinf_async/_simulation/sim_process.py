@@ -35,14 +35,14 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     *((channel, name) for name in ("_channels", "_local_queues")),
     (worker_link, "_names"),
     *((loop_watch, name) for name in ("is_needed", "only")),
-    *((slow_waits, name) for name in ("_after_words", "_loops", "_threads", "_until")),
+    *((slow_waits, name) for name in ("_listeners", "_loops", "_threads", "_until")),
     *((unobserved_errors, name) for name in ("_accounts", "_watches")),
-    (user_metrics, "_told"),
+    (user_metrics, "_warned"),
     (unobserved_errors, "ending_waits"),
     (registration, "_made"),
     (os.environ, "_data"),
 )
-"""What is one thing per process: where it stands, and its name."""
+"""Globals that each real process has once: module or mapping, and name."""
 
 _ON_CLASSES: Final = (
     (Scope, "_open"),
@@ -52,13 +52,13 @@ _ON_CLASSES: Final = (
         for name in ("current_worker", "logger", "PID", "accelerator_type", "torch_platform", "torch_device_type")
     ),
 )
-"""Those of classes."""
+"""Class attributes that each real process has once: class, and name."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
 
 def _fresh(value: Any) -> Any:
-    """Return the value of a global in a new process: containers of its own, and no thread of another one."""
+    """Return a global's value in a new process: an empty container, None for a thread, else the value itself."""
     if isinstance(value, list | dict | set | weakref.WeakSet | weakref.WeakKeyDictionary | WaitTable):
         return type(value)()
     return None if isinstance(value, LoopThread) else value
@@ -68,11 +68,11 @@ class SimProcess:
     """A process of a simulation.
 
     Attributes:
-        stopped_until: the moment until which none of its actors runs.
-        starved_until: the moment until which descriptors that are sent to it are lost.
+        stopped_until: time until which none of its actors runs.
+        starved_until: time until which descriptors sent to it are lost.
         turn_s: virtual seconds that each of its turns takes.
-        rate: seconds of its clock in one of the simulation's.
-        has_ended: none runs any more.
+        rate: seconds on its clock per virtual second.
+        has_ended: True once none of its actors runs any more.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str], rate: float = 1.0) -> None:
@@ -86,7 +86,7 @@ class SimProcess:
         self.loops: list[Any] = []
         self.actors: list[Any] = []
         self.on_exit: Callable[[int], None] = lambda code: None
-        """Ends it, where it asks for that itself."""
+        """Callback that ends the process when it exits by itself."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]
@@ -99,7 +99,7 @@ class SimProcess:
         return f"<SimProcess {self.name} {state}>"
 
     def enter(self) -> None:
-        """Makes the globals of all modules this process's own."""
+        """Install this process's globals in all modules."""
         current = self._scheduler.current
         if current is self:
             return
@@ -113,7 +113,7 @@ class SimProcess:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Have the block find this process's globals, and what follows it those of the process before."""
+        """Context manager: install this process's globals for the block, then the previous process's."""
         before = self._scheduler.current
         assert before is not None
         self.enter()
@@ -123,16 +123,15 @@ class SimProcess:
             before.enter()
 
     def keep(self) -> None:
-        """Keeps the globals as they are, for the next time."""
+        """Save the current globals for the process's next turn."""
         self._globals = [table[name] for table, name in _TABLES]
         self._of_classes = [getattr(place, name) for place, name in _ON_CLASSES]
 
     def stop_for(self, seconds: float) -> None:
-        """As SIGSTOP does, and SIGCONT so many seconds later."""
         self.stopped_until = self._scheduler.now + seconds
 
     def end(self, connections: Iterable[Any] = (), *sockets: Any) -> None:
-        """Take all that the kernel takes: threads run no more, sockets and what waits to be sent there are closed."""
+        """Take what the kernel takes: threads run no more; sockets are closed, with their unsent data."""
         self.has_ended = True
         for actor in self.actors:
             self._scheduler.remove(actor)
@@ -143,8 +142,8 @@ class SimProcess:
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()
-        # SIGKILL runs no code, but coroutines that are dropped with their loop run their `finally` blocks.  In the
-        # globals of the process that happens to be current, such a block would change that one's environment.
+        # SIGKILL runs no code, but coroutines that are dropped with their loop run their `finally` blocks. With another
+        # process's globals installed, such a block would change that process's environment.
         # tests/simulation/test_sim_deaths.py::test_a_death_changes_no_other_process
         with self._scheduler.grave.entered():
             for loop in self.loops:

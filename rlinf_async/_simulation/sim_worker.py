@@ -1,4 +1,4 @@
-"""``SimWorkerProcess``, a worker of a simulated daemon: its birth as threads and loops, and its death."""
+"""``SimWorkerProcess``, a worker of a simulated daemon: its start as threads and loops, and its death."""
 
 from __future__ import annotations
 
@@ -24,12 +24,10 @@ from rlinf_launcher.daemon.exit_status import ExitStatus
 from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup, WorkerStarter
 
 _BIRTH_S = 0.05
-"""At most, for a process to be there, or to be gone."""
+"""Longest time that the start of a process takes."""
 
 
 class SimWorkerProcess(WorkerProcess):
-    """A worker of a simulation, as its daemon sees it."""
-
     def __init__(
         self,
         scheduler: Scheduler,
@@ -79,7 +77,6 @@ class SimWorkerProcess(WorkerProcess):
         return near
 
     def _live(self) -> None:
-        """On the worker's main thread."""
         spec = self.setup.spec
         selector, socket_selector = SimSelector(), SimSelector()
         loop = SimLoop(self._scheduler, selector)
@@ -104,18 +101,17 @@ class SimWorkerProcess(WorkerProcess):
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
         connections: list[Any] = []
         if self._runtime is not None:
-            self._runtime.direct_callers._granted = False  # what still runs on its way out makes no other
+            self._runtime.direct_callers._granted = False  # code that runs during the exit must not open another one
             connections = [*filter(None, (*self.connections(), self._runtime.client._connection))]
             os.close(self._runtime._alarm)
             if self._runtime.client.closed is None:
-                stack_pipe.release()  # which it has from its own hello on
+                stack_pipe.release()  # held since the worker's own hello
         if self._reader is not None:
             self._reader.forget()
         self.process.end(connections, self._sock)
         self._loop.call_soon_threadsafe(self._is_dead, exit_status)
 
     def _is_dead(self, exit_status: ExitStatus) -> None:
-        """On the daemon's loop."""
         self.exit_status = exit_status
         self.ended.set_result(exit_status)
         assert self._on_death is not None
@@ -127,7 +123,6 @@ class SimWorkerProcess(WorkerProcess):
             self._leave(ExitStatus(signal="SIGKILL"))
 
     def connections(self) -> list[Connection]:
-        """Those to other workers and to drivers."""
         if self._runtime is None:
             return []
         client = self._runtime.client
@@ -137,7 +132,7 @@ class SimWorkerProcess(WorkerProcess):
         return [connection for connection in found if connection is not None]
 
     def sever(self, how: str) -> None:
-        """Breaks them, as user code or a firewall might."""
+        """Break the direct connections, as user code or a firewall might."""
         for connection in self.connections():
             if (fd := connection.fileno()) < 0:
                 continue
@@ -145,7 +140,7 @@ class SimWorkerProcess(WorkerProcess):
                 with contextlib.suppress(OSError):  # it is broken already
                     connection._socket.sock.shutdown(socket.SHUT_RDWR)
             else:
-                # The number stays taken: another file under it would get the frames, and there is no cure for that.
+                # The number stays taken: otherwise another file could get it, and with it the frames, beyond repair.
                 null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 os.dup2(null, fd, inheritable=False)
                 os.close(null)
@@ -161,7 +156,7 @@ class SimWorkerProcess(WorkerProcess):
 
 
 class SimTemplates:
-    """What a daemon's templates are where nothing is forked."""
+    """Stand-in for a daemon's templates: nothing is forked."""
 
     python = "python"
     open_files = 1024

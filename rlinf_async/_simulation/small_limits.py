@@ -1,7 +1,7 @@
-"""``small_limits``: thresholds of the protocol in small, so that short simulated programs cross each of them.
+"""``small_limits``: small values for the protocol's thresholds, so that short simulated programs cross each of them.
 
-A run in earnest keeps the constants: the modules read them as they are, and only while a ``small_limits`` block runs
-do other numbers stand in their places.  Settings have environment variables, so a block returns theirs::
+Real runs keep the constants: the modules read them unchanged, and only while a ``small_limits`` block runs do small
+values replace them. Settings have environment variables, so the block returns their values::
 
     with small_limits() as settings:
         SimCluster(nodes=3, seed=7, settings=settings).run(main)
@@ -27,7 +27,7 @@ from rlinf_async._simulation.stand_ins import replace
 from rlinf_async._transports import inline, transport_choice
 from rlinf_async._wire import daemon_link, send_buffer
 from rlinf_async.weights.plane import publisher  # noqa: F401  # imported within a block, it would keep a small number
-from rlinf_launcher.daemon import channel_replies, endpoint, router, service
+from rlinf_launcher.daemon import channel_replies, endpoint, routed_frames, router, service
 
 _KIB: Final = 1 << 10
 _PACKAGES: Final = ("rlinf_async.", "rlinf_launcher.")
@@ -39,7 +39,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (chain, "CHAIN_FROM_BYTES", 64 * _KIB),
     (chain, "_MAX_PIECE_BYTES", 64 * _KIB),
     (chain, "_MIN_PIECE_BYTES", 16 * _KIB),
-    (channel_replies, "_MAX_ITEMS", 2),
+    (channel_replies, "_MAX_ITEMS_PER_FRAME", 2),
     (daemon_link, "_BATCH_BYTES", 16 * _KIB),
     (daemon_link, "_MAX_KEPT_BYTES", 128 * _KIB),
     (daemon_link, "_MAX_QUEUED_PIECES", 2),
@@ -62,7 +62,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (resend, "_ACK_NOW_BYTES", 512 * _KIB),
     (resend, "_ACK_NOW_DESCRIPTORS", 2),
     (router, "MAX_DIRECT_WORKERS", 3),
-    (router, "_MAX_INLINE_BYTES", 64 * _KIB),
+    (routed_frames, "_MAX_INLINE_BYTES", 64 * _KIB),
     (send_buffer, "MAX_FDS_PER_CALL", 2),
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
     (stand_ins, "_SHARE_CUT_SHORT", 0.2),
@@ -80,7 +80,7 @@ SETTINGS: Final = {
 
 @contextlib.contextmanager
 def small_limits() -> Iterator[dict[str, int]]:
-    """Put the small values in place while the block runs; yield the settings that go with them."""
+    """Install the small values while the block runs; yield the settings that go with them."""
     with contextlib.ExitStack() as places:
         for module, name, value in LIMITS:
             for place in _holders(module, name):
@@ -89,9 +89,9 @@ def small_limits() -> Iterator[dict[str, int]]:
 
 
 def _holders(module: ModuleType, name: str) -> list[ModuleType]:
-    """Return the module of a constant, and those that have imported it by name."""
+    """Return the module of a constant, and all modules that have imported it by name."""
     value = vars(module)[name]
     if name.startswith("_"):
         return [module]
-    ours = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
-    return [each for each in ours if vars(each).get(name) is value]
+    own_modules = [each for key, each in sys.modules.items() if key.startswith(_PACKAGES) and each is not None]
+    return [each for each in own_modules if vars(each).get(name) is value]

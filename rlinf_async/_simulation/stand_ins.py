@@ -1,7 +1,7 @@
-"""Stand-ins of a simulation for what starts threads, makes loops or blocks: for simulated threads only.
+"""Stand-ins for functions that start threads, make loops or block; they affect simulated threads only.
 
-While a simulation runs, a thread that one of its processes starts has the baton like all others, a loop that it makes
-has virtual time, and where it blocks it parks.  Other threads of the program see the real things.
+In a simulated process, a new thread becomes an actor that runs while it has the baton, a new loop has virtual time, and
+a blocking wait parks its thread. Other threads of the program see the real functions.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from rlinf_async._simulation.sim_loop import TICK_S, SimLoop
 from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
-_OUTSIDE: Final = frozenset({"rlinf-witness", "rlinf-output"})
-"""Threads of the framework that wait for the kernel only, and take no part in a run."""
+_OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
+"""Threads of the framework that wait only for the kernel, and are no actors."""
 
 
 _SHARE_CUT_SHORT: Final = 0.0
-"""Part of the writes to a socket of which the kernel takes some bytes only, or none at all for now."""
+"""Share of socket writes that the kernel accepts only in part, or not yet at all."""
 
 
 class Until:
-    """What a thread waits for that looks by itself: a condition, or a moment."""
+    """Wait for a condition, or until a time."""
 
     def __init__(self, condition: Callable[[], bool], seconds: float | None) -> None:
         self._condition = condition
@@ -55,7 +55,7 @@ class Until:
 
 
 class SimGate:
-    """Where a simulated thread waits that does nothing else meanwhile."""
+    """Gate at which a simulated thread waits and does nothing else."""
 
     __slots__ = ("_actor", "_is_open")
 
@@ -72,12 +72,12 @@ class SimGate:
 
 
 _scheduler: Scheduler | None = None
-"""Of the simulation that runs."""
+"""Scheduler of the running simulation."""
 
 
 def sleep(seconds: float) -> None:
-    """Blocks a ``def`` method or a driver's thread for so many seconds: virtual ones within a simulation."""
-    actor = None if _scheduler is None else _scheduler.actor_here()
+    """Block a ``def`` method or a driver's thread for some seconds, which are virtual within a simulation."""
+    actor = None if _scheduler is None else _scheduler.current_actor()
     if actor is None:
         threading.Event().wait(seconds)
     else:
@@ -102,38 +102,38 @@ def run_job(future: concurrent.futures.Future[Any], function: Callable[[], Any])
 
 
 def monotonic() -> float:
-    """Seconds of the clock by which the framework measures: virtual ones within a simulation."""
+    """Return the seconds of the framework's clock, which are virtual within a simulation."""
     return clock.monotonic()
 
 
 @contextlib.contextmanager
 def installed(scheduler: Scheduler) -> Iterator[None]:
-    """Puts them in place while the block runs."""
+    """Install the stand-ins while the block runs."""
 
     def new_gate() -> Any:
-        actor = scheduler.actor_here()
+        actor = scheduler.current_actor()
         return LockGate() if actor is None else SimGate(actor)
 
     def new_loop() -> Any:
-        return SimLoop(scheduler) if scheduler.is_here() else _REAL.new_event_loop()
+        return SimLoop(scheduler) if scheduler.in_simulation() else _REAL.new_event_loop()
 
     def start(thread: threading.Thread) -> None:
         process = scheduler.current
-        if process is None or not scheduler.is_here() or thread.name in _OUTSIDE:
+        if process is None or not scheduler.in_simulation() or thread.name in _OUTSIDE:
             _REAL.start(thread)
             return
         process.actors.append(ThreadActor(scheduler, process, f"{process.name} {thread.name}", thread.run, thread))
 
     def join(thread: threading.Thread, timeout: float | None = None) -> None:
-        actor, other = scheduler.actor_here(), scheduler.actor_of(thread)
+        actor, other = scheduler.current_actor(), scheduler.actor_of(thread)
         if actor is None or other is None:
             _REAL.join(thread, timeout)
         else:
             actor.park(Until(lambda: other.has_ended, timeout))
 
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
-        """Of a condition, and so of events, semaphores, queues and futures."""
-        actor = scheduler.actor_here()
+        """Park until the condition is notified; events, semaphores, queues and futures wait with it, too."""
+        actor = scheduler.current_actor()
         if actor is None:
             return _REAL.wait(condition, timeout)
         waiter = threading.Lock()
@@ -149,9 +149,9 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return not waiter.locked()
 
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """One job behind the other: also where there are more threads."""
+        """Run jobs one after the other, even in an executor with several threads."""
         process = scheduler.current
-        if process is None or not scheduler.is_here():
+        if process is None or not scheduler.in_simulation():
             return _REAL.submit(executor, function, *args, **options)
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         jobs = executor.__dict__.setdefault("_simulated_jobs", deque())
@@ -162,38 +162,38 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return future
 
     def shutdown(executor: ThreadPoolExecutor, wait: bool = True, **options: Any) -> None:
-        actor, jobs = scheduler.actor_here(), executor.__dict__.get("_simulated_jobs")
+        actor, jobs = scheduler.current_actor(), executor.__dict__.get("_simulated_jobs")
         if jobs and wait and actor is not None:
             actor.park(Until(lambda: not jobs, None))
         _REAL.shutdown(executor, wait, **options)
 
     def is_outside() -> bool:
-        """True on a thread that is none of the simulation's, whose stuck threads outlive it."""
+        """True on a thread outside the simulation; a simulation's stuck threads stay inside after its end."""
         if _scheduler is scheduler:
             return not scheduler.owns_thread()
         return not threading.current_thread().name.startswith(SIMULATED)
 
     def register(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Register exit functions for good, but for methods of things that end with their simulated process."""
+        """Register exit functions for good, except methods of objects that end with their simulated process."""
         is_of_a_thing = isinstance(function, MethodType) and not isinstance(function.__self__, type)
-        return function if is_of_a_thing and scheduler.is_here() else _REAL.register(function, *args, **options)
+        return function if is_of_a_thing and scheduler.in_simulation() else _REAL.register(function, *args, **options)
 
     def run_exit_functions() -> None:
-        """Run none for a simulated process: all that there are belong to the process that simulates."""
+        """Run no exit functions for a simulated process: all of them belong to the host process."""
         if is_outside():
             _REAL.run_exit_functions()
 
     def leave(code: int) -> None:
         if is_outside():
             _REAL.leave(code)
-        if (process := scheduler.current) is not None and not process.has_ended and scheduler.is_here():
+        if (process := scheduler.current) is not None and not process.has_ended and scheduler.in_simulation():
             process.on_exit(code)
         raise SimulatedDeath
 
     def recvmsg_into(sock: socket.socket, *args: Any) -> tuple[int, list[Any], int, Any]:
         size, ancillary, flags, address = _REAL.recvmsg_into(sock, *args)
         process = scheduler.current
-        if not ancillary or process is None or not scheduler.is_here() or process.starved_until <= scheduler.now:
+        if not ancillary or process is None or not scheduler.in_simulation() or process.starved_until <= scheduler.now:
             return size, ancillary, flags, address
         for _, _, numbers in ancillary:
             for fd in array.array("i", numbers):
@@ -201,43 +201,43 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return size, [], flags | socket.MSG_CTRUNC, address
 
     def room(sock: socket.socket, size: int, has_descriptors: bool) -> int:
-        """Return how many of so many bytes a socket takes.
+        """Return how many of ``size`` bytes the socket accepts.
 
         Raises:
-            BlockingIOError, OSError: none, as the kernel says it.
+            BlockingIOError, OSError: the socket accepts none, with the kernel's error.
         """
-        if not scheduler.is_here() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
+        if not scheduler.in_simulation() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
             return size
         how = scheduler.writes.choice(("part", "part", "none", "short"))
         if how == "none":
             raise BlockingIOError(errno.EAGAIN, "the send buffer of a simulated socket is full")
         if how == "short" and has_descriptors:
             raise OSError(errno.ETOOMANYREFS, "too many descriptors of simulated processes are under way")
-        # By eighths: the size of a pickle varies by a byte from run to run. A choice that depended on it would have all
-        # later ones differ, and a seed would not be one run (tests/simulation/test_sim_cluster.py).
+        # Eighths, because the size of a pickle varies by a byte from run to run. A choice that depended on it would
+        # change all later ones, and a seed would not determine its run (tests/simulation/test_sim_cluster.py).
         return max(1, size * scheduler.writes.choice((0, 1, 3, 5, 7)) // 8)
 
     def send(sock: socket.socket, data: Any, flags: int = 0) -> int:
         return _REAL.send(sock, data[: room(sock, len(data), False)], flags)
 
     def sendmsg(sock: socket.socket, buffers: Any, ancillary: Any = (), flags: int = 0) -> int:
-        """Send a part of the bytes, as the kernel does: all descriptors go with the first one."""
+        """Send only the accepted bytes; all descriptors go with the first byte, as in the kernel."""
         data = b"".join(buffers)
         return _REAL.sendmsg(sock, [data[: room(sock, len(data), bool(ancillary))]], ancillary, flags)
 
     def living(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse ended processes: code that they leave behind would start real threads, and wait for ever."""
+        """Refuse calls of ended processes, whose leftover code would start real threads and wait forever."""
 
         @functools.wraps(stand_in)
         def refuse(*args: Any, **options: Any) -> Any:
-            if scheduler.is_here() and scheduler.current is not None and scheduler.current.has_ended:
+            if scheduler.in_simulation() and scheduler.current is not None and scheduler.current.has_ended:
                 raise SimulatedDeath
             return stand_in(*args, **options)
 
         return refuse
 
     places: list[tuple[Any, str, Any]] = [
-        (thread_gate._Here, "make", staticmethod(living(new_gate))),
+        (thread_gate._PerThread, "make", staticmethod(living(new_gate))),
         (asyncio, "new_event_loop", living(new_loop)),
         (asyncio.events, "new_event_loop", living(new_loop)),
         (uvloop, "new_event_loop", living(new_loop)),
@@ -262,13 +262,13 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     finally:
         _scheduler = None
         for (_, name, _), restore in zip(places, restores, strict=True):
-            # A thread that waits outside of the simulation goes on some time, and may want to end its process.
+            # A thread that waits outside of the simulation continues for some time, and may try to end its process.
             if name not in ("_exit", "_run_exitfuncs") or not scheduler.has_stuck_threads:
                 restore()
 
 
 def replace(place: Any, name: str, value: Any) -> Callable[[], None]:
-    """Sets an attribute of a module or class; what puts it back as it was."""
+    """Set an attribute of a module or class; return a function that restores the old value."""
     if name in vars(place):
         restore = functools.partial(setattr, place, name, vars(place)[name])
     else:

@@ -1,7 +1,8 @@
-"""Recording of a process from the moment that its daemon welcomes it; the trace of a run, opened, collected and closed.
+"""Recording of a process from its daemon's welcome on; opening, collecting and closing of a run's trace.
 
-A traced run has every process write what it does into its span log (``_recorder/state/span_log.py``).  The daemons read
-these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for anything.
+In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``).  The daemons
+read these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for
+anything.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, name: str) -> None:
-    """Has this process record its latest events, and spans from the moment at which its daemon says so.
+    """Have this process record its latest events, and spans once its daemon reports that the run is traced.
 
     Args:
-        name: of the process in the trace.
+        name: name of the process in the trace.
     """
 
     def greeted() -> None:
@@ -48,10 +49,10 @@ def attach(client: NodeClient, name: str) -> None:
 
 
 async def open_trace(client: NodeClient, path: str | None) -> None:
-    """Has the run traced, and this process record.
+    """Start tracing the run, this process included.
 
     Args:
-        path: absolute; None for a file in the folder of the logs.
+        path: absolute path of the file; None for a file in the folder of the logs.
 
     Raises:
         ConfigError: the file cannot be written, or the run is traced into another one.
@@ -63,15 +64,15 @@ async def open_trace(client: NodeClient, path: str | None) -> None:
 
 
 async def close_trace(client: NodeClient) -> None:
-    """Returns once the file has what has been recorded of a run; this process records no more of it."""
+    """Complete the file with all recorded spans of the run, and stop recording in this process."""
     if client.welcome.get("trace") is not None:
         recording.detach(client)
-        with contextlib.suppress(RLinfAsyncError):  # the run has ended by itself: what has arrived is in the file
+        with contextlib.suppress(RLinfAsyncError):  # the run has ended; the file has the spans that have arrived
             await collect(client)
 
 
 async def collect(client: NodeClient) -> str | None:
-    """Returns once what all processes of the run have recorded so far is in the file; its path.
+    """Complete the file with the spans that all processes have recorded so far. Return its path.
 
     Nodes that do not answer in time are left out.
     """
@@ -81,7 +82,7 @@ async def collect(client: NodeClient) -> str | None:
     nodes = [peer["node"] for peer in client.welcome["nodes"]]
     requests = [client.request(operations.CollectTrace(), node=node, what="the spans of a node") for node in nodes]
     timeout = settings.TRACE_COLLECT_TIMEOUT_S()
-    until = clock.monotonic() + timeout  # of all together
+    until = clock.monotonic() + timeout  # for all nodes together
     for node, request in zip(nodes, requests, strict=True):
         try:
             await request.async_wait(max(0.0, until - clock.monotonic()))

@@ -16,7 +16,7 @@ from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
 
 _MAX_TEXT_CHARS: Final = 200
-"""Characters of a name, or of a text among the arguments."""
+"""Limit on a name, or on a text among the arguments."""
 
 _MAX_ARGUMENTS: Final = 16
 
@@ -24,15 +24,15 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Tracer:
-    """Records what user code does, beside what is recorded anyway: calls, messages, channels, timers.
+    """Spans of user code, in addition to the recorded calls, messages, channels and timers.
 
-    It works in drivers and in workers, in coroutines and in threads; where the run is not traced, everything here does
-    nothing.  A run is traced that was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")``
-    or with ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens
-    the file, also while the run goes on.
+    It works in drivers and in workers, in coroutines and in threads; in a run that is not traced, it does nothing.  A
+    run is traced if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with
+    ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens the file,
+    even during the run.
 
-    Spans of one coroutine, and of one thread, lie in each other; those of several that overlap lie on tracks of their
-    own.  Of the arguments the trace keeps numbers and texts, and of anything else the type.
+    Spans of one coroutine, or of one thread, are nested; overlapping ones of several are on tracks of their own.  The
+    trace keeps numbers and texts of the arguments, and the type of all others.
 
     Example:
         with Tracer.trace_span("load", args={"shard": 3}):
@@ -44,27 +44,27 @@ class Tracer:
 
     @staticmethod
     def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
-        """Something begins, to its ``trace_end`` in the same coroutine, or in the same thread outside of any."""
+        """Begin a span; ``trace_end`` ends it in the same coroutine, or in the same thread outside of coroutines."""
         if (log := recording.log) is not None:
             log.enter(_text(name), _text(cat), plain(args))
 
     @staticmethod
     def trace_end(name: str, cat: str = "default") -> None:
-        """What was begun here last under that name and category ends; nothing happens if nothing was."""
+        """End the latest span of that name and category begun here; do nothing if there is none."""
         if (log := recording.log) is not None:
             log.end_innermost(_text(name), _text(cat))
 
     @staticmethod
     def trace_span(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> TraceSpan:
-        """A ``with`` block."""
+        """Return a context manager for a span."""
         return TraceSpan(name, cat, args)
 
     @staticmethod
     def trace_func(function: Any = None, *, name: str | None = None, cat: str = "default") -> Any:
-        """Decorates a function, ``def``, ``async def`` or an async generator; with or without arguments.
+        """Decorate a function, ``def``, ``async def`` or an async generator; with or without arguments.
 
         Args:
-            name: of its spans; by default its qualified name.
+            name: name of its spans; by default its qualified name.
         """
 
         def decorate(function: F) -> F:
@@ -74,16 +74,16 @@ class Tracer:
 
     @staticmethod
     def finalize(*, cluster: registry.HasClient | None = None) -> Any:
-        """Has the file brought up to what all processes of the run have recorded so far; recording goes on.
+        """Complete the file with the spans that all processes of the run have recorded so far; recording goes on.
 
-        It need not be called: at the end of the cluster the file has everything.
+        Calling it is optional: the end of the cluster completes the file.
 
         Args:
-            cluster: whose trace it is, where several clusters are open in this process.
+            cluster: cluster whose trace it is, if several are open in this process.
 
         Returns:
-            The path of the file on the driver's machine, None where the run is not traced; in a coroutine a ``Work``
-            of it.
+            The path of the file on the driver's machine, None if the run is not traced; in a coroutine a ``Work`` of
+            it.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
@@ -93,7 +93,7 @@ class Tracer:
 
 
 class TraceSpan:
-    """A stretch of time, as a context manager."""
+    """Span as a context manager."""
 
     __slots__ = ("_args", "_category", "_log", "_name", "_span")
 
@@ -110,7 +110,8 @@ class TraceSpan:
             self._span = self._log.enter(_text(self._name), _text(self._category), plain(self._args))
 
     def __exit__(self, *exc_info: object) -> None:
-        # Not in a child that was forked meanwhile: the log is its parent's, and a thread that is not here may hold it.
+        # Skip the end in a child that was forked meanwhile: the log is its parent's, and a parent's thread may hold its
+        # lock.
         if self._log is not None and self._log is recording.log:
             self._log.end(self._span)
         self._log = None
@@ -121,7 +122,7 @@ def _traced(function: F, name: str, category: str) -> F:
 
         @functools.wraps(function)
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            # The items' own generator is closed with this one, and not by the collector some time later.
+            # aclosing closes the inner generator with this one; otherwise the garbage collector would close it later.
             with TraceSpan(name, category, None):
                 async with contextlib.aclosing(function(*args, **kwargs)) as items:
                     async for item in items:
@@ -148,7 +149,7 @@ def _traced(function: F, name: str, category: str) -> F:
 def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a span's arguments as plain data: numbers and texts, and the type of anything else.
 
-    No ``repr``: of a tensor on a device it would wait for the device.
+    It calls no ``repr``: that of a tensor on a device would wait for the device.
     """
     if not args:
         return None
@@ -156,7 +157,7 @@ def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    """A name, whatever it was."""
+    """Return any value as a name of limited length."""
     return value if type(value) is str and len(value) <= _MAX_TEXT_CHARS else str(value)[:_MAX_TEXT_CHARS]
 
 

@@ -1,7 +1,7 @@
 """Aborts users' pending Gloo collectives: ends their TCP connections, found by Gloo threads' epoll descriptors.
 
-Gloo has no way to end a pending operation.  Each of its devices has a thread in ``epoll_wait``; the kernel tells on
-which descriptors.  So nothing else of the process is touched: not torch's store, nor the user's own connections.
+Gloo has no way to end a pending operation. Each of its devices has a thread in ``epoll_wait``, and the kernel lists the
+descriptors that it waits for. Nothing else in the process is touched: neither torch's store nor the user's connections.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rlinf_async._transports.tcp_connections import Connection, connection_at
+from rlinf_async._transports.tcp_connections import TcpConnection, connection_at
 
 _THREAD: Final = b"gloo_tcp_loop"
 
 _LOOK_S: Final = 1.0
-"""For a thread that is in no system call at the moment: it looks around every 10 ms, and then may wait for a core."""
+"""Seconds to catch a thread in its system call: it returns every 10 ms, and then may wait for a core."""
 
 
 def end_connections() -> int:
-    """Ends the connections of all Gloo process groups but this framework's own pairs; how many.
+    """End the connections of all Gloo process groups except this framework's own pairs. Return their number.
 
-    A listening socket is left alone: where one is shut down, Gloo ends the whole process.
+    Listening sockets are left alone: Gloo ends the whole process if one is shut down.
     """
     ended = 0
     for poll in _polls():
         connections = list(_connections_of(poll))
-        if not any(Connection.is_held(connection) for connection in connections):
+        if not any(TcpConnection.is_held(connection) for connection in connections):
             for connection in connections:
-                with contextlib.suppress(OSError):  # it has just ended
+                with contextlib.suppress(OSError):  # it may just have ended
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
         for connection in connections:
@@ -42,9 +42,8 @@ def end_connections() -> int:
 
 
 def _polls() -> Iterator[int]:
-    """The epoll descriptor of each of Gloo's threads."""
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has just ended
+        with contextlib.suppress(OSError):  # the thread may just have ended
             if (task / "comm").read_bytes().strip() == _THREAD and (poll := _poll_of(task)) is not None:
                 yield poll
 
@@ -68,5 +67,5 @@ def _connections_of(poll: int) -> Iterator[socket.socket]:
             continue
         if os.fstat(connection.fileno()).st_ino == int(watched[2], 16):
             yield connection
-        else:  # the number has been reused since the kernel named it
+        else:  # the number has been reused since
             connection.close()

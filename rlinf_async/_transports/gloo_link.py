@@ -9,27 +9,27 @@ from rlinf_async._transports.link import Link
 from rlinf_async._transports.memory import Memory
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.paired import PairedLink
-from rlinf_async._transports.transfer import MemoryReceiving, MemorySending
+from rlinf_async._transports.transfer import MemoryReceive, MemorySend
 from rlinf_async.work import Work
 
 
 class GlooLink(PairedLink[memoryview], Link):
-    """Large buffers in the CPU's memory by way of a Gloo process group of two, made with the first transfer.
+    """Link for large buffers in CPU memory over a Gloo process group of two, made with the first transfer.
 
-    Nothing is copied but buffers below 64 KiB.  Received memory is the receiver's own and warm
-    (``_transports/memory.py``). The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the
-    kernel chooses, on ``address`` only: between the nodes there must be a private network without a firewall.  Where no
-    connection comes about, that takes some seconds to know.
+    Only buffers below 64 KiB are copied. Received memory is the receiver's own and warm (``_transports/memory.py``).
+    The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the kernel chooses, on
+    ``address`` only: the nodes need a private network without a firewall between them. A failing connection is detected
+    after some seconds.
     """
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
-        return self._receive(MemoryReceiving(transfer, sizes, memory))
+        return self._receive(MemoryReceive(transfer, sizes, memory))
 
     def _make_pair(self) -> Pair:
         return GlooPair(self, self._first, self._address)
 
-    def _make_sending(self, number: int, buffers: Sequence[memoryview]) -> MemorySending:
-        return MemorySending(number, buffers)
+    def _make_sending(self, number: int, buffers: Sequence[memoryview]) -> MemorySend:
+        return MemorySend(number, buffers)
 
-    def _make_receiving(self, number: int, sizes: Sequence[int]) -> MemoryReceiving:
-        return MemoryReceiving(number, sizes)
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> MemoryReceive:
+        return MemoryReceive(number, sizes)

@@ -1,61 +1,114 @@
-"""``GlooPair``, one side of a Gloo process group of two: rendezvous, chunked sends and receives, end at an error."""
+"""``GlooPair``, one side of a Gloo process group of two, and ``GlooDevice``, which all pairs of a process share."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections import deque
+from collections.abc import Callable
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any, Final
 
 from torch.distributed import ProcessGroupGloo
 
-from rlinf_async._transports.gloo_device import GlooDevice
-from rlinf_async._transports.pair import Owner, Pair
+from rlinf_async._transports.pair import Pair, PairOwner
 from rlinf_async._transports.pair_store import PeerStore
-from rlinf_async._transports.tcp_connections import Address, Connection, is_named_in
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.tcp_connections import Address, TcpConnection, is_named_in
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
-"""Bytes for which the peer may send at once, and more in two transfers: the word for the next one is under way while
-the memory of the last is."""
+"""Bytes for which the peer may send ahead, if they are in two transfers: the message for the next one travels while the
+memory of the last one does."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
-"""Gloo gives a connection up to five times this long, and cannot be interrupted meanwhile.  No shorter: where it gives
-one up, it frees what its own thread is at, and the process dies of that; a far peer takes many tenths of a second.
+"""Gloo tries to connect for up to five times this long, and cannot be interrupted meanwhile. A shorter timeout is
+dangerous: on giving up, Gloo frees memory that its own thread still uses, and the process dies; a distant peer takes
+tenths of a second.
 tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
-"""For one chunk that the peer is sending.  Gloo cannot be interrupted in the middle of one, not even by the end of its
-connection, and afterwards it closes the pair; so this is how long a thread may stay behind when a pair breaks."""
+"""Timeout for one chunk that the peer is sending. Nothing interrupts Gloo within a chunk, not even the end of its
+connection, and the pair is closed afterwards. This is therefore how long a thread may linger when a pair breaks."""
 
 _MAX_TAGS: Final = 1 << 31
 
 _UNWANTED: Final = "the process group is not wanted any more"
 
 
-class _Taken:
-    """A transfer that Gloo is receiving."""
+Job = Callable[[], None]
 
-    def __init__(self, receiving: Receiving[Any], start: int) -> None:
+
+class GlooDevice:
+    """Gloo device that listens on one address of this machine, shared by all pairs of the process.
+
+    Gloo sends and receives in the device's thread, but starts each send in the caller's: it copies into the socket as
+    long as that accepts data. The device therefore has a thread for callers to use. That thread never waits for a peer.
+    """
+
+    _lock = threading.Lock()
+    _open: dict[str, GlooDevice] = {}  # noqa: RUF012  # the process's own table
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._users = 0
+        # Not lazy: with a shared device the first message of a lazy pair never arrives.
+        self.gloo: Any = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="rlinf-gloo-send", daemon=True).start()
+
+    @classmethod
+    def acquire(cls, address: str) -> GlooDevice:
+        """Return the device of this address, made if there is none. Each ``acquire`` needs a ``release``.
+
+        Raises:
+            RuntimeError: the address is not one of this machine's.
+        """
+        with cls._lock:
+            device = cls._open.get(address)
+            if device is None:
+                device = cls._open[address] = cls(address)
+            device._users += 1
+            return device
+
+    def release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                del self._open[self._address]
+                self._jobs.put(None)
+
+    def submit(self, job: Job) -> None:
+        """Run ``job``, which must not raise, in the sending thread, after earlier jobs."""
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+            del job  # the job's references must not outlive it
+
+
+class _GlooReceive:
+    """Transfer that Gloo is receiving."""
+
+    def __init__(self, receiving: ReceiveTransfer[Any], start: int) -> None:
         self.receiving = receiving
         self.chunks = receiving.chunks[start:]
         self.works: deque[Any] = deque()
 
-    def let_go(self) -> None:
-        """Gloo does not touch the memory any more."""
+    def release(self) -> None:
         self.works.clear()
 
 
 class GlooPair(Pair):
-    """A connection to the opposite number's pair, and a thread that makes it and receives.
+    """Connection to the peer's pair, with a thread that sets it up and receives.
 
-    Nobody waits for the constructor of Gloo's or for its operations but that thread.  ``close`` makes the store raise,
-    and ends the connection, whichever there is; nobody waits for the thread then either.
+    Only that thread waits for Gloo's constructor and operations. ``close`` makes the store raise and ends the
+    connection; it does not wait for the thread.
     """
 
-    def __init__(self, owner: Owner, first: bool, address: str) -> None:
+    def __init__(self, owner: PairOwner, first: bool, address: str) -> None:
         self._owner = owner
         self._rank = 0 if first else 1
         self._address = address
@@ -64,12 +117,12 @@ class GlooPair(Pair):
         self._error: Exception | None = None
         self._admitted: Address | None = None
         self._device: GlooDevice | None = None
-        self._connection: Connection | None = None
+        self._connection: TcpConnection | None = None
         self._group: Any = None
-        self._asked: deque[Receiving[Any]] = deque()
+        self._asked: deque[ReceiveTransfer[Any]] = deque()
         self._coming: set[int] = set()
-        self._unsent: list[tuple[Sending, int, int]] = []
-        self._sent: dict[int, tuple[Sending, list[Any]]] = {}
+        self._unsent: list[tuple[SendTransfer, int, int]] = []
+        self._sent: dict[int, tuple[SendTransfer, list[Any]]] = {}
         self._tag = 0
         threading.Thread(target=self._run, name="rlinf-gloo-receive", daemon=True).start()
 
@@ -85,12 +138,12 @@ class GlooPair(Pair):
             self._admitted = address
             self._changed.notify_all()
 
-    def receive(self, receiving: Receiving[Any]) -> None:
+    def receive(self, receiving: ReceiveTransfer[Any]) -> None:
         with self._changed:
             self._asked.append(receiving)
             self._changed.notify_all()
 
-    def send(self, sending: Sending, tag: int, start: int) -> None:
+    def send(self, sending: SendTransfer, tag: int, start: int) -> None:
         with self._changed:
             if self._group is None:
                 self._unsent.append((sending, tag, start))
@@ -118,7 +171,7 @@ class GlooPair(Pair):
     # -- the pair's own thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        taken: deque[_Taken] = deque()
+        taken: deque[_GlooReceive] = deque()
         try:
             self._connect()
             self._serve(taken)
@@ -130,7 +183,7 @@ class GlooPair(Pair):
         self._device = GlooDevice.acquire(self._address)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch does not list it
         options._devices = [self._device.gloo]
-        options._threads = 0  # those are for collectives
+        options._threads = 0  # threads serve collectives only
         options._timeout = _CONNECT_TIMEOUT
         group = ProcessGroupGloo(self._store, self._rank, 2, options)
         connection = self._find_connection()
@@ -143,30 +196,31 @@ class GlooPair(Pair):
         for sending, tag, start in unsent:
             self._submit(sending, tag, start)
 
-    def _find_connection(self) -> Connection:
-        """A group counts only once its connection is at hand, so that whatever it does can be ended."""
+    def _find_connection(self) -> TcpConnection:
+        """Return the connection of the new group. A group is used only once its connection is known, so that any of its
+        operations can be ended."""
         own, peers = (self._store.get(f"0/{rank}") for rank in (self._rank, 1 - self._rank))
-        connection = Connection.find(lambda _, far: is_named_in(peers, far))
-        if connection is not None:  # made on this side
+        connection = TcpConnection.find(lambda _, far: is_named_in(peers, far))
+        if connection is not None:  # this side made the connection
             self._owner.connected(self, connection.near)
             return connection
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._admitted)
             if self._error is not None:
                 raise TransferFailed(_UNWANTED)
-        connection = Connection.find(lambda near, far: far == self._admitted and is_named_in(own, near))
+        connection = TcpConnection.find(lambda near, far: far == self._admitted and is_named_in(own, near))
         if connection is None:
             raise TransferFailed("the connection that Gloo has made is not among the files of this process")
         return connection
 
-    def _serve(self, taken: deque[_Taken]) -> None:
-        # No circle of peers can stand still: a send enters Gloo only after the peer's receive has, a receive that has
-        # entered is filled by Gloo's own thread whatever ours wait for, and ours wait for nothing else.  So every
+    def _serve(self, taken: deque[_GlooReceive]) -> None:
+        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive has; Gloo's own thread fills
+        # a receive that has entered, whatever this thread waits for; and this thread waits for nothing else. So the
         # oldest receive depends on one peer's progress alone, never on another transfer.
         while self._error is None:
-            self._go_on(taken)
+            self._advance(taken)
 
-    def _go_on(self, taken: deque[_Taken]) -> None:
+    def _advance(self, taken: deque[_GlooReceive]) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._error or self._may_take(taken) or self._is_coming(taken))
             asked = self._asked.popleft() if self._may_take(taken) else None
@@ -175,15 +229,15 @@ class GlooPair(Pair):
         elif self._error is None:
             self._receive_oldest(taken)
 
-    def _may_take(self, taken: deque[_Taken]) -> bool:
+    def _may_take(self, taken: deque[_GlooReceive]) -> bool:
         if not self._asked or len(taken) < 2:
             return bool(self._asked)
         return sum(each.receiving.nbytes for each in taken) + self._asked[0].nbytes <= _WINDOW_BYTES
 
-    def _is_coming(self, taken: deque[_Taken]) -> bool:
+    def _is_coming(self, taken: deque[_GlooReceive]) -> bool:
         return bool(taken) and taken[0].receiving.number in self._coming
 
-    def _take(self, receiving: Receiving[Any], taken: deque[_Taken]) -> None:
+    def _take(self, receiving: ReceiveTransfer[Any], taken: deque[_GlooReceive]) -> None:
         try:
             start = self._owner.begins(self, receiving)
         except MemoryError as error:
@@ -191,14 +245,14 @@ class GlooPair(Pair):
             return
         if start is None:
             return
-        taken.append(_Taken(receiving, start))
+        taken.append(_GlooReceive(receiving, start))
         tag = self._tag
         for chunk in taken[-1].chunks:
             taken[-1].works.append(self._group.recv([chunk], 1 - self._rank, self._tag))
             self._tag = (self._tag + 1) % _MAX_TAGS
         self._owner.ready(self, receiving, tag, start)
 
-    def _receive_oldest(self, taken: deque[_Taken]) -> None:
+    def _receive_oldest(self, taken: deque[_GlooReceive]) -> None:
         oldest = taken[0]
         with self._changed:
             self._coming.remove(oldest.receiving.number)
@@ -211,12 +265,11 @@ class GlooPair(Pair):
     def _break(self, error: Exception) -> None:
         if isinstance(error, RuntimeError):
             error = self._translate(error)
-        error.__traceback__ = None  # its frames hold the group, and whoever holds the error would with it
+        error.__traceback__ = None  # its frames hold the group
         self._owner.broke(self, error)
         self.close(error)
 
     def _translate(self, error: RuntimeError) -> TransferFailed:
-        """Gloo's word for it, without its source files and its guesses."""
         text = re.sub(r"\[[^\]]*\.(cc|h):\d+\] ", "", str(error)).partition(" This is typically")[0]
         if self.is_connected:
             return TransferFailed(f"Gloo: {text}")
@@ -225,9 +278,9 @@ class GlooPair(Pair):
             "kernel chooses: no firewall may stand between the nodes)"
         )
 
-    def _end(self, taken: deque[_Taken]) -> None:
+    def _end(self, taken: deque[_GlooReceive]) -> None:
         for each in taken:
-            each.let_go()
+            each.release()
         with self._changed:
             self._sent.clear()
             self._group = None
@@ -237,17 +290,17 @@ class GlooPair(Pair):
 
     # -- the thread that sends ------------------------------------------------------------------------------------
 
-    def _submit(self, sending: Sending, tag: int, start: int) -> None:
+    def _submit(self, sending: SendTransfer, tag: int, start: int) -> None:
         with self._changed:
             device = self._device
         if device is not None:
             device.submit(lambda: self._send(sending, tag, start))
 
-    def _send(self, sending: Sending, tag: int, start: int) -> None:
+    def _send(self, sending: SendTransfer, tag: int, start: int) -> None:
         group = self._group
         if group is None or self._error is not None:
             return
-        # Kept until the peer has it all: to wait for them would tell no more, and may take for ever.
+        # Kept until the peer has everything. Waiting for them would tell no more, and might take for ever.
         works: list[Any] = []
         with self._changed:
             self._sent[sending.number] = (sending, works)

@@ -8,27 +8,25 @@ from typing import Any
 import torch
 
 from rlinf_async._transports.devices.gpu_tensors import settled_after
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 TensorFacts = Sequence[Any]
-"""``[dtype, shape, type of device]`` as plain data."""
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor with memory of its own shape, not a sparse or quantised one."""
+    """True for a tensor with plain strided memory, which is neither sparse nor quantised."""
     return isinstance(value, torch.Tensor) and value.layout is torch.strided and not value.is_quantized
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:
-    """What a receiver's tensor has to be like."""
+    """Return the properties that a receiver's tensor must have."""
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
 
 
 def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
-    """Why a tensor cannot be received in the place of another one; None if it can.
+    """Return the reason why a tensor cannot be received into another one; None if it can.
 
-    What was sent from a CUDA device can be received on another type of device only where that was agreed, so the type
-    counts too.
+    The type of device must match too: a receiver on another type of device has to agree with its sender explicitly.
     """
     for name, theirs, ours in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
         if theirs != ours:
@@ -38,24 +36,22 @@ def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous tensor: its own memory on the CPU, a copy of other memory."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     return _flat(whole if whole.device.type == "cpu" else whole.cpu())
 
 
 def flatten(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor, where they are."""
     whole = tensor.detach().resolve_conj().resolve_neg()
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
-def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor, after: Any = None) -> None:
-    """Copies the bytes of a tensor of the same dtype and shape into this one, wherever and however it is laid out.
+def fill(tensor: torch.Tensor, content: bytes | memoryview | SharedSegment | torch.Tensor, after: Any = None) -> None:
+    """Copy the bytes of a tensor of the same dtype and shape into this one, whatever its device and strides.
 
-    It is done at the end: the bytes can be read in any stream.
+    The copy is complete on return: any stream may read it.
 
     Args:
-        after: what ``gpu_tensors.mark`` has returned for this tensor.
+        after: result of ``gpu_tensors.mark`` for this tensor.
     """
     target = tensor.detach()
     if target.nbytes:
@@ -63,14 +59,14 @@ def fill(tensor: torch.Tensor, content: bytes | memoryview | Segment | torch.Ten
             _copy(target, content)
 
 
-def _copy(target: torch.Tensor, content: bytes | memoryview | Segment | torch.Tensor) -> None:
+def _copy(target: torch.Tensor, content: bytes | memoryview | SharedSegment | torch.Tensor) -> None:
     if isinstance(content, torch.Tensor):
         target.copy_(content.view(target.dtype).view(target.shape))
         return
-    if isinstance(content, Segment) and target.device.type == "cpu" and target.is_contiguous():
+    if isinstance(content, SharedSegment) and target.device.type == "cpu" and target.is_contiguous():
         content.read_into(_flat(target))
         return
-    memory = content.open() if isinstance(content, Segment) else content
+    memory = content.open() if isinstance(content, SharedSegment) else content
     if target.device.type == "cpu" and target.is_contiguous():
         _flat(target)[:] = memory
         return

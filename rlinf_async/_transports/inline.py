@@ -1,7 +1,7 @@
 """``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within a window of the receiver's.
 
-It needs no shared memory, and no connection but the sockets that the two workers have anyway.  The receiver asks
-for a transfer, and lets so many pieces be under way that nobody on the road has to keep much::
+It needs neither shared memory nor a connection beyond the existing sockets of the two workers. The receiver requests a
+transfer, and limits the pieces under way so that nobody in between has to buffer much::
 
     sender                                      receiver
     send(7, …)       ◄── "begin", 7, window ──  receive(7, …)
@@ -22,10 +22,9 @@ from rlinf_async.work import Work
 
 PIECE_BYTES: Final = 256 * 1024
 _WINDOW_PIECES: Final = 8
-"""Pieces under way."""
 
 
-class _Sending(Work[None]):
+class _InlineSend(Work[None]):
     def __init__(self, buffers: Sequence[memoryview]) -> None:
         super().__init__()
         self.buffers = [buffer.cast("B") for buffer in buffers if buffer.nbytes]
@@ -33,7 +32,7 @@ class _Sending(Work[None]):
         self.offset = 0
 
     def next_piece(self) -> bytes | None:
-        """The next bytes of the buffers, which are one after the other; None at their end."""
+        """Return the next bytes of the concatenated buffers; None at their end."""
         if self.place == len(self.buffers):
             return None
         buffer = self.buffers[self.place]
@@ -44,7 +43,7 @@ class _Sending(Work[None]):
         return piece
 
 
-class _Receiving(Work[list[memoryview]]):
+class _InlineReceive(Work[list[memoryview]]):
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
         self.buffers = [memoryview(bytearray(size)) for size in sizes]
@@ -52,8 +51,10 @@ class _Receiving(Work[list[memoryview]]):
         self.offset = 0
 
     def take(self, piece: bytes) -> None:
-        """Raises:
-        ValueError: there is no place for it.
+        """Write a piece behind the previous one.
+
+        Raises:
+            ValueError: the buffers are full.
         """
         while self.place < len(self.buffers) and self.offset == self.buffers[self.place].nbytes:
             self.place, self.offset = self.place + 1, 0
@@ -67,21 +68,20 @@ class _Receiving(Work[list[memoryview]]):
 
 
 class InlineLink(Link):
-    """Buffers of any size in pieces through the sockets; ``first`` and ``address`` are of no use to it."""
+    """Link for buffers of any size in pieces through the sockets; it ignores ``first`` and ``address``."""
 
     def __init__(self, post: Post, first: bool = True, address: str = "") -> None:
         self._post = post
         self._lock = threading.Lock()
-        self._sendings: dict[int, _Sending] = {}
-        self._receivings: dict[int, _Receiving] = {}
+        self._sendings: dict[int, _InlineSend] = {}
+        self._receivings: dict[int, _InlineReceive] = {}
         self._asked: set[int] = set()
-        """What the peer wants to receive and is not sent yet."""
 
     def __repr__(self) -> str:
         return f"<InlineLink [{len(self._sendings)} to send, {len(self._receivings)} to receive]>"
 
     def send(self, transfer: int, buffers: Sequence[memoryview]) -> Work[None]:
-        sending = _Sending(buffers)
+        sending = _InlineSend(buffers)
         if not sending.buffers:
             sending._settle()
             return sending
@@ -95,7 +95,7 @@ class InlineLink(Link):
 
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[memoryview]]:
         try:
-            receiving = _Receiving(sizes)
+            receiving = _InlineReceive(sizes)
         except MemoryError:
             failed: Work[list[memoryview]] = Work()
             failed._settle(error=TransferFailed(f"there is no memory for a message of {sum(sizes)} bytes"))
@@ -164,7 +164,6 @@ class InlineLink(Link):
         receiving._settle(receiving.buffers)
 
     def _fail(self, sent: Sequence[int], received: Sequence[int], error: Exception) -> None:
-        """Ends these, which are numbered as seen from here."""
         works: list[Work[Any] | None] = []
         with self._lock:
             self._asked -= set(sent)

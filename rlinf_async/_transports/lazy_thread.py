@@ -1,4 +1,4 @@
-"""Jobs that are done one at a time, in the order in which they were given: aside, or once a lock is released."""
+"""Job queues that run one job at a time, in order: in a thread of their own, or after a lock is released."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ logger = own_logger(__name__)
 Job = Callable[[], object]
 
 
-class _InOrder:
-    """Jobs, and whether somebody is at them.  One that raises stops none of those behind it, for which others wait."""
+class _JobQueue:
+    """Queue of jobs that one thread at a time runs. A job that raises does not stop the jobs behind it."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -26,16 +26,16 @@ class _InOrder:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs and nobody is at them; under the lock. Then ``_do_all`` has to be called."""
+        """True if there are jobs and no thread runs them; the caller, which holds the lock, must then call
+        ``_do_all``."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first
         return is_first
 
-    def _note(self, error: BaseException) -> None:
-        """A job has raised."""
+    def _on_error(self, error: BaseException) -> None: ...
 
     def _do_all(self, linger_s: float = 0.0) -> BaseException | None:
-        """Do what there is, and what is added meanwhile.  Return the first error, of a signal's handler for example."""
+        """Run all jobs, including those added meanwhile. Return the first error, for example of a signal handler."""
         failure: BaseException | None = None
         while True:
             with self._condition:
@@ -49,16 +49,17 @@ class _InOrder:
                 job()
             except BaseException as error:
                 failure = failure or error
-                self._note(error)
-            del job  # with what it holds, before the next one comes
+                self._on_error(error)
+            del job  # the job's references must not outlive it
 
 
-class LazyThread(_InOrder):
-    """Does jobs in a thread of its own, which exists only while there are any.
+class LazyThread(_JobQueue):
+    """Runs jobs in a thread of its own, which exists only while there are any.
 
     Args:
-        name: of the thread.
-        linger_s: seconds that the thread waits for another job before it ends; to wake it is faster than to start it.
+        name: name of the thread.
+        linger_s: seconds that the idle thread waits for another job before it ends; waking it is faster than a new
+            start.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
@@ -67,10 +68,10 @@ class LazyThread(_InOrder):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Do a job, whose error is logged; from any thread.
+        """Queue a job, whose error is logged; from any thread.
 
         Raises:
-            RuntimeError: there is no thread for it; the next job tries again.
+            RuntimeError: no thread can be started; the next job tries again.
         """
         with self._condition:
             self._jobs.append(job)
@@ -88,20 +89,20 @@ class LazyThread(_InOrder):
     def _run(self) -> None:
         self._do_all(self._linger_s)
 
-    def _note(self, error: BaseException) -> None:
+    def _on_error(self, error: BaseException) -> None:
         logger.error("a job of thread %r has failed", self._name, exc_info=error)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Has a function called that may raise, or never return: a process that ends does not wait for it."""
+        """Call a function that may raise or never return; a process that ends does not wait for it."""
         future: Future[Any] = Future()
         self.submit(functools.partial(_settle, future, function, args))
         return future
 
 
-class DeferredActions(_InOrder):
-    """A lock, and what was decided under it: done once it is released, by whichever thread comes first.
+class DeferredActions(_JobQueue):
+    """Lock with a queue of actions that run once it is released, by the first thread to do so.
 
-    So nothing foreign is called under the lock, and what is told to others is told in the order of the decisions::
+    No foreign code is called under the lock, and messages to others leave in the order of the decisions::
 
         with deferred.locked():
             self.state = ...
@@ -110,7 +111,7 @@ class DeferredActions(_InOrder):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Holds the lock; what was added is done at the end, or by a thread that is at it, also after an error."""
+        """Hold the lock; on exit, also after an error, this thread or one already at it runs the queued actions."""
         try:
             with self._condition:
                 yield
@@ -121,7 +122,7 @@ class DeferredActions(_InOrder):
                 raise failure
 
     def add(self, job: Job) -> None:
-        """While locked only.  ``job`` does not raise."""
+        """Queue an action, which must not raise, while the lock is held."""
         self._jobs.append(job)
 
 
@@ -133,4 +134,4 @@ def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        del future  # which would be held by its own exception's traceback
+        del future  # its own exception's traceback would hold it

@@ -10,19 +10,19 @@ from rlinf_async._transports.memory import Memory
 from rlinf_async.work import Work
 
 Post = Callable[[Any], None]
-"""Hands facts (plain data, small) to the opposite number, whose ``on_control`` gets them: in order, once each."""
+"""Function that sends small plain data to the peer's link, whose ``on_control`` gets it: in order, exactly once."""
 
 
 class Link(ABC):
-    """A transport between this process and ONE peer, for both directions; the peer has the opposite number of it.
+    """Transport between this process and ONE peer, for both directions; the peer has a link of the same kind.
 
-    The two mailboxes agree on a transfer before either link hears of it: the sender has announced its number and its
-    sizes.  Numbers are per direction: ``send(7)`` here and ``send(7)`` there have nothing to do with each other.  The
-    transfers of one direction are asked for in the same order on both sides, but one side may be far ahead.
+    The two mailboxes agree on a transfer before either link is called: the sender has announced its number and sizes.
+    Numbers are per direction: ``send(7)`` on one side is unrelated to ``send(7)`` on the other. Both sides request the
+    transfers of one direction in the same order, but one side may be far ahead.
 
     A link is constructed as ``Kind(post, first, address)``: ``first`` is true on exactly one of the two sides, and
-    ``address`` is this node's own address.  Nothing is set up before the first transfer.  All methods return at once
-    and may be called from any thread; the works settle on any thread::
+    ``address`` is this node's own address. Nothing is set up before the first transfer. All methods return at once and
+    may be called from any thread; the works settle on any thread::
 
         sender                                          receiver
         send(7, [view]) ── post ──► on_control          receive(7, [size]) ── post ──► on_control
@@ -31,26 +31,26 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, transfer: int, buffers: Sequence[memoryview]) -> Work[None]:
-        """Sends the buffers (flat, contiguous, of bytes) once the peer receives; done when they may be mutated."""
+        """Send flat, contiguous byte buffers once the peer receives; done when they may be mutated."""
 
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[memoryview]]:
-        """Receives what the peer sends under this number: writable memory of ``sizes`` bytes, the receiver's own."""
+        """Receive the transfer of this number into new writable memory of ``sizes`` bytes."""
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
-        """The same, in memory that is taken from there; a link that always takes its own does so here too."""
+        """Receive into memory from the given allocator; a link that cannot do so uses its own."""
         return self.receive(transfer, sizes)
 
     @abstractmethod
     def on_control(self, facts: Any) -> None:
-        """What the opposite number has posted."""
+        """Handle data that the peer's link has posted."""
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """After an error, a deadline or a death: whatever is open fails with ``error``; the next use starts anew.
+        """Fail all open transfers with ``error``, after an error, a deadline or a death; the next use starts afresh.
 
-        The opposite number is told, so that what is open there fails too.  Idempotent, and it does not block.
+        The peer's link is notified, so that its transfers fail too. Idempotent, and it does not block.
 
         Args:
-            transfer: only this one fails, which is sent here; the others arrive all the same.
+            transfer: fail only the send of this number; the others still arrive.
         """

@@ -1,11 +1,11 @@
-"""CPU memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``Place``, a given buffer.
+"""CPU memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``GivenMemory``, one buffer.
 
-Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it.  So whatever
-a receiver has let go of is kept, up to a bound, and handed out again::
+Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it. Memory that
+a receiver has released is therefore kept, up to a bound, and handed out again::
 
     view = warm.take(nbytes)        # writable; contents undefined
     tensor = torch.frombuffer(view, ...)
-    del view, tensor                # the last reference, slices and arrays included, gives the memory back
+    del view, tensor                # the last reference, slices and arrays included, returns the memory
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from typing import Final, Protocol
 from rlinf_async import settings
 
 _SMALL_BYTES: Final = 1 << 20
-"""Below this size in bytes the allocator of Python does as well."""
+"""Size in bytes below which Python's allocator is as good."""
 
 
 class Memory(Protocol):
     """Allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Writable memory that is the caller's alone, as long as the view or anything made from it lives.
+        """Return writable memory, exclusive to the caller while the view or anything made from it lives.
 
         Raises:
             MemoryError: there is none.
         """
 
 
-class Place:
-    """One piece of memory that is there already, for whoever takes exactly as much; others get memory of their own."""
+class GivenMemory:
+    """One existing buffer, for a request of exactly its size; other requests get new memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -45,11 +45,11 @@ class Place:
 
 
 class WarmMemory:
-    """A pool of memory that returns by itself once nothing refers to it.  Its methods may be called from any thread."""
+    """Pool of memory that returns by itself once it is unreferenced. Any thread may call its methods."""
 
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
-        # A deque, because what returns memory may be the collector, in any thread that holds any lock.
+        # A deque, because the garbage collector may return memory, in any thread that holds any lock.
         self._unused: deque[mmap.mmap] = deque()
 
     def __repr__(self) -> str:
@@ -57,11 +57,10 @@ class WarmMemory:
 
     @property
     def unused(self) -> int:
-        """Bytes that are kept and that nobody sees."""
         return sum(map(len, tuple(self._unused)))
 
     def take(self, nbytes: int) -> memoryview:
-        """As ``Memory.take``; the contents are undefined."""
+        """Return memory, as ``Memory.take``; its contents are undefined."""
         if nbytes < _SMALL_BYTES:
             return memoryview(bytearray(nbytes))
         memory = self._find(nbytes) or _allocate(nbytes)
@@ -73,7 +72,7 @@ class WarmMemory:
         for _ in range(len(self._unused)):
             try:
                 memory = self._unused.popleft()
-            except IndexError:  # others look as well
+            except IndexError:  # other threads take memory too
                 break
             if nbytes <= len(memory) <= 2 * nbytes:
                 return memory
@@ -82,7 +81,7 @@ class WarmMemory:
 
     def _return(self, memory: mmap.mmap) -> None:
         self._unused.append(memory)
-        with contextlib.suppress(IndexError):  # others return as well
+        with contextlib.suppress(IndexError):  # other threads return memory too
             keep = settings.TENSOR_POOL_BYTES() if self._keep is None else self._keep
             while self.unused > keep:
                 self._unused.popleft()
@@ -101,4 +100,4 @@ def _allocate(nbytes: int) -> mmap.mmap:
 
 
 warm: Final = WarmMemory()
-"""What the messages that this process receives from other machines stand in."""
+"""Memory for messages that this process receives from other machines."""

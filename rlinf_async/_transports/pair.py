@@ -1,4 +1,4 @@
-"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``Owner``, the link that it calls."""
+"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that it calls."""
 
 from __future__ import annotations
 
@@ -6,76 +6,73 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from rlinf_async._transports.tcp_connections import Address
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 
 
 class Pair(ABC):
-    """One half of a process group of two, from its making to its first error, which is its end.
+    """One half of a process group of two, from its creation to its first error, which ends it.
 
-    No method blocks; the pair has threads of its own, in which it calls its owner.
+    No method blocks. The pair has threads of its own, in which it calls its owner.
     """
 
     @property
     @abstractmethod
-    def is_connected(self) -> bool:
-        """The two halves have found together."""
+    def is_connected(self) -> bool: ...
 
     @abstractmethod
-    def on_set(self, key: str, value: bytes) -> None:
-        """What the opposite number's store has set."""
+    def on_set(self, key: str, value: bytes) -> None: ...
 
     @abstractmethod
     def admit(self, address: Address) -> None:
-        """The opposite number has connected from there."""
+        """Note the address from which the peer has connected."""
 
     @abstractmethod
-    def receive(self, receiving: Receiving[Any]) -> None:
-        """Makes room for it, says that it is ready, and then what has arrived; in the order of these calls."""
+    def receive(self, receiving: ReceiveTransfer[Any]) -> None:
+        """Prepare a receive, announce that it is ready, and report its chunks; in the order of these calls."""
 
     @abstractmethod
-    def send(self, sending: Sending, tag: int, start: int) -> None:
-        """The opposite number is ready for its chunks from ``start`` on."""
+    def send(self, sending: SendTransfer, tag: int, start: int) -> None:
+        """Send chunks from ``start`` on, for which the peer is ready."""
 
     @abstractmethod
     def expect(self, number: int) -> None:
-        """The opposite number has begun to send it."""
+        """Note that the peer has begun to send a transfer."""
 
     @abstractmethod
-    def forget(self, number: int) -> None:
-        """The opposite number has received it."""
+    def forget(self, number: int) -> None: ...
 
     @abstractmethod
     def close(self, error: Exception) -> None:
-        """Ends it.  Idempotent; what it still uses for a moment it lets go of by itself."""
+        """End the pair. Idempotent; resources still in use are released shortly afterwards."""
 
 
-class Owner(Protocol):
-    """The link of a pair, which the pair calls in threads of its own."""
+class PairOwner(Protocol):
+    """Link of a pair, which the pair calls from its own threads."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
-        """The opposite number's ``on_set`` is to be called with this."""
+        """Have the peer call ``on_set`` with this key."""
 
     def connected(self, pair: Pair, address: Address) -> None:
-        """The opposite number's ``admit`` is to be called with this: our end of the connection that we made."""
+        """Have the peer call ``admit`` with our end of the connection that this side made."""
 
-    def begins(self, pair: Pair, receiving: Receiving[Any]) -> int | None:
-        """The first chunk that has not arrived, from which on the peer may be sending now; None: not wanted.
+    def begins(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> int | None:
+        """Return the first chunk that has not arrived, from which the peer may now send; None: the transfer is not
+        wanted.
 
         Raises:
-            MemoryError: there is no room for it; ``refuses`` is to be called.
+            MemoryError: there is no room for it; the pair must call ``refuses``.
         """
 
-    def ready(self, pair: Pair, receiving: Receiving[Any], tag: int, start: int) -> None:
-        """The opposite number's ``send`` is to be called."""
+    def ready(self, pair: Pair, receiving: ReceiveTransfer[Any], tag: int, start: int) -> None:
+        """Have the peer call ``send``."""
 
-    def sends(self, pair: Pair, sending: Sending) -> None:
-        """The opposite number's ``expect`` is to be called."""
+    def sends(self, pair: Pair, sending: SendTransfer) -> None:
+        """Have the peer call ``expect``."""
 
-    def arrived(self, pair: Pair, receiving: Receiving[Any]) -> None:
-        """One more chunk is complete."""
+    def arrived(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> None: ...
 
-    def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
-        """There is no room for it; the pair goes on."""
+    def refuses(self, pair: Pair, receiving: ReceiveTransfer[Any], error: Exception) -> None:
+        """Fail a transfer without room; the pair goes on."""
 
     def broke(self, pair: Pair, error: Exception) -> None:
-        """The pair has ended by itself."""
+        """Note that the pair has ended by itself."""

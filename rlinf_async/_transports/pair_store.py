@@ -1,7 +1,7 @@
 """Serverless ``torch.distributed`` store for two processes' rendezvous: each side's keys are sent to the other.
 
-torch's own ``TCPStore`` listens on every interface and asks nobody for a name.  This one travels on the connection that
-the two sides have already.
+torch's own ``TCPStore`` listens on every interface and authenticates nobody. This store uses the connection that the
+two sides already have.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rlinf_async.errors import TransferFailed
 
 
 class PeerStore(Store):
-    """Keys and values that two processes share while they make a process group.
+    """Keys and values that two processes share while they create a process group.
 
     Args:
-        publish: called with each key and value that is set here, in the thread that sets it; ``on_set`` of the other
-            side's store is to be called with the same.
+        publish: called with each key and value set here, in the thread that sets it; the other side's store must get
+            them by ``on_set``.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
@@ -31,13 +31,12 @@ class PeerStore(Store):
         self._is_closed = False
 
     def on_set(self, key: str, value: bytes) -> None:
-        """Takes in what the other side has set."""
         with self._changed:
             self._values[key] = value
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Whoever waits for a key, now or later, gets an error instead."""
+        """Make all present and future waits for keys fail."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -55,7 +54,7 @@ class PeerStore(Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
-        """Returns once all keys are there.  torch's timeout is not ours: the peer may be busy for long.
+        """Return once all keys are set. torch's timeout is ignored, as the peer may be busy for long.
 
         Raises:
             TransferFailed: the store was closed.

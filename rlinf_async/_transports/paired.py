@@ -1,17 +1,17 @@
 """``PairedLink``, base of the Gloo, NCCL and staged links: protocol of pair set-up, transfers, errors, restart.
 
-The two sides agree on every transfer first, and a pair of process groups lives until its first error.  Then both sides
-throw it away and count one *generation* on; every fact that they exchange names its own, so that nothing of an old
-pair can be taken for something of the new::
+The two sides agree on every transfer first, and a pair of process groups lives until its first error. Then both sides
+drop it and begin the next *generation*. Every message names its generation, so that nothing of an old pair can be taken
+for something of the new one::
 
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
-    "store" … ◄── what torch's rendezvous sets ─────────── "store" …
+    "store" … ◄── keys that torch's rendezvous sets ────── "store" …
     memory is there: "ready", 7 ─────────────────────────► enters the group: send(7)
     enters the group ◄──────────────────────────────────── "coming", 7
     all of it is there: "received", 7 ───────────────────► send(7) is done
-    either: discard, an error: "broken" ─────────────────► what was given up fails on both sides
-                                                           the rest goes on with the next pair
+    either: discard, an error: "broken" ─────────────────► abandoned transfers fail on both sides
+                                                           the others continue with the next pair
 """
 
 from __future__ import annotations
@@ -25,31 +25,30 @@ from typing import Any, Final, Generic
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._transports.lazy_thread import DeferredActions
 from rlinf_async._transports.link import Post
-from rlinf_async._transports.open_transfers import OpenTransfers, Request
+from rlinf_async._transports.open_transfers import OpenTransfers, TransferRequest
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.tcp_connections import Address
-from rlinf_async._transports.transfer import Buffer, Receiving, Sending, Transfer
+from rlinf_async._transports.transfer import Buffer, ReceiveTransfer, SendTransfer, Transfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
 _MAX_ATTEMPTS: Final = 4
-"""Pairs in a row that could not be connected, after which the transfers that wait for one fail."""
+"""Number of consecutive pairs that fail to connect after which the waiting transfers fail."""
 
 _MAX_ERROR_CHARS: Final = 500
-"""Characters of an error that the peer is told."""
 
 
 class PairedLink(ABC, Generic[Buffer]):
-    """A link by way of pairs; what a pair is, and what a buffer, its subclasses say.
+    """Link that uses pairs; subclasses define the pairs and the buffers.
 
-    A transfer fails with ``TransferFailed`` where the peer gave it up, or no connection came about, or all broke.
-    What is given up costs the pair, but not the other transfers: they go on.
+    A transfer fails with ``TransferFailed`` if the peer abandoned it, no connection could be made, or all broke. An
+    abandoned transfer ends the pair, but the other transfers continue with the next one.
 
     Args:
-        post: hands facts to the opposite number: tuples of strings, integers, bytes and lists of integers.  It does
-            not raise and may be called from any thread.
+        post: sends facts to the peer's link: tuples of strings, integers, bytes and lists of integers. It must not
+            raise and may be called from any thread.
         first: true on exactly one of the two sides.
-        address: this node's own.
+        address: address of this node.
     """
 
     def __init__(self, post: Post, first: bool, address: str) -> None:
@@ -67,16 +66,13 @@ class PairedLink(ABC, Generic[Buffer]):
         return f"<{type(self).__name__} generation {self._generation}, {state} {self._open_transfers!r}>"
 
     @abstractmethod
-    def _make_pair(self) -> Pair:
-        """A new half of a pair; returns at once."""
+    def _make_pair(self) -> Pair: ...
 
     @abstractmethod
-    def _make_sending(self, number: int, buffers: Sequence[Buffer]) -> Sending:
-        """What ``send`` is asked for."""
+    def _make_sending(self, number: int, buffers: Sequence[Buffer]) -> SendTransfer: ...
 
     @abstractmethod
-    def _make_receiving(self, number: int, sizes: Sequence[int]) -> Receiving[Buffer]:
-        """What ``receive`` is asked for."""
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> ReceiveTransfer[Buffer]: ...
 
     def send(self, transfer: int, buffers: Sequence[Buffer]) -> Work[None]:
         try:
@@ -88,14 +84,14 @@ class PairedLink(ABC, Generic[Buffer]):
             return sending
         with self._deferred.locked():
             match self._open_transfers.offer(sending):
-                case Request() as request:
+                case TransferRequest() as request:
                     self._begin(sending, request)
                 case TransferFailed() as error:
                     self._deferred.add(functools.partial(sending.fail, error))
         return sending
 
     def _refuse(self, number: int, error: Exception) -> Work[None]:
-        """It cannot be sent: the peer, which waits for it, is told."""
+        """Fail a transfer that cannot be sent, and tell the peer, which waits for it."""
         refused: Transfer[None] = Transfer(number, [])
         with self._deferred.locked():
             self._open_transfers.refuse(number)
@@ -106,7 +102,7 @@ class PairedLink(ABC, Generic[Buffer]):
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[Buffer]]:
         return self._receive(self._make_receiving(transfer, sizes))
 
-    def _receive(self, receiving: Receiving[Buffer]) -> Work[list[Buffer]]:
+    def _receive(self, receiving: ReceiveTransfer[Buffer]) -> Work[list[Buffer]]:
         if not receiving.nbytes:
             receiving.allocate()
             receiving.complete()
@@ -135,10 +131,10 @@ class PairedLink(ABC, Generic[Buffer]):
             if kind == "broken":
                 self._on_broken(generation, *rest)
                 return
-            if kind == "received":  # and if its pair is no more
+            if kind == "received":  # also after its pair has ended
                 self._on_received(*rest)
                 return
-            if generation < self._generation:  # said before our "broken" arrived; or that was lost with a connection
+            if generation < self._generation:  # sent before our "broken" arrived, or that was lost with a connection
                 self._post_facts("broken", self._generation - 1, [], [], "a new pair has begun")
                 return
             if generation > self._generation:
@@ -163,7 +159,7 @@ class PairedLink(ABC, Generic[Buffer]):
         for receiving in self._open_transfers.receivings.values():
             self._pair.receive(receiving)
 
-    def _begin(self, sending: Sending, request: Request) -> None:
+    def _begin(self, sending: SendTransfer, request: TransferRequest) -> None:
         pair = self._pair
         assert pair is not None
         if request.nbytes != sending.nbytes:
@@ -182,58 +178,58 @@ class PairedLink(ABC, Generic[Buffer]):
         sendings: Collection[int] = (),
         withdrawn: Collection[int] = (),
     ) -> None:
-        """Ends this generation: the transfers that are named fail, the others go on with the next one."""
+        """End this generation: the named transfers fail, the others continue with the next one."""
         pair, self._pair = self._pair, None
-        if pair is not None:  # before any sender may mutate its memory
+        if pair is not None:  # before any sender may reuse its memory
             self._deferred.add(functools.partial(pair.close, copy_of(error)))
         self._open_transfers.forget_requests()
-        received, sent = self._give_up(error, receivings, sendings)
+        received, sent = self._abandon(error, receivings, sendings)
         exhausted = self._open_transfers.exhausted()
         if any(exhausted):
             error = TransferFailed(f"one connection after the other broke, the last with {_error_text(error)}")
-            more = self._give_up(error, *exhausted)
+            more = self._abandon(error, *exhausted)
             received, sent = received + more[0], sent + more[1]
         self._post_facts("broken", self._generation, [*received, *withdrawn], sent, _error_text(error))
         self._generation += 1
         if self._open_transfers.receivings:
             self._open()
 
-    def _give_up(
+    def _abandon(
         self, error: Exception, receivings: Collection[int], sendings: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """Lets those fail that are still open; returns their numbers."""
-        received, sent = self._open_transfers.give_up(receivings, sendings)
+        """Fail those of these transfers that are still open. Return their numbers."""
+        received, sent = self._open_transfers.abandon(receivings, sendings)
         for transfer in (*received, *sent):
-            # An error that is raised holds its transfer's buffers.  A pair that is being connected keeps its own error
-            # until Gloo gives the connection up, and would keep them for as long: up to 15 s.
+            # A raised error holds its transfer's buffers. A pair that is connecting keeps its own error until Gloo
+            # gives the connection up, and would keep the buffers for as long: up to 15 s.
             # tests/_transports/test_paired.py::test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another
             self._deferred.add(functools.partial(transfer.fail, copy_of(error)))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
 
-    # -- what the opposite number says, under the lock --------------------------------------------------------------
+    # -- messages of the peer, under the lock -----------------------------------------------------------------------
 
     def _on_facts(self, kind: str, *rest: Any) -> None:
         pair = self._pair
         assert pair is not None
         match kind, *rest:
             case ("open",):
-                pass  # it is
+                pass  # it is open already
             case "store", key, value:
                 self._deferred.add(lambda: pair.on_set(key, value))
             case "connected", host, port:
                 self._deferred.add(lambda: pair.admit((host, port)))
             case "ready", number, tag, nbytes, start:
-                self._on_ready(number, Request(tag, nbytes, start))
+                self._on_ready(number, TransferRequest(tag, nbytes, start))
             case "coming", number:
                 self._deferred.add(lambda: pair.expect(number))
             case _:
                 raise ValueError(f"a link does not know what to do with {kind!r} {rest!r}")
 
-    def _on_ready(self, number: int, request: Request) -> None:
+    def _on_ready(self, number: int, request: TransferRequest) -> None:
         sending = self._open_transfers.find(number, request)
         if sending is not None:
             self._begin(sending, request)
-        elif self._open_transfers.is_given_up(number):
+        elif self._open_transfers.is_abandoned(number):
             # The peer's half of the pair waits for what never comes, and nothing else will pass it.
             error = TransferFailed(f"transfer {number} had been given up")
             self._post_facts("broken", self._generation, [], [number], _error_text(error))
@@ -247,19 +243,18 @@ class PairedLink(ABC, Generic[Buffer]):
             self._deferred.add(functools.partial(sending.finish, None))
 
     def _on_broken(self, generation: int, received: Sequence[int], sent: Sequence[int], text: str) -> None:
-        """The peer has thrown its half away up to this generation, and has given these transfers up."""
         error = TransferFailed(f"the peer gave it up: {text}")
-        withdrawn = self._open_transfers.note_given_up(received, sent, error)
+        withdrawn = self._open_transfers.note_abandoned(received, sent, error)
         if generation >= self._generation:
             self._generation = generation
             self._break(error, sent, received, withdrawn)
         else:
-            failed = [*self._give_up(error, sent, received)[0], *withdrawn]
+            failed = [*self._abandon(error, sent, received)[0], *withdrawn]
             if failed:
                 self._post_facts("broken", self._generation - 1, failed, [], text)
         self._open_transfers.peer_knows(received)
 
-    # -- what the pair says, in its threads -------------------------------------------------------------------------
+    # -- reports of the pair, in its threads ------------------------------------------------------------------------
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         with self._about(pair) as is_current:
@@ -271,26 +266,26 @@ class PairedLink(ABC, Generic[Buffer]):
             if is_current:
                 self._post_facts("connected", self._generation, *address)
 
-    def begins(self, pair: Pair, receiving: Receiving[Any]) -> int | None:
+    def begins(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> int | None:
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
-            receiving.tries += 1  # first: what fails for another reason than a lack of memory fails each time
+            receiving.tries += 1  # counted first: an allocation may fail at every attempt
             if not receiving.chunks:
                 receiving.allocate()
             return receiving.arrived
 
-    def ready(self, pair: Pair, receiving: Receiving[Any], tag: int, start: int) -> None:
+    def ready(self, pair: Pair, receiving: ReceiveTransfer[Any], tag: int, start: int) -> None:
         with self._about(pair) as is_current:
             if is_current:
                 self._post_facts("ready", self._generation, receiving.number, tag, receiving.nbytes, start)
 
-    def sends(self, pair: Pair, sending: Sending) -> None:
+    def sends(self, pair: Pair, sending: SendTransfer) -> None:
         with self._about(pair) as is_current:
             if is_current:
                 self._post_facts("coming", self._generation, sending.number)
 
-    def arrived(self, pair: Pair, receiving: Receiving[Any]) -> None:
+    def arrived(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> None:
         with self._about(pair) as is_current:
             if not is_current:
                 return
@@ -301,9 +296,9 @@ class PairedLink(ABC, Generic[Buffer]):
                 self._post_facts("received", self._generation, receiving.number)
                 self._deferred.add(receiving.complete)
 
-    def refuses(self, pair: Pair, receiving: Receiving[Any], error: Exception) -> None:
+    def refuses(self, pair: Pair, receiving: ReceiveTransfer[Any], error: Exception) -> None:
         with self._about(pair) as is_current:
-            if is_current and self._give_up(error, [receiving.number], []) != ([], []):
+            if is_current and self._abandon(error, [receiving.number], []) != ([], []):
                 self._post_facts("broken", self._generation - 1, [receiving.number], [], _error_text(error))
 
     def broke(self, pair: Pair, error: Exception) -> None:
@@ -319,7 +314,7 @@ class PairedLink(ABC, Generic[Buffer]):
 
     @contextlib.contextmanager
     def _about(self, pair: Pair) -> Iterator[bool]:
-        """Decides on what a pair says; whether it is the one of this generation."""
+        """Context manager: holds the lock for a pair's report. Yields True if the pair is the current one."""
         with self._deferred.locked():
             yield pair is self._pair
 

@@ -1,9 +1,9 @@
 """Finds this process's pending ``torch.distributed`` collectives, aborts its groups; probe of its main thread.
 
-What is pending stands in torch's flight recorder: the collectives of Gloo and NCCL, whichever thread started them and
-however their end is awaited.  What that lacks (``send`` and ``recv``, the rendezvous of ``init_process_group``, a torch
-without a recorder) shows by the main thread's staying in one frame of ``torch.distributed``; another thread may be the
-user's own, which waits there for ever and holds up no call.
+torch's flight recorder lists the pending collectives of Gloo and NCCL, whichever thread started them and however their
+end is awaited. It lacks ``send`` and ``recv``, the rendezvous of ``init_process_group``, and does not exist in every
+torch: these are recognised by the main thread staying in one frame of ``torch.distributed``. Other threads are not
+sampled: a user's thread may wait there for ever without holding up a call.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ logger = own_logger(__name__)
 _PACKAGE: Final = "torch.distributed"
 
 _WAITING_MODULES: Final = frozenset({"torch.distributed.distributed_c10d", "torch.distributed.rendezvous"})
-"""A thread whose innermost frame is in these waits for peers; the others also compute and write files."""
+"""Modules that only wait for peers; a frame in any other module of the package may also compute or write files."""
 
-Place = tuple[FrameType | None, int]
+FramePosition = tuple[FrameType | None, int]
 
 _RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 
 @dataclass(frozen=True)
 class Pending:
-    """An operation that has not ended.
+    """Operation that has not ended.
 
     Attributes:
-        name: ``"all_reduce"``.
-        since: when it began, or was seen first, by ``time.monotonic()``.
-        group: the name of its process group; "" where that is not known.
-        record: its number in the recorder; -1 for one that none has.
+        name: its function, such as ``"all_reduce"``.
+        since: when it began or was first seen, by ``time.monotonic()``.
+        group: name of its process group; "" if unknown.
+        record: its number in the recorder; -1 if it is not recorded.
     """
 
     name: str
@@ -54,44 +54,41 @@ class Pending:
 
     @property
     def is_rendezvous(self) -> bool:
-        """It makes process groups."""
         return "group" in self.name
 
 
 class Collectives:
-    """Looks at this process's pending collectives; of one thread."""
+    """Observer of this process's pending collectives, used by one thread."""
 
     def __init__(self) -> None:
-        self._seen: tuple[Place, float] | None = None
+        self._seen: tuple[FramePosition, float] | None = None
         self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
-        """The operations that are pending now; one that no recorder has begins with the first look at it."""
+        """Return the pending operations; one that is not recorded begins when it is first seen."""
         if "torch.distributed.distributed_c10d" not in sys.modules:
             return []
         try:
             recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
-        except Exception:  # another torch than those that are known
+        except Exception:  # an unknown version of torch
             logger.warning("torch's flight recorder could not be read", exc_info=True)
             recorded = []
         return [*recorded, *self._sampled()]
 
     def sample(self) -> None:
-        """Looks only for operations that no recorder has."""
         if "torch.distributed.distributed_c10d" in sys.modules:
             self._sampled()
 
     def abort(self, pending: list[Pending]) -> None:
-        """Ends these operations, and with them all process groups of this process; see ``abort``.
+        """End these operations, and with them all process groups of this process; see ``abort``.
 
-        Their records do not count any more: that of a back end which has been aborted may stay open for ever.
+        Their records are ignored from now on: those of an aborted back end may stay open for ever.
         """
         self._aborted |= {operation.record for operation in pending if operation.record >= 0}
         abort(pending)
         self.forget()
 
     def forget(self) -> None:
-        """Lets go of the frames that have been seen, and of what their functions hold."""
         self._seen = None
 
     def _sampled(self) -> list[Pending]:
@@ -106,17 +103,16 @@ class Collectives:
         return [Pending(_called(frame), self._seen[1])]
 
 
-def _main_thread_place() -> Place:
-    """The instruction at which the main thread is."""
+def _main_thread_place() -> FramePosition:
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     return frame, frame.f_lasti if frame is not None else -1
 
 
 class PythonProbe:
-    """Whether the main thread has run any Python since this was made: one that waits in a C call runs none.
+    """Probe that tells whether the main thread has run Python code since it was made; in a C call it runs none.
 
-    Where it is would not tell: a loop that computes is at the same instruction whenever another thread looks.  A
-    pending call of the interpreter is made by the main thread between two instructions.
+    The main thread's position is no evidence: a loop that computes may be at the same instruction at each sample. The
+    interpreter runs a pending call in the main thread between two instructions.
     """
 
     _numbers = itertools.count(1)
@@ -125,7 +121,7 @@ class PythonProbe:
     def __init__(self) -> None:
         self._number = next(self._numbers)
         if ctypes.pythonapi.Py_AddPendingCall(_note_python, ctypes.c_void_p(self._number)):
-            self._number = 0  # too many are pending: no evidence
+            self._number = 0  # too many calls are pending: the probe gives no evidence
 
     @property
     def has_run(self) -> bool:
@@ -138,14 +134,14 @@ def _note(number: int) -> int:
 
 
 _note_python: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_note)
-"""Lives as long as the process: the interpreter keeps its bare address."""
+"""Kept for the life of the process, as the interpreter has only its address."""
 
 
 def abort(pending: list[Pending]) -> None:
-    """Ends pending operations of this process, and with them all its process groups; returns at once.
+    """End pending operations of this process, and with them all its process groups; returns at once.
 
-    Gloo's connections are shut down, which the peers notice too.  Other back ends (NCCL) have an ``abort``, which may
-    take long, in a thread of its own.
+    Gloo's connections are shut down, which the peers notice too. Other back ends (NCCL) have an ``abort``, which may
+    take long and runs in a thread of its own.
     """
     ended = end_connections()
     if any(operation.is_rendezvous for operation in pending):
@@ -158,11 +154,11 @@ def abort(pending: list[Pending]) -> None:
 
 
 def forget_half_made() -> None:
-    """Take back the number that an ``init_process_group`` which failed has given to its group.
+    """Roll back the group number that a failed ``init_process_group`` has used up.
 
-    torch numbers default groups from 0, counts before it connects them, and begins anew only where it destroys one that
-    was made.  The next group would have number 1 here and 0 in a process that has just been started, and their keys in
-    the store would never meet.
+    torch numbers default groups from 0, counts up before it connects them, and restarts only after it destroys a group
+    that was created. Otherwise the next group would have number 1 here and 0 in a new process, and their keys in the
+    store would never match.
     tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_says
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
@@ -171,9 +167,9 @@ def forget_half_made() -> None:
 
 
 def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
-    """Whether a rank of a worker group is known to belong to the operation's process group.
+    """True if a rank of a worker group certainly belongs to the operation's process group.
 
-    Known it is only where the default process group is the worker group's own.
+    Certain only if the default process group is that of the worker group.
     """
     if pending.is_rendezvous:
         return os.environ.get("WORLD_SIZE") == str(world_size)
@@ -188,11 +184,11 @@ def _recorded() -> Iterator[Pending]:
     import torch._C
 
     now, clock = time.monotonic(), time.time()
-    # Others are this framework's own, between two workers.
+    # Groups without a name in torch's table are this framework's own, between two workers.
     names = set(sys.modules["torch.distributed.distributed_c10d"]._world.pg_names.values())
     recorders = getattr(torch._C, "_distributed_c10d", None)
     for dump in filter(None, (getattr(recorders, name, None) for name in _RECORDERS)):
-        # The whole of it takes up to half a second to write; its heads say first whether anything is pending.
+        # Writing the full record takes up to half a second; its heads alone tell whether anything is pending.
         heads = json.loads(dump(False, True)).get("pg_status", {}).values()
         if all(head.get("last_enqueued_collective") == head.get("last_completed_collective") for head in heads):
             continue
@@ -204,7 +200,6 @@ def _recorded() -> Iterator[Pending]:
 
 
 def _called(frame: FrameType) -> str:
-    """The function of torch.distributed that the user's code has called."""
     name, caller = frame.f_code.co_name, frame.f_back
     while caller is not None and caller.f_globals.get("__name__", "").startswith(_PACKAGE):
         if caller.f_globals["__name__"] in _WAITING_MODULES:
@@ -214,7 +209,7 @@ def _called(frame: FrameType) -> str:
 
 
 def _end_store_connections() -> int:
-    """Ends those to the worker group's own store: who waits there for a key has no other end."""
+    """End the connections to the worker group's own store: a thread that waits there for a key has no other way out."""
     import socket
 
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")
@@ -226,7 +221,7 @@ def _end_store_connections() -> int:
                 if str(far) == port and host.rpartition(":")[2] in (address, address.rpartition(":")[2]):
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
-            except OSError:  # it has just ended
+            except OSError:  # it may just have ended
                 continue
     return ended
 

@@ -1,7 +1,8 @@
 """Shared-memory budget of a machine or container, and received shared-memory segments.
 
-Memory that processes share counts against the machine's, or the container's, and who writes to more than there is gets
-killed.  So there is a budget for all of it together, whoever's it is; what does not fit goes another way.
+Memory that processes share counts against the machine's or the container's total, and a process that writes beyond it
+is killed. A budget therefore bounds all shared memory together, whoever owns it; a message that does not fit is not
+shared.
 """
 
 from __future__ import annotations
@@ -20,23 +21,19 @@ from rlinf_async.errors import SerializationError
 logger = own_logger(__name__)
 
 BUDGET: Final = "RLINF_SHM_BUDGET"
-"""The variable that sets the budget, in bytes, or with K, M, G or T behind the number."""
+"""Environment variable with the budget in bytes, or with K, M, G or T behind the number."""
 
 _ALWAYS_FITS_BYTES: Final = 1 << 20
-"""Bytes that are not worth a look at the machine's memory."""
+"""Size in bytes of messages that are not checked against the machine's memory."""
 
 _COPY_MAX_BYTES: Final = 256 * 1024
-"""Bytes that are read sooner than they are mapped."""
+"""Size in bytes up to which reading is faster than mapping."""
 
 _RESERVED_FRACTION: Final = 0.03
-"""The part of the memory that is left to others."""
 
 
-class Segment:
-    """Sealed memory that was received and that nobody has looked at yet.
-
-    It holds its descriptor until it is closed or forgotten.
-    """
+class SharedSegment:
+    """Received sealed memory that has not been mapped yet. It holds its descriptor until it is closed or forgotten."""
 
     __slots__ = ("_fd", "nbytes")
 
@@ -49,11 +46,10 @@ class Segment:
 
     @property
     def is_small(self) -> bool:
-        """Worth a copy, so that no descriptor is held for it."""
         return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
-        """Writable memory of this process's own.
+        """Return writable private memory with the content.
 
         Raises:
             SerializationError, OSError: as ``map_private``.
@@ -65,10 +61,10 @@ class Segment:
         return map_private(self._fd, self.nbytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Copies it to flat memory of the same size.
+        """Copy the content to flat memory of the same size.
 
         Raises:
-            SerializationError: it is smaller than the sender said.
+            SerializationError: the content is smaller than the sender said.
         """
         offset = 0
         while offset < self.nbytes:
@@ -78,7 +74,6 @@ class Segment:
             offset += read
 
     def close(self) -> None:
-        """Idempotent."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
@@ -87,13 +82,13 @@ class Segment:
 
 
 def fits(nbytes: int) -> bool:
-    """Whether a message of so many bytes may be shared; says once where the budget is used up."""
+    """True if a message of so many bytes may be shared. Log once when the budget is used up."""
     if nbytes < _ALWAYS_FITS_BYTES or pool.has(nbytes):
         return True
     try:
         used, available, total = _usage()
         limit = budget()
-    except OSError:  # no descriptors are left: the segment has none either, and its error names the limit
+    except OSError:  # no descriptor is left: creating the segment will fail with a better error
         return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
@@ -113,10 +108,10 @@ def _warn(limit: int) -> None:
 
 @functools.cache
 def budget() -> int:
-    """Bytes of shared memory on this machine, or in this container, that messages may bring it to.
+    """Return the bytes of shared memory on this machine, or in this container, up to which messages are shared.
 
     Raises:
-        ValueError: the variable is no size.
+        ValueError: the variable is not a size.
     """
     wanted = os.environ.get(BUDGET)
     if wanted is None:
@@ -129,12 +124,10 @@ def budget() -> int:
 
 
 def available() -> int:
-    """Bytes of memory that this machine, or this container, has left."""
     return _usage()[1]
 
 
 def _usage() -> tuple[int, int, int]:
-    """Bytes of shared memory in use, of memory that is available, and of memory altogether."""
     machine = _machine()
     used, available, total = machine["Shmem"], machine["MemAvailable"], machine["MemTotal"]
     for group in _control_groups():
@@ -152,7 +145,6 @@ def _machine() -> dict[str, int]:
 
 @functools.cache
 def _control_groups() -> tuple[Path, ...]:
-    """The directories of this process's control group (version 2) and of those around it, the innermost last."""
     try:
         lines = Path("/proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -167,7 +159,7 @@ def _control_groups() -> tuple[Path, ...]:
 
 
 def _limit_and_usage(group: Path) -> tuple[int | None, int]:
-    """What a group may take of memory, and what it cannot give back."""
+    """Return the memory limit of a group, and the memory that it cannot give back."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

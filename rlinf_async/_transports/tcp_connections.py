@@ -1,7 +1,7 @@
 """Finds this process's TCP connections among its descriptors, and shuts one down to end a Gloo operation.
 
-Gloo itself has no way to end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the
-pair but may leave the peer waiting.  A ``shutdown(2)`` of the connection ends everything at once, on both sides.
+Gloo itself cannot end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the pair
+but may leave the peer waiting. A ``shutdown(2)`` of the connection ends everything at once, on both sides.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from rlinf_async.errors import TransferFailed
 Address = tuple[str, int]
 
 _ESTABLISHED: Final = 1
-"""``TCP_ESTABLISHED`` of ``<netinet/tcp.h>``."""
 
 
-class Connection:
-    """A duplicate of the descriptor of a connection that somebody else in this process uses."""
+class TcpConnection:
+    """Duplicate of the descriptor of a connection that other code of this process uses."""
 
     _lock = threading.Lock()
     _held: set[tuple[Address, Address]] = set()  # noqa: RUF012  # the process's own table
@@ -35,18 +34,18 @@ class Connection:
         self.far: Address = duplicate.getpeername()[:2]
 
     @classmethod
-    def find(cls, is_wanted: Callable[[Address, Address], bool]) -> Connection | None:
-        """The one connection, held by nobody yet, of which ``is_wanted(near, far)`` is true.
+    def find(cls, is_wanted: Callable[[Address, Address], bool]) -> TcpConnection | None:
+        """Return the only unheld connection for which ``is_wanted(near, far)`` is true.
 
         Raises:
-            TransferFailed: there are several, which happens where two pairs find together at one moment.
+            TransferFailed: there are several, as when two pairs connect at the same moment.
         """
         with cls._lock:
-            found: dict[tuple[Address, Address], Connection] = {}
+            found: dict[tuple[Address, Address], TcpConnection] = {}
             for duplicate in connections():
                 try:
                     candidate = cls(duplicate)
-                except OSError:  # it has just ended
+                except OSError:  # it may just have ended
                     duplicate.close()
                     continue
                 is_new = candidate._ends not in cls._held and candidate._ends not in found
@@ -65,10 +64,9 @@ class Connection:
 
     @classmethod
     def is_held(cls, connection: socket.socket) -> bool:
-        """Whether a connection is that of one of these objects."""
         try:
             return (connection.getsockname()[:2], connection.getpeername()[:2]) in cls._held
-        except OSError:  # it has just ended
+        except OSError:  # it may just have ended
             return False
 
     @property
@@ -76,7 +74,6 @@ class Connection:
         return self.near, self.far
 
     def end(self) -> None:
-        """Ends the connection, for whoever uses it and for the peer."""
         with contextlib.suppress(OSError):
             self._duplicate.shutdown(socket.SHUT_RDWR)
         self._duplicate.close()
@@ -85,7 +82,7 @@ class Connection:
 
 
 def is_named_in(blob: bytes, address: Address) -> bool:
-    """Whether a ``sockaddr`` of this address stands somewhere in what Gloo tells a peer."""
+    """True if a ``sockaddr`` of this address occurs in the bytes that Gloo sends to a peer."""
     host, port = address
     if ":" in host:
         return struct.pack("!HI", port, 0) + socket.inet_pton(socket.AF_INET6, host.partition("%")[0]) in blob
@@ -93,7 +90,7 @@ def is_named_in(blob: bytes, address: Address) -> bool:
 
 
 def connections() -> Iterator[socket.socket]:
-    """Duplicates of all TCP connections of this process, for the caller to close."""
+    """Yield duplicates of all TCP connections of this process, for the caller to close."""
     for entry in Path("/proc/self/fd").iterdir():
         connection = connection_at(int(entry.name))
         if connection is not None:
@@ -101,17 +98,16 @@ def connections() -> Iterator[socket.socket]:
 
 
 def connection_at(fd: int) -> socket.socket | None:
-    """A duplicate of the TCP connection at this descriptor; None where it is no established one."""
     try:
         if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
             return None
-        # What is looked at is a duplicate: the number itself may be closed, and reused, at any moment.
+        # Inspect a duplicate: the number itself may be closed and reused at any moment.
         duplicate = os.dup(fd)
     except OSError:
         return None
     try:
         candidate = socket.socket(fileno=duplicate)
-    except OSError:  # the number has been reused
+    except OSError:  # its number has been reused
         os.close(duplicate)
         return None
     if _is_established(candidate):

@@ -1,9 +1,9 @@
 """Pickling and rebuilding of torch tensors: their memory goes out of band, not as a copy in the pickle.
 
-The codec calls ``reduce`` for whatever has a type of torch's own.  Dense tensors in CPU or CUDA memory become a shape
-and a *region*, the stretch of memory that they cover; torch's own pickling does the rest (sparse, quantised, those that
-require grad, and so on), at the price of some copies.  Tensors that cover the same region still share it on the other
-side, so tied weights stay tied; parts of a larger storage travel alone.
+The codec calls ``reduce`` for objects of torch's own types. Dense tensors in CPU or CUDA memory become a shape and a
+*region*, the range of memory that they cover. All others (sparse, quantised, with grad, and so on) use torch's
+pickling, at the price of some copies. Tensors that cover the same region still share it on the other side, so tied
+weights stay tied; parts of a larger storage travel alone.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """The memory that a tensor covers; pickled once, however many tensors cover it.
+    """Memory that a tensor covers; pickled once, however many tensors cover it.
 
     Args:
-        keep: whether it stays where it is, for a link between GPUs to bring it.
+        keep: True for memory that stays on its GPU and is sent by a GPU link.
     """
 
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
         self._is_kept = keep is not None and keep(owner)
-        # Holds the storage: nobody else gets this memory while its address stands for it.
+        # The view holds the storage: the address, which is the key of the region, cannot be reused meanwhile.
         if owner.is_contiguous():
             self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
             return
@@ -50,15 +50,15 @@ class _Region:
 
 
 def reduce(obj: Any, state: dict[Any, Any]) -> Any:
-    """What ``__reduce__`` would return, without copying memory of the CPU; NotImplemented where torch does better.
+    """Return the result of ``__reduce__`` without copying CPU memory; NotImplemented if torch should pickle the object.
 
-    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous.  A CUDA tensor arrives
-    on the receiver's current CUDA device, or on the CPU where there is none; it travels by way of the CPU, unless it is
-    kept (``codec.KEEP``).  What arrives can be written to, but not resized to something larger.
+    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous. A CUDA tensor arrives on
+    the receiver's current CUDA device, or on the CPU if there is none; it travels by way of the CPU, unless it is kept
+    (``codec.KEEP``). A received tensor is writable, but cannot be resized to something larger.
 
     Args:
-        obj: anything.
-        state: what is known of this one pickle; regions are kept here.
+        obj: any object.
+        state: data of this pickle, in which regions are kept.
     """
     if type(obj) is not torch.Tensor or not _is_simple(obj):
         return NotImplemented
@@ -73,9 +73,10 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
 
 
 def alone(obj: Any) -> tuple[Any, memoryview] | None:
-    """What a tensor is made of besides its memory, and that; None for all but a contiguous one that numpy can show.
+    """Split a contiguous tensor that numpy accepts into a description and its memory; None for any other object.
 
-    numpy refuses whatever is not dense memory of the CPU or requires grad, in one call in the place of ten.
+    numpy refuses memory that is not dense or not on the CPU, and tensors that require grad: one call replaces ten
+    checks.
     """
     try:
         array = obj.numpy()
@@ -87,7 +88,7 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
 
 
 def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
-    """The inverse of ``alone``: makes a tensor of memory, which it takes over."""
+    """Return the inverse of ``alone``: a function that makes a tensor of memory, and takes the memory over."""
     name, shape, strides = key
     none = numpy.empty(0, name)
     dtype = torch.from_numpy(none).dtype
@@ -115,7 +116,7 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether it covers a stretch of memory without gaps or overlaps, in any order of its dimensions."""
+    """True if it covers a range of memory without gaps or overlaps, in any order of its dimensions."""
     if tensor.is_contiguous():
         return True
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -1,8 +1,8 @@
-"""``Sending`` and ``Receiving``: one transfer over a link, each a ``Work``; divides its buffers into chunks.
+"""``SendTransfer`` and ``ReceiveTransfer``: one transfer over a link, each a ``Work``; divides buffers into chunks.
 
-Large buffers travel where they are, in chunks of a few MiB: after an error a transfer goes on with the chunk that has
-not arrived.  Small ones travel together in one, because each costs as much as a few hundred kilobytes.  Both sides work
-the chunks out from the sizes.
+Large buffers are sent from their own memory, in chunks of a few MiB: after an error a transfer continues with the first
+chunk that has not arrived. Small buffers share a chunk, because each chunk costs as much as a few hundred kilobytes.
+Both sides compute the chunks from the sizes.
 """
 
 from __future__ import annotations
@@ -20,25 +20,22 @@ from rlinf_async.work import Work
 
 T = TypeVar("T")
 Buffer = TypeVar("Buffer")
-"""Flat bytes: a memoryview of the CPU's memory, or a tensor of a GPU's."""
+"""Flat bytes: a memoryview of CPU memory, or a tensor in GPU memory."""
 
 _SMALL_BYTES: Final = 64 << 10
-"""Bytes of a buffer that is worth a chunk of its own."""
 
 CHUNK_BYTES: Final = 4 << 20
-"""Bytes of the largest chunk."""
 
 _ALIGNMENT_BYTES: Final = 64
-"""Of the buffers in a chunk, in bytes: any tensor can stand there."""
 
 
 class Transfer(Work[T]):
-    """One transfer that a link was asked for.
+    """Transfer that was requested of a link.
 
     Attributes:
-        number: the two sides' name for it.
-        sizes: of its buffers, in bytes.
-        tries: how often it has begun since the last chunk arrived.
+        number: its id on both sides.
+        sizes: sizes of its buffers in bytes.
+        tries: number of starts since the last chunk arrived.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
@@ -61,24 +58,23 @@ class Transfer(Work[T]):
         self._settle(error=error)
 
 
-class Sending(Transfer[None]):
-    """Buffers that the peer may ask for."""
+class SendTransfer(Transfer[None]):
+    """Buffers that the peer may request."""
 
     start = 0
-    """The chunk with which it began last."""
 
     @abstractmethod
     def chunks(self) -> list[torch.Tensor]:
-        """Flat bytes to send: views of large buffers, copies of small ones."""
+        """Return the flat bytes to send: views of large buffers, copies of small ones."""
 
 
-class Receiving(Transfer[list[Buffer]]):
-    """Buffers that the peer has promised.
+class ReceiveTransfer(Transfer[list[Buffer]]):
+    """Buffers that the peer has announced.
 
     Attributes:
-        chunks: flat bytes to receive into, once there is room.
-        buffers: what the chunks are then the contents of.
-        arrived: how many chunks are complete.
+        chunks: flat bytes to receive into, once allocated.
+        buffers: buffers that consist of the chunks.
+        arrived: number of complete chunks.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
@@ -89,21 +85,18 @@ class Receiving(Transfer[list[Buffer]]):
 
     @abstractmethod
     def allocate(self) -> None:
-        """Makes room.
+        """Allocate the buffers.
 
         Raises:
-            MemoryError: there is none.
+            MemoryError: there is no memory.
         """
 
     def complete(self) -> None:
-        """All chunks have arrived."""
         buffers, self.buffers, self.chunks = self.buffers, [], []
         self.finish(buffers)
 
 
-class MemorySending(Sending):
-    """Buffers in the CPU's memory."""
-
+class MemorySend(SendTransfer):
     def __init__(self, number: int, buffers: Sequence[memoryview]) -> None:
         super().__init__(number, [buffer.nbytes for buffer in buffers])
         self._buffers = buffers
@@ -119,8 +112,8 @@ class MemorySending(Sending):
         return chunks
 
 
-class MemoryReceiving(Receiving[memoryview]):
-    """Buffers in the CPU's memory; what the receiver lets go of is warm for the next one."""
+class MemoryReceive(ReceiveTransfer[memoryview]):
+    """Buffers in CPU memory from a pool, which reuses memory that receivers have released."""
 
     def __init__(self, number: int, sizes: Sequence[int], memory: Memory = warm) -> None:
         super().__init__(number, sizes)
@@ -131,7 +124,7 @@ class MemoryReceiving(Receiving[memoryview]):
 
 
 def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor], list[memoryview]]:
-    """Parcels to receive into, and the buffers that they are the contents of."""
+    """Allocate chunks to receive into, and the buffers that consist of them."""
     alone, together, nbytes = _divide(sizes)
     buffers = {index: memory.take(sizes[index]) for index in alone}
     views = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers.values()]
@@ -144,7 +137,8 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """The buffers that travel alone, those that travel together with their offsets, and the bytes that these take."""
+    """Return the buffers with chunks of their own, those that share one with their offsets, and the size of that
+    chunk."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):
@@ -159,7 +153,7 @@ def _split(flat: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _view(buffer: memoryview) -> torch.Tensor:
-    """The same memory as a tensor.  Whoever uses it keeps the buffer: torch would warn of one that is read-only."""
+    """Return the memory as a tensor. The caller must keep the buffer; torch warns of read-only ones."""
     if not buffer.readonly:
         return torch.frombuffer(buffer, dtype=torch.uint8)
     address = numpy.frombuffer(buffer, dtype=numpy.uint8).ctypes.data

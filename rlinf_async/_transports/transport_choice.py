@@ -11,18 +11,18 @@ from rlinf_async._transports.link import Link, Post
 from rlinf_async._transports.shared_memory import fits
 
 IN_FRAME: Final = ""
-"""In the frame itself: small messages inline, others as memory that rides on it, or in pieces between two daemons."""
+"""In the frame itself: small messages inline, others as attached memory, or in pieces between two daemons."""
 
 PIECES: Final = "pieces"
 
 
 class Transport(NamedTuple):
-    """A transport beside the frames.
+    """Transport beside the frames.
 
     Attributes:
-        make: its ``Link``; what that needs is imported with the first.
-        min_bytes: from this size on two workers on different machines use it.
-        is_authenticated: its peer has shown credentials, so that what it brings may be unpickled.
+        make: makes its ``Link``, and imports its modules at the first call.
+        min_bytes: size from which two workers on different machines use it.
+        is_authenticated: True if its peer is authenticated, so that received bytes may be unpickled.
     """
 
     make: Callable[[Post, bool, str], Link]
@@ -40,15 +40,14 @@ TRANSPORTS: Final = {
     "gloo": Transport(_gloo, 1 << 20, is_authenticated=False),
     PIECES: Transport(InlineLink, math.inf, is_authenticated=True),
 }
-"""By name, the preferred first."""
 
 
 def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
-    """The transport of a message of so many bytes.
+    """Return the transport for a message of so many bytes.
 
     Args:
-        same_node: its receivers are all on this machine.
-        direct: it has one receiver, and a connection to it can be had.
+        same_node: True if its receivers are all on this machine.
+        direct: True if it has one receiver, to which a connection is possible.
     """
     if not same_node and direct:
         for name, transport in TRANSPORTS.items():
@@ -58,10 +57,10 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """The link of that name; see ``Link``.
+    """Make the link of that name; see ``Link``.
 
     Raises:
-        ValueError: the peer speaks of a link that is not known here.
+        ValueError: there is no such link; the peer may run other code.
     """
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")

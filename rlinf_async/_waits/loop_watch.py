@@ -1,13 +1,14 @@
-"""Raises ``LoopNotRunning`` in waits for a user's event loop that was left or closed.
+"""``LoopNotRunning`` in waits for a user's event loop that was left or closed.
 
-A cluster that is opened in a coroutine lives on the loop that runs there.  A wait on that loop needs it to turn anyhow;
-a wait from elsewhere would last for ever once the loop is left (``run_until_complete`` has returned) or closed, of
-which asyncio does not tell.  So each such wait asks the loop for a sign, and looks once there has been time for one::
+A cluster that is opened in a coroutine lives on the loop running there.  A wait on that loop needs it to turn anyhow; a
+wait from another thread would last for ever once the loop is left (``run_until_complete`` has returned) or closed,
+which asyncio does not report.  So each such wait schedules a callback on the loop, and checks after a while whether it
+ran::
 
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning
 
-A loop that is running and gives no sign is busy with user code: it is not blamed.
+A loop that is running without a sign is busy with user code, which is no error.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
 is_needed = False
-"""Whether any cluster of this process has ever lived on a loop of the user's: nothing else is looked at otherwise."""
+"""True once any cluster of this process has lived on a loop of the user's; without one, waits need no watch."""
 
 only: asyncio.AbstractEventLoop | None = None
-"""That loop, while there has been one only: a wait on it needs no watch."""
+"""That loop, while there has been only one: a wait on it needs no watch."""
 
 
 def live_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Registers a loop of the user's on which a cluster lives."""
+    """Register a loop of the user's on which a cluster lives."""
     global is_needed, only
     only = loop if not is_needed or only is loop else None
     is_needed = True
@@ -46,8 +47,8 @@ Have one loop serve all:
     cluster = Cluster(num_nodes=1)                  # in a def, not in an async def"""
 
 
-class Waitable(Protocol):
-    """What is waited for: a ``Work``."""
+class LoopBound(Protocol):
+    """Awaited object: a ``Work``."""
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
@@ -55,13 +56,13 @@ class Waitable(Protocol):
 
 
 class LoopWatch:
-    """The watch of one wait: asks the loop for signs of life.
+    """Watch of one wait, which checks that the loop turns.
 
     Attributes:
-        due: when to ``check`` next; seconds of the monotonic clock.
+        due: time of the next ``check``, in seconds of the monotonic clock.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, work: Waitable) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: LoopBound) -> None:
         self._loop = loop
         self._work = work
         self._seconds = settings.LOOP_TURN_S()
@@ -78,10 +79,10 @@ class LoopWatch:
         self._has_turned = True
 
     def check(self) -> None:
-        """Once it is due.
+        """Check the loop; call this once it is due.
 
         Raises:
-            LoopNotRunning: the loop is closed, or has stood still.
+            LoopNotRunning: the loop is closed, or has not turned.
         """
         check_open(self._loop, self._work._describe)
         if not self._has_turned and not self._loop.is_running():
@@ -93,7 +94,7 @@ class LoopWatch:
         self._ask()
 
     def check_on(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Checks whenever it is due, on the loop that runs here; an error ends the future on which its task waits."""
+        """Check on the running loop whenever it is due; an error goes to the future on which the task waits."""
 
         def look() -> None:
             try:
@@ -107,29 +108,31 @@ class LoopWatch:
         self._timer = loop.call_later(self.due - clock.monotonic(), look)
 
     def cancel(self) -> None:
-        """The wait is over."""
+        """Stop the checks."""
         if self._timer is not None:
             self._timer.cancel()
 
 
 def check_open(loop: asyncio.AbstractEventLoop, describe: Callable[[], str]) -> None:
-    """Raises:
-    LoopNotRunning: the loop is closed; with what ``describe`` says was wanted of it.
+    """Check that a loop is open.
+
+    Raises:
+        LoopNotRunning: the loop is closed; the text has the result of ``describe``.
     """
     if loop.is_closed():
         raise closed(loop, describe())
 
 
 def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
-    """The error of something that was wanted of a closed loop."""
+    """Return the error for a use of a closed loop."""
     return LoopNotRunning(
         f"the event loop that this cluster lived on, {loop!r}, is closed: nothing of the cluster is answered any more "
         f"({what}). {_RECIPE}"
     )
 
 
-def watch(work: Waitable, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
-    """The watch for a wait on the loop ``own``, or in a thread; None where no loop of the user's has to turn for it.
+def watch(work: LoopBound, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
+    """Return the watch for a wait on the loop ``own``, or in a thread; None if the wait needs no loop of the user's.
 
     Raises:
         LoopNotRunning: the loop is closed.

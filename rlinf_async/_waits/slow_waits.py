@@ -1,12 +1,12 @@
-"""Tables of what tasks and threads wait for: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
+"""Tables of the waits of tasks and threads: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
 
-Two tables for all: tasks wait in their loop's (``LoopWaits``, with one timer), threads in one of their own, in which
-they enter themselves once they have waited for a moment.  A row is what waits and since when, and costs two operations
-of a dict; who waits, at which line, for whom and what those do is found out when it is asked for::
+Two kinds of table: tasks wait in their loop's (``LoopWaits``, with one timer), threads in a common one, in which they
+enter themselves after a moment.  A row has the awaited object and the start of the wait, and costs two operations of a
+dict; waiter, line, and the activity of the other side are computed on request::
 
-    waits.snapshot()        # [Wait(kind="call", what="rollout.step() on 4 ranks, ...", line="train.py:12 in main()")]
+    waits.snapshot()        # [WaitRecord(kind="call", what="rollout.step() on 4 ranks", line="t.py:12 in main()")]
 
-A word is a warning in the log after each of three times (``settings.WAIT_WARNING_S`` and the two after it).
+A long wait is logged as a warning at each of three times (``settings.WAIT_WARNING_S`` and the two after it).
 """
 
 from __future__ import annotations
@@ -34,19 +34,20 @@ from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 logger = own_logger(__name__)
 
 REGISTER_AFTER_S: Final = 0.25
-"""Seconds for which a thread waits before it enters itself into the table: a call that is answered costs nothing."""
+"""Seconds after which a waiting thread enters itself into the table: calls answered sooner cost nothing."""
 
 
 _MARK_SLACK_FRACTION: Final = 0.02
-"""Part of the first mark by which words come later, so that what began to wait soon after another is told with it."""
+"""Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
+time."""
 
 
 Needs = tuple[list[Target], bool]
-"""Who has to act for a wait to end, and whether all of them have to, or one is enough."""
+"""Actions that would end a wait, and whether all of them are needed, or one."""
 
 
 class Waitable(Protocol):
-    """What is waited for: a ``Work``."""
+    """Awaited object: a ``Work``."""
 
     _kind: str
 
@@ -56,7 +57,7 @@ class Waitable(Protocol):
 
     def _whom(self) -> str: ...
 
-    def _far_side(self) -> FarSide | None: ...
+    def _peer_activity(self) -> PeerActivity | None: ...
 
     def _needs(self) -> Needs: ...
 
@@ -65,8 +66,8 @@ class Waitable(Protocol):
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
 
-class FarSide(Protocol):
-    """What the other side does, as its daemons tell: a ``Work`` of words."""
+class PeerActivity(Protocol):
+    """Activity of the other side as reported by its daemons: a ``Work`` with a text."""
 
     def done(self) -> bool: ...
 
@@ -76,16 +77,16 @@ class FarSide(Protocol):
 
 
 @dataclass(frozen=True)
-class Wait:
-    """One row of the tables, as data.
+class WaitRecord:
+    """Row of the tables, as data.
 
     Attributes:
         kind: ``call``, ``send``, ``recv``, ``put``, ``get``, ``lock``, ``request``, ``task``, ...
-        what: what is waited for, in words.
-        whom: who has to do something; empty where that is not known.
+        what: description of the awaited event.
+        whom: processes that have to act; empty if unknown.
         since: seconds of the monotonic clock.
-        owner: the task or thread that waits.
-        line: of the user's code; None where only the framework waits.
+        owner: the waiting task or thread.
+        line: line of the user's code; None if only the framework waits.
     """
 
     kind: str
@@ -96,13 +97,13 @@ class Wait:
     line: str | None
 
 
-def snapshot() -> list[Wait]:
-    """Everything that waits in this process, the oldest first.  From any thread."""
+def snapshot() -> list[WaitRecord]:
+    """Return all waits of this process, the oldest first; any thread may call it."""
     rows = [row for loop in _all_loops() for row in loop.read()]
     for (ident, _), (work, since) in list(_threads.rows.copy().items()):  # type: ignore[misc]
         rows.append((work, since, waiter_in_thread(ident)))  # type: ignore[has-type]
     found = [
-        Wait(work._kind, work._describe(), work._whom(), since, waiter.name, waiter.line)
+        WaitRecord(work._kind, work._describe(), work._whom(), since, waiter.name, waiter.line)
         for work, since, waiter in rows
     ]
     return sorted(found, key=lambda wait: wait.since)
@@ -110,10 +111,10 @@ def snapshot() -> list[Wait]:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the tables as it is.
+    """Row of the tables.
 
     Attributes:
-        until: when the wait itself gives up, by the monotonic clock; ``FOREVER`` if it does not.
+        until: time at which the wait ends itself, by the monotonic clock; ``FOREVER`` if it does not.
     """
 
     work: Waitable
@@ -122,13 +123,13 @@ class Row:
 
 
 def row_of(future: asyncio.Future[Any]) -> Row | None:
-    """The row of the task that awaits a future; None where that is no wait of the tables.  From any thread."""
+    """Return the row of the task that awaits a future; None if the tables have none. Any thread may call it."""
     found = next((row for loop in _all_loops() if (row := loop.rows.get(future)) is not None), None)
     return None if found is None else Row(*found)
 
 
 def rows_of_threads() -> dict[int, Row]:
-    """The rows of threads, by their ids; one that waits inside of another wait has the innermost one."""
+    """Return the rows of threads, by their ids; for nested waits, the innermost one."""
     found: dict[int, Row] = {}
     for key, (work, since) in list(_threads.rows.copy().items()):
         ident: int = key[0]  # type: ignore[index]
@@ -137,25 +138,25 @@ def rows_of_threads() -> dict[int, Row]:
 
 
 def loops() -> list[tuple[asyncio.AbstractEventLoop, int]]:
-    """The loops on which anything has been waited for, with the thread in which that was."""
+    """Return the loops on which tasks have waited, with their threads."""
     return [(waits.loop, waits.thread) for waits in _all_loops()]
 
 
 def marks() -> list[float]:
-    """Seconds after which words are said, ascending."""
+    """Return the seconds after which warnings are due, ascending."""
     return sorted(
         setting() for setting in (settings.WAIT_WARNING_S, settings.WAIT_WARNING_2_S, settings.WAIT_WARNING_3_S)
     )
 
 
 class LoopWaits:
-    """What the tasks of one loop wait for; all calls but ``read`` are made there.
+    """Waits of the tasks of one loop; all methods but ``read`` run on that loop.
 
     Attributes:
-        loop: whose tasks they are.
-        thread: the id of the one that runs it.
-        rows: by the future on which a task waits: the work and since when.
-        armed: the timer runs, or need not.
+        loop: the tasks' loop.
+        thread: id of the thread that runs it.
+        rows: work and start of the wait, by the future on which a task waits.
+        armed: true if the timer is set, or need not be.
     """
 
     __slots__ = ("__weakref__", "_table", "armed", "loop", "rows", "thread")
@@ -173,12 +174,12 @@ class LoopWaits:
         return f"<LoopWaits [{len(self.rows)} wait]>"
 
     def arm(self) -> None:
-        """Something waits, and the timer does not run."""
+        """Set the timer for a new wait."""
         self.armed = True
         self.loop.call_later(marks()[0] * (1 + _MARK_SLACK_FRACTION), self._look)
 
     def read(self) -> list[tuple[Any, float, Waiter]]:
-        """Each work, since when it is waited for, and who waits."""
+        """Return each work, the start of the wait, and the waiter."""
         return [(work, since, waiter_for(future)) for future, (work, since) in list(self.rows.copy().items())]  # type: ignore[arg-type]
 
     def clear(self) -> None:
@@ -190,25 +191,26 @@ class LoopWaits:
         now = clock.monotonic()
         due = self._table.due(now, times)
         try:
-            words = []
+            rows = []
             for future, work, since, passed in due:
                 waiter = waiter_for(future)  # type: ignore[arg-type]
-                if self._table.say(future, _place(work, waiter), passed, len(times)) and not waiter.internal:
-                    words.append((work, since, waiter))
-            say(words, now)
+                if self._table.count_warning(future, _place(work, waiter), passed, len(times)) and not waiter.internal:
+                    rows.append((work, since, waiter))
+            warn(rows, now)
         finally:
             if self.rows:
-                # Not later than the first word on what begins right now: until then that need not set the timer.
+                # At the latest when the first warning on a wait that begins now is due: such a wait need not set the
+                # timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
                 self.loop.call_later(max(0.0, then - clock.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
 
 
 def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
-    """Goes on waiting in this thread, after ``REGISTER_AFTER_S`` seconds; False once ``timeout`` has passed.
+    """Continue a wait in this thread after ``REGISTER_AFTER_S`` seconds. Return False once ``timeout`` has passed.
 
     Raises:
-        LoopNotRunning: the user's loop that has to turn for it stands still.
+        LoopNotRunning: the wait needs a loop of the user's that does not turn.
     """
     watch = loop_watch.watch(work, None) if loop_watch.is_needed else None
     since = clock.monotonic() - REGISTER_AFTER_S
@@ -220,8 +222,8 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
         _until[key] = until
         _threads.rows[key] = (work, since)
         while True:
-            word_at = since + times[passed] if passed < len(times) else FOREVER
-            left = min(until, word_at, FOREVER if watch is None else watch.due) - clock.monotonic()
+            warning_at = since + times[passed] if passed < len(times) else FOREVER
+            left = min(until, warning_at, FOREVER if watch is None else watch.due) - clock.monotonic()
             if gate.wait(min(max(0.0, left), threading.TIMEOUT_MAX)):
                 return True
             now = clock.monotonic()
@@ -229,11 +231,11 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
                 return False
             if watch is not None and now >= watch.due:
                 watch.check()
-            if now >= word_at:
+            if now >= warning_at:
                 passed = sum(now - since >= mark for mark in times)
                 waiter = waiter_in_thread(ident)
-                if _threads.say(key, _place(work, waiter), passed, len(times)):  # whose, also if it runs our code only
-                    say([(work, since, waiter)], now)
+                if _threads.count_warning(key, _place(work, waiter), passed, len(times)):
+                    warn([(work, since, waiter)], now)
     finally:
         _threads.rows.pop(key, None)
         _until.pop(key, None)
@@ -241,82 +243,82 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
 
 
 def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
-    """What waits have in common that usually take equally long."""
+    """Return line and kind of a wait: waits with the same ones usually take equally long."""
     return None if waiter.line is None else (waiter.line, work._kind)
 
 
-def say(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
-    """One word for all that wait for the same at the same line."""
+def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
+    """Log one warning for all waits for the same event at the same line."""
     alike: dict[tuple[str, str], list[tuple[Waitable, float, Waiter]]] = {}
     for work, since, waiter in rows:
         alike.setdefault((work._describe(), waiter.line or waiter.name), []).append((work, since, waiter))
     for same in alike.values():
         try:
-            _say_one(same, now)
-        except Exception:  # the user's wait must not end of a word about it
+            _warn_once(same, now)
+        except Exception:  # an error of the warning must not end the user's wait
             logger.exception("no word could be said about %d waits", len(same))
-    for listener in list(_after_words) if alike else ():
+    for listener in list(_listeners) if alike else ():
         try:
-            listener._on_word()
+            listener._on_long_wait()
         except Exception:
             logger.exception("nothing more could be said about a wait")
 
 
-class Listener(Protocol):
-    """An object that acts on words about long waits."""
+class LongWaitListener(Protocol):
+    """Object that acts on warnings about long waits."""
 
-    def _on_word(self) -> None:
-        """After words were said, in the thread that says them; what it raises is logged, and ends no wait."""
-
-
-def after_words(listener: Listener) -> None:
-    """Tells an object of words about long waits, as long as it lives."""
-    _after_words.add(listener)
+    def _on_long_wait(self) -> None:
+        """Act after warnings were logged, in the logging thread; an exception is logged, and ends no wait."""
 
 
-def told_since(since: float, now: float) -> str:
-    """``61 s (since 14:02:11)``, of two readings of the monotonic clock."""
+def add_listener(listener: LongWaitListener) -> None:
+    """Have an object informed of warnings about long waits, as long as it lives."""
+    _listeners.add(listener)
+
+
+def duration_since(since: float, now: float) -> str:
+    """Return ``61 s (since 14:02:11)`` for two readings of the monotonic clock."""
     clock = time.strftime("%H:%M:%S", time.localtime(time.time() - (now - since)))
     return f"{now - since:.0f} s (since {clock})"
 
 
-def _say_one(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None:
+def _warn_once(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> None:
     work, since, waiter = same[0]
     others = f", and so do {len(same) - 1} others there" if len(same) > 1 else ""
-    text = (
-        f"still waiting after {told_since(since, now)} for {work._describe()}, at {waiter.line or waiter.name}{others}"
-    )
+    place = f"{waiter.line or waiter.name}{others}"
+    text = f"still waiting after {duration_since(since, now)} for {work._describe()}, at {place}"
 
     def log(words: str) -> None:
-        if not all(work.done() for work, *_ in same):  # or it would be told of waits that are over
+        if not all(work.done() for work, *_ in same):  # else the waits are over
             _log(text, words)
 
-    with_words(work, log)
+    with_peer_activity(work, log)
 
 
-def with_words(work: Waitable, then: Callable[[str], None]) -> None:
-    """Call ``then`` once daemons have said what those do for whom a work waits; with no words where nobody can say."""
-    far_side = work._far_side()
-    if far_side is None:
+def with_peer_activity(work: Waitable, then: Callable[[str], None]) -> None:
+    """Call ``then`` with the daemons' description of the other side once it has arrived; with an empty text if there is
+    none."""
+    peer_activity = work._peer_activity()
+    if peer_activity is None:
         then("")
     else:
-        far_side._follow(lambda: then(_words_of(far_side)))
+        peer_activity._follow(lambda: then(_text_of(peer_activity)))
 
 
-def _words_of(far_side: FarSide) -> str:
+def _text_of(peer_activity: PeerActivity) -> str:
     try:
-        return str(far_side._result())
+        return str(peer_activity._result())
     except Exception as error:
         return f"the other side cannot be asked: {error}"
 
 
-def _log(text: str, far_side: str) -> None:
+def _log(text: str, peer_activity: str) -> None:
     recording.point(EventKind.WORD, text)
-    logger.warning("%s%s%s", text, f": {far_side}" if far_side else "", unobserved_errors.word())
+    logger.warning("%s%s%s", text, f": {peer_activity}" if peer_activity else "", unobserved_errors.warning_suffix())
 
 
 def work_on(future: asyncio.Future[Any]) -> Any:
-    """The work whose end a future is for; None where it is for something else."""
+    """Return the work that a future waits for; None if it waits for something else."""
     row = row_of(future)
     return None if row is None else row.work
 
@@ -327,9 +329,9 @@ def _all_loops() -> list[LoopWaits]:
 
 
 def _forget() -> None:
-    """In a forked child: what waits is the parent's, and its threads are not there."""
-    # The lock is made anew, not taken: another thread of the parent may have held it at the fork, and is not here to
-    # release it.
+    """Reset the tables in a forked child: the waits and their threads are the parent's."""
+    # Replace the lock instead of taking it: a thread of the parent may have held it at the fork, and does not exist
+    # here.
     global _lock
     _lock = threading.Lock()
     _threads.clear()
@@ -339,9 +341,9 @@ def _forget() -> None:
 
 
 _lock = threading.Lock()
-_after_words: weakref.WeakSet[Listener] = weakref.WeakSet()
+_listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
 _until: dict[Hashable, float] = {}
-"""By the key of a thread's row, when the wait gives up."""
+"""End of a thread's wait by its own timeout, by the key of its row."""
 os.register_at_fork(after_in_child=_forget)

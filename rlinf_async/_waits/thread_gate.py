@@ -15,17 +15,17 @@ T = TypeVar("T")
 
 
 class Gate(Protocol):
-    """Where one thread waits once."""
+    """Place where one thread waits once."""
 
     def open(self) -> None:
-        """Ends the wait, or lets it end at once; from any thread."""
+        """End the wait, or let a later one end at once; any thread may call it."""
 
     def wait(self, seconds: float) -> bool:
-        """False after so many seconds in which it was not opened."""
+        """Wait until the gate is opened. Return False after ``seconds``."""
 
 
 class LockGate:
-    """Where a thread waits that does nothing else meanwhile."""
+    """Gate of a thread that has no other work while it waits."""
 
     __slots__ = ("_lock",)
 
@@ -44,9 +44,9 @@ class EndableWaits:
     """Blocking waits of one thread within a block, which any thread can end with an error.
 
     Example:
-        with EndableWaits() as waits:      # the thread that waits
+        with EndableWaits() as waits:      # the waiting thread
             work.wait()
-        waits.end(PeerLost("rank 1 has died"))      # another one: each wait raises a copy, and each that begins later
+        waits.end(PeerLost("rank 1 has died"))      # another thread: present and later waits raise a copy
     """
 
     def __init__(self) -> None:
@@ -56,18 +56,18 @@ class EndableWaits:
         self._make: Callable[[], Gate] = LockGate
 
     def __enter__(self) -> EndableWaits:
-        self._make = _here.make
+        self._make = _per_thread.make
         wait_at(lambda: _EndableGate(self, self._make()))
-        _here.endable = self
+        _per_thread.endable = self
         return self
 
     def __exit__(self, *_: Any) -> None:
-        _here.endable = None
+        _per_thread.endable = None
         wait_at(self._make)
 
     @types.coroutine
     def carry(self, coroutine: Coroutine[Any, Any, T]) -> Generator[Any, Any, T]:
-        """Await a coroutine, whose steps may block by RLinf's rules."""
+        """Await a coroutine whose steps may block, as RLinf's rules allow."""
         resume: Callable[[Any], Any] = coroutine.send
         value: Any = None
         while True:
@@ -87,7 +87,8 @@ class EndableWaits:
             raise copy_of(self._error)
 
     def end(self, error: Exception) -> None:
-        # In this order: a wait enters itself before it looks for the error, so that one of the two sees the other.
+        # Set the error first: a wait registers its gate before it reads the error, so it either sees the error or is
+        # woken.
         self._error = error
         with self._lock:
             gates = list(self._gates)
@@ -96,7 +97,7 @@ class EndableWaits:
 
 
 class _EndableGate:
-    """A gate of another kind, whose wait ends with the error of its ``EndableWaits`` as well."""
+    """Gate that wraps another one, and also ends with the error of its ``EndableWaits``."""
 
     def __init__(self, waits: EndableWaits, inner: Gate) -> None:
         self._waits = waits
@@ -108,7 +109,7 @@ class _EndableGate:
         self.wake()
 
     def wake(self) -> None:
-        """Open the inner gate, which may be opened once only."""
+        """Open the inner gate, which may be opened only once."""
         with self._waits._lock:
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
@@ -129,45 +130,45 @@ class _EndableGate:
         return self._is_open
 
 
-class _Here(threading.local):
+class _PerThread(threading.local):
     make: Callable[[], Gate] = LockGate
     reads = False
     endable: EndableWaits | None = None
 
 
-_here = _Here()
+_per_thread = _PerThread()
 
 
 def new_gate() -> Gate:
-    """Where this thread waits next."""
-    return _here.make()
+    """Return a gate for this thread's next wait."""
+    return _per_thread.make()
 
 
 def wait_at(make: Callable[[], Gate]) -> None:
-    """Says where this thread waits from now on."""
-    _here.make = make
+    """Set the constructor of this thread's gates."""
+    _per_thread.make = make
 
 
 def must_await() -> bool:
-    """True in a coroutine, which awaits where other code blocks; RLinf's rules let a coroutine block as well.
+    """True in a coroutine, which has to await where other code blocks; RLinf's rules let a coroutine block as well.
 
-    They do not where this thread handles what it has read: a function given to ``then``, a callback of a group's.
+    Those rules do not apply to code that handles received frames: functions given to ``then``, callbacks of a group.
     """
-    return running_loop() is not None and (not dialect.is_rlinf or _here.reads)
+    return running_loop() is not None and (not dialect.is_rlinf or _per_thread.reads)
 
 
 def may_wait() -> bool:
-    """Whether this thread may wait here: no loop runs on it, and it is not handling what it has read, on which others
-    wait."""
-    return not _here.reads and not must_await()
+    """True if this thread may block: it runs no loop, and is not handling received frames, which other waits depend on.
+    True if this thread may block: it runs no loop, and is not handling received frames, which other waits depend on."""
+    return not _per_thread.reads and not must_await()
 
 
 def check_ended() -> None:
-    """Raise the error with which the waits of this thread have been ended."""
-    if _here.endable is not None:
-        _here.endable.check()
+    """Raise the error with which the waits of this thread were ended, if any."""
+    if _per_thread.endable is not None:
+        _per_thread.endable.check()
 
 
 def reads(does: bool) -> None:
-    """Says whether this thread handles what it has read from now on."""
-    _here.reads = does
+    """Record whether this thread handles received frames from now on."""
+    _per_thread.reads = does

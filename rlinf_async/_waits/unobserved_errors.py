@@ -1,14 +1,15 @@
-"""Unawaited errors of calls: logs them after a second, lists them, tells the daemon; ``fail_fast`` ends waits.
+"""Unawaited errors of calls: logs them after a second, lists them, reports them to the daemon; ``fail_fast`` ends
+waits.
 
-The error of a call may arrive long before the script awaits it, and perhaps it never does, because it waits for
-something else: ``env.wait(); rollout.wait(); actor.wait()`` sits in the first line when the actor has failed::
+The error of a call may arrive long before the script awaits it, or the script may never get there, because it waits for
+something else: ``env.wait(); rollout.wait(); actor.wait()`` blocks in the first line when the actor has failed::
 
     arrived ── RLINF_UNOBSERVED_ERROR_S ──► logged with its remote traceback; with ``fail_fast`` it ends plain waits
-       │                                    lines(): "still waiting" words, Ctrl-C
+       │                                    lines(): warnings about long waits, Ctrl-C
        └── ReportError ──► daemon           the run's exit code is not 0 ...
     observed ── WithdrawError ──► daemon    ... unless the script gets the error, of this call or of one that shares it
 
-Several calls share an error: a rank's death, the loss of a node, the error of a constructor.  What they share is their
+Several calls share an error: a rank's death, the loss of a node, the error of a constructor.  They have a common
 ``cause``, and an error that was caught once is not reported for the others.
 """
 
@@ -32,29 +33,29 @@ from rlinf_async._core.own_logger import own_logger
 logger = own_logger(__name__)
 
 MAX_ERRORS: Final = 1000
-"""Errors of one client that are kept; the oldest of more stand in the log, and in the launcher's account."""
+"""Limit on the kept errors of one client; older ones are in the log, and in the launcher's account."""
 
 MAX_OBSERVED: Final = 1000
-"""Causes that are remembered once they have been observed: errors that share them may still be on their way."""
+"""Limit on remembered causes that have been observed: errors that share them may still arrive."""
 
 MAX_LINES: Final = 16
-"""Lines about errors in one word."""
+"""Limit on the lines about errors in one warning."""
 
 _numbers = itertools.count(1)
 
 
 @dataclass(eq=False)
 class UnobservedError:
-    """An error, of a call or of a rank, that has arrived and that nobody has got yet.
+    """Error of a call or of a rank that has arrived, and that the script has not got yet.
 
     Attributes:
-        cause: what it shares with the errors of other calls.
+        cause: identity that errors of several calls share.
         of: the call, or the rank: ``"actor.train()"``.
-        text: one line: the call, its ranks and the error.
-        details: the remote traceback, with where it comes from.
-        make: makes the exception; None for what is no call's error, which ends no wait.
-        awaited: a wait for the call goes on, and gets it.
-        is_due: it has been there for ``RLINF_UNOBSERVED_ERROR_S``, and is in the log.
+        text: one line with the call, its ranks and the error.
+        details: the remote traceback and its origin.
+        make: makes the exception; None for an error that belongs to no call, and ends no wait.
+        awaited: true while a wait for the call goes on, which will raise the error.
+        is_due: true once it is older than ``RLINF_UNOBSERVED_ERROR_S``, and logged.
     """
 
     cause: str
@@ -67,7 +68,7 @@ class UnobservedError:
     since: float = field(default_factory=lambda: clock.monotonic())
 
     def make_cause(self) -> BaseException | None:
-        """The exception; the user's code has got it."""
+        """Return the exception for the user's code; None if the error belongs to no call."""
         return self.make() if self.make is not None else None
 
     @property
@@ -76,15 +77,15 @@ class UnobservedError:
 
 
 class UnobservedErrors:
-    """The unobserved errors of one client.
+    """Unobserved errors of one client.
 
-    An error and the code that gets it may come in either order, in different threads: what has been heard before it
-    arrived is never reported.
+    An error and the code that gets it may come in either order, in different threads: an error whose cause was observed
+    before it arrived is never reported.
 
     Args:
-        send_operation: requests an operation of the daemon, which keeps the account for the launcher; None in a
-            worker, whose errors are no matter of the run's exit code.
-        later: calls back after so many seconds.
+        send_operation: sends an operation to the daemon, which keeps the account for the launcher; None in a worker,
+            whose errors do not affect the run's exit code.
+        later: calls back after a number of seconds.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class UnobservedErrors:
         return f"<UnobservedErrors [{len(self._errors)}]>"
 
     def arrived(self, error: UnobservedError) -> None:
-        """Takes an error; in any thread."""
+        """Record an error; any thread may call it."""
         with self._lock:
             if self._closed or error.cause in self._observed:
                 return
@@ -117,7 +118,7 @@ class UnobservedErrors:
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
             self._send_operation(operations.ReportError(error.key, error.text))
-            # Not under the lock, which must not be held while something is sent: it may have been heard meanwhile.
+            # Outside of the lock, which must not be held during a send: the error may have been observed meanwhile.
             if error.cause in self._observed:
                 self._send_operation(operations.WithdrawError(error.key))
         if left is not None and not left.is_due:
@@ -126,7 +127,7 @@ class UnobservedErrors:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
     def observed(self, cause: str) -> None:
-        """The user's code gets the error; in any thread."""
+        """Record that the user's code gets the error; any thread may call it."""
         with self._lock:
             self._observed.pop(cause, None)
             self._observed[cause] = None
@@ -139,7 +140,7 @@ class UnobservedErrors:
             self._send_operation(operations.WithdrawError(key))
 
     def left(self, cause: str) -> None:
-        """The wait that was to get the error has ended without it; in any thread."""
+        """Record that a wait ended without raising its error; any thread may call it."""
         with self._lock:
             found = [error for error in self._errors.values() if error.cause == cause and error.awaited]
             for error in found:
@@ -150,12 +151,12 @@ class UnobservedErrors:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
     def pending(self) -> list[UnobservedError]:
-        """Errors for which no wait goes on, in the order of their arrival."""
+        """Return the errors that no wait will raise, in the order of their arrival."""
         with self._lock:
             return [error for error in self._errors.values() if not error.awaited]
 
     def close(self) -> None:
-        """Logs what is not in the log yet; no more is taken to be unobserved."""
+        """Log the errors that are not logged yet, and record no more."""
         with self._lock:
             left = [error for error in self._errors.values() if not error.is_due]
             self._errors.clear()
@@ -164,13 +165,13 @@ class UnobservedErrors:
         self._log(left, "was not awaited before its cluster was closed")
 
     def forget(self) -> None:
-        """In a forked child: they are the parent's."""
+        """Drop the parent's errors in a forked child."""
         self._lock = threading.Lock()
         self._errors.clear()
         ending_waits.discard(self)
 
     def fail_fast(self) -> None:
-        """From now on an error that is due ends the plain waits of this process."""
+        """Let due errors end the plain waits of this process from now on."""
         ending_waits.add(self)
 
     # -- after a second -----------------------------------------------------------------------------------------
@@ -204,11 +205,11 @@ class UnobservedErrors:
 _accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
 
 ending_waits: Final[set[UnobservedErrors]] = set()
-"""Those of the clients with ``fail_fast``; empty, as a rule, which is all that a wait has to look at."""
+"""Accounts of the clients with ``fail_fast``; usually empty, and the only thing that a wait has to check."""
 
 
 def cause_of(error: BaseException) -> str:
-    """The cause of an error of this process that several calls share."""
+    """Return the common cause of an error of this process that several calls share."""
     facts = vars(error)
     if "_rlinf_cause" not in facts:
         facts["_rlinf_cause"] = f"error {os.getpid()}:{next(_numbers)}"
@@ -216,7 +217,7 @@ def cause_of(error: BaseException) -> str:
 
 
 def lines() -> list[str]:
-    """One line for each error that has arrived in this process and is not awaited, like ones folded."""
+    """Return one line for each error in this process that is not awaited, equal ones folded."""
     now = clock.monotonic()
     errors = sorted(
         (error for account in list(_accounts) for error in account.pending()), key=lambda error: error.since
@@ -224,26 +225,26 @@ def lines() -> list[str]:
     folded: dict[str, list[float]] = {}
     for error in sorted(errors, key=lambda error: error.since):
         folded.setdefault(error.text, []).append(now - error.since)
-    told = [
+    found = [
         f"{text} ({ages[0]:.1f} s ago{f', and {len(ages) - 1} more like it' if len(ages) > 1 else ''})"
         for text, ages in itertools.islice(folded.items(), MAX_LINES)
     ]
-    return told if len(folded) <= MAX_LINES else [*told, f"and {len(folded) - MAX_LINES} other failures"]
+    return found if len(folded) <= MAX_LINES else [*found, f"and {len(folded) - MAX_LINES} other failures"]
 
 
-def word() -> str:
-    """The same as the end of a word about a wait; nothing where there are none."""
+def warning_suffix() -> str:
+    """Return these lines as the end of a warning about a wait; empty if there are none."""
     return "".join(f"\n    {line}" for line in ("failed, and not awaited yet:", *found)) if (found := lines()) else ""
 
 
 # -- plain waits that an error ends -----------------------------------------------------------------------------------
 
 
-class Watch:
-    """A plain wait in a process with ``fail_fast``.
+class ErrorWatch:
+    """Plain wait in a process with ``fail_fast``.
 
     Attributes:
-        error: what has ended it; None while nothing has.
+        error: the error that has ended it; None until then.
     """
 
     def __init__(self, end: Callable[[], None]) -> None:
@@ -251,14 +252,14 @@ class Watch:
         self.error: UnobservedError | None = None
 
 
-_watches: dict[Watch, None] = {}
+_watches: dict[ErrorWatch, None] = {}
 
 
 @contextmanager
-def watched(end: Callable[[], None]) -> Iterator[Watch]:
-    """Has ``end`` called, in any thread, once an error is due; one that is due already stands in the watch."""
-    watch = Watch(end)
-    # First the watch, then the look: an error that becomes due in between is seen by one of the two at least.
+def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
+    """Context manager: calls ``end``, in any thread, once an error is due; an error already due is in the watch."""
+    watch = ErrorWatch(end)
+    # Register the watch before looking for errors: an error that becomes due in between is then seen at least once.
     _watches[watch] = None
     try:
         due = [error for account in list(ending_waits) for error in account.pending() if error.is_due]

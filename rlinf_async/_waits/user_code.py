@@ -1,6 +1,6 @@
-"""Finds who waits, and the user's file and line, from the stacks of tasks and threads.
+"""Waiters, and lines of the user's code, found from the stacks of tasks and threads.
 
-Nothing is recorded while things run: a stack is looked at when a word about a long wait is said, or on request.
+Nothing is recorded while things run: a stack is examined when a warning about a long wait is logged, or on request.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from rlinf_async._core.framework_files import is_framework
 
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-"""Below the standard library's folder, and not of it."""
+"""Folders below that of the standard library that hold installed packages."""
 
 _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
-"""Types of the interpreter that stand between a coroutine and what it awaits, and do not tell what that is."""
+"""Types of the interpreter between a coroutine and the awaited object, which do not expose that object."""
 
 _TASKS: Final = str(asyncio.tasks.__file__)
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
-"""Of functions of asyncio, the variables with their timers."""
+"""Functions of asyncio, with the variables that hold their timers."""
 
 _MAX_AWAITERS: Final = 32
-"""Tasks that wait for each other; beyond these none is looked for."""
+"""Limit on a chain of tasks that await each other."""
 
 
 @dataclass(frozen=True)
 class Waiter:
-    """A task or a thread that waits.
+    """Waiting task or thread.
 
     Attributes:
-        name: of the task or thread.
-        line: the innermost line of the user's code on its stack, ``train.py:12 in main()`` with the full path.
-        internal: none but the framework's own code is on its stack.
+        name: name of the task or thread.
+        line: innermost line of the user's code on its stack, ``train.py:12 in main()`` with the full path.
+        internal: true if its stack has only code of the framework.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Waiter:
 
 
 def waiter_in_thread(ident: int) -> Waiter:
-    """The thread of that id."""
+    """Return the waiter of a thread id."""
     name = next((thread.name for thread in threading.enumerate() if thread.ident == ident), str(ident))
     frame = sys._current_frames().get(ident)
     while frame is not None:
@@ -64,7 +64,7 @@ def waiter_in_thread(ident: int) -> Waiter:
 
 
 def waiter_for(future: asyncio.Future[Any]) -> Waiter:
-    """The task that waits for a future; where it runs no code of the user's, the task that waits for that one."""
+    """Return the task that waits for a future; if it runs no user code, the line is that of a task that awaits it."""
     first = task = awaiter_of(future)
     internal = False
     for _ in range(_MAX_AWAITERS):
@@ -73,14 +73,14 @@ def waiter_for(future: asyncio.Future[Any]) -> Waiter:
         users = [frame for frame in frames_of(task) if _is_users(frame)]
         if users:
             return Waiter(f"task {first.get_name()}", _line_of(users[-1]), False)
-        # A task that is nothing but an operation, ``gather(work)``, is whose task waits for it.
+        # A task that runs a bare operation, as in ``gather(work)``, belongs to the task that awaits it.
         internal = internal or not hasattr(task.get_coro(), "_drivers")
         task = awaiter_of(task)
     return Waiter("an unknown task" if first is None else f"task {first.get_name()}", None, internal)
 
 
 def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
-    """The futures that a task waits for, through the tasks and gatherings in between."""
+    """Yield the futures that a task waits for, through intermediate tasks and gathers."""
     waiting = [getattr(task, "_fut_waiter", None)]
     for _ in range(_MAX_AWAITERS):
         if not waiting:
@@ -96,7 +96,8 @@ def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
 
 
 def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
-    """The task that goes on when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``."""
+    """Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``.
+    Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and ``TaskGroup``."""
     for _ in range(_MAX_AWAITERS):
         following = None
         for callback, *_ in getattr(future, "_callbacks", None) or ():
@@ -113,32 +114,33 @@ def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
 
 
 def bound_to(callback: Any) -> list[Any]:
-    """The values that a callback brings along: of the variables around its function, or of a partial call."""
+    """Return the values bound to a callback: in the closure of its function, or as arguments of a partial call."""
     found = list(getattr(callback, "args", ()))
     for cell in getattr(callback, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # nothing has been put there yet
+        with contextlib.suppress(ValueError):  # an empty cell
             found.append(cell.cell_contents)
     return found
 
 
 def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
-    """The frames of a task that is suspended, the outermost first."""
+    """Return the frames of a suspended task, outermost first."""
     return (frame for _, frame in suspended(task))
 
 
 def time_left(task: asyncio.Task[Any]) -> float | None:
-    """Seconds until a timer ends the await that a suspended task is in; None where there is none."""
+    """Return the seconds until a timer ends the present await of a suspended task; None without one."""
     return min((max(0.0, when - clock.monotonic()) for when in _deadlines_of(task)), default=None)
 
 
 def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
-    """Of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the clock of loops, which is the monotonic one."""
+    """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the monotonic one.
+    Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the monotonic one."""
     for awaitable, frame in suspended(task):
         if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
             timer: Any = frame.f_locals.get(name)  # None, or a handle of the loop's own kind
             with contextlib.suppress(AttributeError):
                 yield timer.when()
-        # The interpreter keeps the exit method of an open ``async with`` on the stack of the frame, which has no name.
+        # The interpreter keeps the exit method of an open ``async with`` on the frame's value stack, without a name.
         for held in gc.get_referents(awaitable):
             manager = getattr(held, "__self__", held) if isinstance(held, MethodType | asyncio.Timeout) else None
             if isinstance(manager, asyncio.Timeout) and (when := manager.when()) is not None:
@@ -146,7 +148,7 @@ def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
 
 
 def suspended(task: asyncio.Task[Any]) -> Iterator[tuple[Any, FrameType]]:
-    """The coroutines and generators that a suspended task consists of, with their frames, the outermost first."""
+    """Yield the coroutines and generators of a suspended task, with their frames, outermost first."""
     awaitable: Any = task.get_coro()
     while awaitable is not None:
         current = awaitable
@@ -163,11 +165,12 @@ def suspended(task: asyncio.Task[Any]) -> Iterator[tuple[Any, FrameType]]:
 
 
 def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
-    """What a step of an async generator, the awaitable of a coroutine or an operation run as a task consists of."""
+    """Return the inner part of a step of an async generator, of a coroutine's awaitable, or of an operation run as a
+    task."""
     drivers = getattr(awaitable, "_drivers", None)
     if isinstance(drivers, dict):
         return drivers.get(task)
-    if type(awaitable).__name__ not in _WRAPPERS:  # what another object refers to may well be what awaits it
+    if type(awaitable).__name__ not in _WRAPPERS:  # another type may refer to its awaiter instead
         return None
     inner = (CoroutineType, GeneratorType, AsyncGeneratorType)
     return next((found for found in gc.get_referents(awaitable) if isinstance(found, inner)), None)

@@ -1,4 +1,4 @@
-"""Timing of acknowledgements of a socket: with the next frame that is sent, else by themselves after a delay."""
+"""Timing of acknowledgements of a socket: with the next frame that is sent, otherwise alone after a delay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_async._wire.socket_writer import SocketWriter
 
 
 class Acknowledgements:
-    """Decides when those of one connection are sent."""
+    """Decides when acknowledgements of one connection are sent."""
 
     __slots__ = ("_incoming", "_is_timing", "_loop", "_writer")
 
@@ -21,13 +21,13 @@ class Acknowledgements:
         self._is_timing = False
 
     def consider(self) -> None:
-        """After a read from which on one may be due."""
+        """Send an acknowledgement if one is overdue, or start the timer, after a read."""
         incoming = self._incoming
         if incoming.owes():
             self._writer.send_acknowledgement()
         elif not self._is_timing and (incoming.descriptors or incoming.received >= incoming.look_at + ACK_FRAMES):
-            # Not as soon as one is due: where each frame is answered the next answer takes it along, and a loop with a
-            # timer pays for it in every turn.
+            # Not as soon as one is due: if each frame is answered, the next answer carries the acknowledgement, and a
+            # timer would cost the loop time in every turn.
             self._is_timing = True
             self._writer.on_loop(self._set_timer)
 
@@ -36,8 +36,7 @@ class Acknowledgements:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
 
     def _late(self, acknowledged: int) -> None:
-        """So long after one was due: where no frame has taken an acknowledgement along since, one is sent."""
-        self._is_timing = False  # first: what comes from here on sets another one
+        self._is_timing = False  # first: a later frame must set another timer
         if not self._incoming.is_due:
             return
         if self._incoming.acknowledged != acknowledged:

@@ -1,8 +1,8 @@
 """TLS credentials of a run: a certificate authority per run, a certificate per node; explains refused handshakes.
 
-The near side makes a `RunAuthority` when it starts a run over several machines and hands every daemon its
-`NodeCredentials` over the lifeline.  The authority's key exists in that process's memory only and dies with it,
-so no process can join a run from outside, not even another run of the same user.
+The launching process makes a `RunAuthority` when it starts a run over several machines, and hands every daemon its
+`NodeCredentials` over the lifeline. The authority's key exists in that process's memory only and dies with it, so no
+process can join a run from outside, not even another run of the same user.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 from rlinf_async.errors import AuthError, ConfigError
 
-if TYPE_CHECKING:  # slow to import, and only who starts a run over several machines needs it
+if TYPE_CHECKING:  # a slow import, needed only to start runs over several machines
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without a word on the other side
+_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without an explanation
 _LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
-_READ_ALERT_TIMEOUT_S = 1.0  # seconds that a server has to say what it thinks of our certificate
+_READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject our certificate
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def node_name(run: str, node: int) -> str:
-    """The DNS name in the certificate of a run's node, and the name under which it is dialled.
+    """Return the DNS name in the certificate of a run's node, under which it is dialled.
 
     Raises:
-        ConfigError: the run's id is no DNS label of at most 32 characters, or the rank is negative.
+        ConfigError: the run's id is not a DNS label of at most 32 characters, or the rank is negative.
     """
     if not _RUN.fullmatch(run):
         raise ConfigError(f"run id {run!r} cannot stand in a certificate: use 1 to 32 lower-case letters, digits, '-'")
@@ -43,7 +43,7 @@ def node_name(run: str, node: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class NodeCredentials:
-    """What one node needs to prove who it is, and to know the others: PEM texts.
+    """PEM texts with which one node proves its identity and verifies others.
 
     Attributes:
         ca: certificate of the run's authority.
@@ -59,12 +59,12 @@ class NodeCredentials:
         return "<secret>"
 
     def check(self) -> None:
-        """Raises AuthError where the texts are no certificates and key, or do not belong together."""
+        """Raise AuthError if the texts are not certificates and key, or do not belong together."""
         _tls_context(self)
 
 
 class RunAuthority:
-    """Signs the certificates of one run's nodes.  ECDSA P-256, since gRPC takes no Ed25519."""
+    """Signs the certificates of one run's nodes. ECDSA P-256, because gRPC does not accept Ed25519."""
 
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
@@ -77,7 +77,7 @@ class RunAuthority:
         return f"RunAuthority(run={self._run!r}, key=<secret>)"
 
     def issue(self, node: int) -> NodeCredentials:
-        """A new key and certificate for the node of that rank, good for both ends of a connection.
+        """Return a new key and certificate for the node of that rank, for both ends of a connection.
 
         Valid from two days ago (clocks differ) for a year from now.
         """
@@ -95,22 +95,22 @@ class RunAuthority:
 async def explain_refusal(
     host: str, port: int, name: str, credentials: NodeCredentials, timeout: float
 ) -> AuthError | None:
-    """Repeats a TLS handshake that gRPC says only "socket closed" about, to learn why it failed.
+    """Repeat a failed TLS handshake, which gRPC reports only as "socket closed", to find the cause.
 
     Args:
         host: IP address of the server.
-        name: the DNS name that its certificate must bear.
+        name: the DNS name that its certificate must have.
         credentials: this node's own, which pass their `check`.
         timeout: seconds for everything.
 
     Returns:
-        The error to raise; None where authentication is not to blame: nobody listens, or the handshake succeeds.
+        The error to raise; None if authentication is not the cause: nobody listens, or the handshake succeeds.
     """
     where = f"{host}:{port}, which should be {name},"
     try:
         async with asyncio.timeout(timeout):
             return await _handshake(host, port, name, where, credentials)
-    except (OSError, TimeoutError):  # no connection, or no answer: not a matter of certificates
+    except (OSError, TimeoutError):  # no connection or no answer: certificates are not the cause
         return None
 
 
@@ -127,7 +127,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
         return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
     try:
         async with asyncio.timeout(_READ_ALERT_TIMEOUT_S):
-            accepted = await reader.read(1)  # HTTP/2 settings follow at once where our certificate was accepted
+            accepted = await reader.read(1)  # a server that accepts our certificate sends HTTP/2 settings at once
     except TimeoutError:
         return None
     except (ssl.SSLError, ConnectionResetError):
@@ -140,7 +140,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
 
 
 def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
-    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this one has no name
+    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this file has no name
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
         context.set_alpn_protocols(["h2"])
@@ -154,7 +154,6 @@ def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
 
 
 def _fault(credentials: NodeCredentials) -> str:
-    """What a server may have against this certificate: it does not say."""
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature
 
@@ -194,7 +193,7 @@ def _signed(
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-    """A certificate that may sign others and nothing else, or may stand at both ends of a connection."""
+    """Return a certificate that may only sign others, or only stand at either end of a connection."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

@@ -1,16 +1,16 @@
 """``PeerLink`` between two daemons: two streams (control, bulk) that outlive their connections; ends in order or lost.
 
-It has two streams of messages in both directions: *control*, a stream of bytes where whatever is queued when the
-stream is free leaves as one message, and *bulk*, in pieces, so that a large value never stands in the way of a call.
-Payloads are opaque in both.  Order holds within a stream, not across the two.
+It has two streams of messages in each direction: *control*, a byte stream where everything queued when the stream is
+free leaves as one message, and *bulk*, in pieces, so that a large value never delays a call. Payloads are opaque in
+both. Order holds within a stream, not across the two.
 
-A connection may break or fall silent at any time.  Then the side that dialled dials again, both say how many messages
-of each stream they have had, and the rest follows: nothing is lost and nothing comes twice
-(`rlinf_async._core.link_messages`).  The link itself ends by a goodbye, by a daemon that is gone, or once its lease has
+A connection may break or fall silent at any time. Then the side that dialled dials again, both say how many messages of
+each stream they have received, and the rest follows: nothing is lost and nothing arrives twice
+(`rlinf_async._core.link_messages`). The link itself ends by a goodbye, by a daemon that is gone, or when its lease has
 passed without any message of the other side.
 
-A control message begins with the numbers of messages received of both streams; one that holds no more is a
-heartbeat, and is not numbered.  An empty message is a stream's goodbye.
+A control message begins with the numbers of messages received of both streams; a message without further content is a
+heartbeat, and is not numbered. An empty message is a stream's goodbye.
 """
 
 from __future__ import annotations
@@ -29,47 +29,43 @@ from rlinf_async._wire.reachable import TIMEOUT_S, accepts_connections
 from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Bytes that one bulk piece may hold; gRPC slows down beyond it."""
+"""Maximum size of a bulk piece; gRPC slows down beyond it."""
 CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
-"""The reason of a link that the other side has closed."""
+"""Reason of a link that the other side has closed."""
 CLOSE_TIMEOUT_S = 2.0
-"""For the peer to answer a goodbye."""
 
-_BATCH_BYTES = 256 << 10  # bytes; the throughput of larger messages is no better, and calls wait behind them
-_MAX_QUEUED_PIECES = 4  # pieces: enough to keep the stream busy
+_BATCH_BYTES = 256 << 10  # larger messages are no faster, and delay calls
+_MAX_QUEUED_PIECES = 4  # enough to keep the stream busy
 _MAX_KEPT_BYTES: Final = 32 << 20
-"""Of pieces that were sent and not acknowledged, beyond which the bulk stream waits."""
+"""Bytes of unacknowledged pieces from which the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
-"""Heartbeats in a lease."""
 _SILENT_BEATS: Final = 3.5
-"""Without a message, after which the connection is made anew where the peer can be reached: TCP waits for longer."""
+"""Heartbeats without a message after which a connection is replaced if the peer is reachable: TCP waits longer."""
 _PROBE_S: Final = 1.0
-"""For a peer that is silent to be reached; TCP asks again after a second, and so does another attempt."""
+"""Seconds for a silent peer to be reached; TCP retries after one second, and so does another probe."""
 _BREAK_OFF_S: Final = 0.5
-"""For the reason of an end to reach the other side."""
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
-"""Between two attempts to reach the other side, and doubled from one to the next."""
 _LONGEST_PAUSE_S: Final = 1.0
 _GOODBYE = b""
 _HEADER: Final = struct.Struct("<QQ")
 _DEAF: Final = 1 << 63
-"""In the second number: this side has heard nothing for `_SILENT_BEATS`."""
+"""Bit of the second number: this side has received nothing for `_SILENT_BEATS` heartbeats."""
 _BREAK_OFF: Final = _HEADER.pack((1 << 64) - 1, (1 << 64) - 1)
-"""In the place of the numbers: the rest of the message is the reason for which the other side ends the link."""
+"""Header of a message whose rest is the reason for which the other side ends the link."""
 
 
 class Broken(Exception):
-    """A stream ended without a goodbye; the text says why."""
+    """A stream ended without a goodbye; the text gives the cause."""
 
 
 class LinkEnded(Broken):
-    """No other connection follows: the link itself is at its end."""
+    """The link itself has ended, so no other connection follows."""
 
 
-class Stream(Protocol):
-    """One end of a stream of messages.  What it raises is `Broken`, where it ended without a goodbye."""
+class MessageStream(Protocol):
+    """One end of a stream of messages. It raises `Broken` if the stream ends without a goodbye."""
 
     async def read(self) -> bytes: ...
 
@@ -77,11 +73,11 @@ class Stream(Protocol):
 
 
 async def _leave(_in_order: bool) -> None:
-    """A server's handlers return once the wire is over; that ends their streams."""
+    """Do nothing: a server's handlers return once the wire is over, which ends their streams."""
 
 
 class Over:
-    """The end of a wire, which may be awaited; in order or not."""
+    """Awaitable end of a wire, in order or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -97,26 +93,26 @@ class Over:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection of a link: its streams, how this side hangs up, and whether that has happened."""
+    """One connection of a link: its streams, how this side hangs up, and its end."""
 
-    control: Stream
-    bulk: Stream
+    control: MessageStream
+    bulk: MessageStream
     hang_up: Callable[[bool], Awaitable[None]] = _leave
     over: Over = field(default_factory=Over)
 
 
 Received = Sequence[int]
-"""Messages that have come of a link, on all its connections: of the control stream, and of the bulk stream."""
+"""Numbers of messages received on all connections of a link: of the control stream, and of the bulk stream."""
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
-"""Opens another connection within so many seconds, and exchanges the numbers.  It raises NodeLost where that may be
-tried again, and another RLinfAsyncError where the peer refuses to go on with the link."""
+"""Function that opens another connection within so many seconds, and exchanges the numbers. It raises NodeLost if it
+may be tried again, and another RLinfAsyncError if the peer refuses to continue the link."""
 
 _Argument = TypeVar("_Argument")
 
 
 class _Callback(Generic[_Argument]):
-    """An attribute of a link that its owner sets; once all three are set, the link delivers."""
+    """Attribute of a link that its owner sets; the link delivers once all three are set."""
 
     def __set_name__(self, owner: type[PeerLink], name: str) -> None:
         self._name = name
@@ -134,29 +130,29 @@ class _Callback(Generic[_Argument]):
 
 
 class PeerLink:
-    """A link to another node's daemon; the same on both ends.  Made by `dial` and `PeerServer`.
+    """Link to another node's daemon, the same on both ends. Made by `dial` and `PeerServer`.
 
-    The owner sets three callbacks.  They are called on the loop, one at a time, and must not block; nothing is
-    delivered, and nothing is lost, until all three are set.  An exception out of one of them ends the link.
+    The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Nothing is
+    delivered, and nothing is lost, until all three are set. An exception of a callback ends the link.
 
     Args:
         peer: the other node's rank.
         wire: the first connection.
-        lease: seconds without any message of the other side, a tenth more at most, that end the link.
-        address: where the peer's daemon listens; one that refuses connections there is gone.  Empty: not known.
-        accepts: says whether connections are accepted there; None where there is no answer within so many seconds.
-        redial: None on the side that accepts, which `suspend`s and `resume`s.
-        on_end: called once, when the link is over however it has ended.
+        lease: seconds without any message of the other side, plus at most a tenth, that end the link.
+        address: where the peer's daemon listens; if it refuses connections, the daemon is gone. Empty: unknown.
+        accepts: probes whether that address accepts connections; None if there is no answer within so many seconds.
+        redial: None on the side that accepts, which uses `suspend` and `resume`.
+        on_end: called once, when the link has ended in any way.
 
     Attributes:
         peer: the other node's rank.
         lease: as above; it may be changed at any time, on both sides.
-        peer_has_ended: the other side's daemon has said goodbye, or is not there any more.
-        on_control: called with the bytes that `send` was given on the other side, in their order, many at once.  Only
-            what is larger than 256 KiB arrives in parts.
+        peer_has_ended: True if the other side's daemon has said goodbye, or is gone.
+        on_control: called with the bytes that `send` was given on the other side, in their order, many at once. Only
+            values larger than 256 KiB arrive in parts.
         on_bulk: called with each bulk piece.
-        on_lost: called once, after the last message, with the reason, when the link ends by anything but this
-            side's own `close`; the reason is `CLOSED` where the peer closed in order.
+        on_lost: called once, after the last message, with the reason, when the link ends by anything but this side's
+            own `close`; the reason is `CLOSED` if the peer closed in order.
     """
 
     on_control = _Callback[bytes]()
@@ -190,36 +186,36 @@ class PeerLink:
         self._bulk_received = IncomingMessages()
         self._bulk_wake = asyncio.Event()
         self._bulk_room = asyncio.Semaphore(_MAX_QUEUED_PIECES)
-        self._owes_word = False  # an acknowledgement or a heartbeat
+        self._owes_acknowledgement = False  # an acknowledgement or a heartbeat
         self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
-        self._closing = False  # by this side
-        self._ending = False  # by either side: what is queued still leaves, nothing more is accepted
-        self._has_ended = False  # nothing comes or goes any more
+        self._closing = False  # this side closes
+        self._ending = False  # either side closes: queued messages still leave, no more are accepted
+        self._has_ended = False  # nothing is sent or received any more
         self._has_told_end = False
         self._reason = ""
-        self._verdict = ""  # of this side, for which the other side still has to be told
+        self._verdict = ""  # this side's reason to end, not yet sent
         self._loop = asyncio.get_running_loop()
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
-        self._heard = self._looked = clock.monotonic()
+        self._heard = self._last_beat = clock.monotonic()
         self._is_silent = asyncio.Event()
-        self._is_deaf = False  # nothing has come for a while
-        self._is_unheard = False  # the other side says so of itself
-        self._beat = self._loop.call_later(self._beat_s, self._look)
+        self._is_deaf = False  # nothing has arrived for a while
+        self._is_unheard = False  # the other side reports that nothing arrives there
+        self._beat = self._loop.call_later(self._beat_s, self._on_beat)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
     @property
     def seconds_down(self) -> float:
-        """For how long nothing has come of a peer that should have been heard; 0 of a link that is up."""
+        """Return the seconds without a message from a peer whose messages are overdue; 0 for a link that is up."""
         silent = clock.monotonic() - self._heard
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
-        """Queues bytes for the other side's `on_control`; dropped where the link is closed or lost.
+        """Queue bytes for the other side's `on_control`; they are dropped if the link is closed or lost.
 
-        The queue has no bound: what is large, or endless, goes through `send_bulk`.
+        The queue has no bound: use `send_bulk` for large or endless data.
         """
         if self._ending or not data:
             return
@@ -228,9 +224,9 @@ class PeerLink:
         self._control_wake.set()
 
     async def send_bulk(self, piece: bytes) -> None:
-        """Queues a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, best 256 KiB; waits while a few are queued already.
+        """Queue a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, best 256 KiB; wait while a few pieces are queued.
 
-        Pieces leave in the order of the calls.  A cancelled call has queued nothing.
+        Pieces leave in the order of the calls. A cancelled call has queued nothing.
 
         Raises:
             ValueError: the piece is empty or too large.
@@ -241,7 +237,7 @@ class PeerLink:
             raise ValueError(f"a bulk piece holds 1 to {MAX_MESSAGE_BYTES} bytes, got {len(piece)}")
         await self._bulk_room.acquire()
         if self._ending:
-            self._bulk_room.release()  # wakes the next of those that wait
+            self._bulk_room.release()  # wakes the next waiting call
             if self._closing:
                 raise ClosedError(f"the link to node {self.peer} is closed")
             reason = self._reason or CLOSED
@@ -252,9 +248,10 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def close(self) -> None:
-        """Sends what is queued, says goodbye and waits for the peer's, two seconds at most.  Idempotent.
+        """Send everything queued, say goodbye and wait for the peer's, at most two seconds. Idempotent.
 
-        What arrives meanwhile is dropped, and `on_lost` is not called any more.  Without a connection nothing is sent.
+        Messages that arrive meanwhile are dropped, and `on_lost` is not called any more. Without a connection nothing
+        is sent.
         """
         self._closing = True
         self._end()
@@ -284,7 +281,7 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
-        except Exception as error:  # the owner would never hear of it, and take the node for one that is there
+        except Exception as error:  # otherwise the owner would believe that the node is connected
             report_failure(f"the link to node {self.peer} failed", error)
             self._reason = repr(error)
         finally:
@@ -301,11 +298,11 @@ class PeerLink:
         self._notify_end()
 
     async def _carry(self, wire: Wire) -> None:
-        """Moves messages over one connection until both sides have said goodbye.
+        """Move messages over one connection until both sides have said goodbye.
 
         Raises:
-            LinkEnded: the link is at its end.
-            Broken: the connection is.
+            LinkEnded: the link has ended.
+            Broken: the connection has ended.
         """
         in_order = False
         self._open_readers = 2
@@ -340,16 +337,16 @@ class PeerLink:
         raise await self._interruption
 
     async def _break_silence(self) -> None:
-        """Ends a connection on which nothing comes, or nothing arrives there, though the peer can be reached.
+        """End a connection on which nothing arrives here, or there, although the peer is reachable.
 
-        Where it cannot, or where what is said stands in a queue of the network's, another connection would have to wait
-        for longer than this one.
+        If the peer is unreachable, or its messages are stuck in a queue of the network, a new connection would wait
+        longer than this one.
         """
         while True:
             await self._is_silent.wait()
             heard = self._heard
             reached = await self._accepts(self._address, _PROBE_S)
-            if self._is_unheard and reached is not None:  # what was queued may have arrived with this: one more word
+            if self._is_unheard and reached is not None:  # queued messages may just have arrived: wait for one more
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
             if self._heard != heard and not self._is_unheard:
                 self._is_silent.clear()
@@ -361,12 +358,11 @@ class PeerLink:
                 raise Broken(f"nothing came for {clock.monotonic() - heard:.1f} s")
 
     def _interrupt(self, error: Broken) -> None:
-        """Ends the present connection."""
         if not self._interruption.done():
             self._interruption.set_result(error)
 
     async def _replace(self, wire: Wire, why: str) -> Wire:
-        """Another connection in the place of one that broke, before the lease is over.
+        """Return another connection in place of a broken one, before the lease is over.
 
         Raises:
             LinkEnded: there will be none.
@@ -378,8 +374,8 @@ class PeerLink:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
         except BaseException as error:
-            # A connection may have come in this very moment: if nobody carries on with it, nobody ends it, and the
-            # server waits for its handler for ever.
+            # A connection may have arrived at this very moment. If nobody uses it, nobody ends it, and the server waits
+            # for its handler for ever.
             # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over
             resumed, is_late = self._resumption, isinstance(error, TimeoutError)
             if resumed.done() and resumed.exception() is None:
@@ -415,17 +411,17 @@ class PeerLink:
         return self._resumption.result()
 
     async def _check_peer(self, why: str) -> None:
-        """A machine that is there and refuses connections has no daemon any more: nothing needs to be waited for.
+        """End the link if the peer's machine refuses connections: its daemon is gone, so there is nothing to wait for.
 
         Raises:
-            LinkEnded: so it is.
+            LinkEnded: it refuses them.
         """
         if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stops the present connection, if there is one, for another that the peer has begun; the numbers to tell it.
+        """Stop the current connection, because the peer has begun another. Return the numbers to send to the peer.
 
         Raises:
             LinkEnded: the link is over, or about to be.
@@ -439,9 +435,9 @@ class PeerLink:
         return self._received
 
     def resume(self, wire: Wire, received: Received) -> None:
-        """Goes on with a connection, at whose other end so many messages have come."""
+        """Continue with a connection, at whose other end so many messages have arrived."""
         if self._present is not None or self._resumption.done() or self._ending:
-            wire.over.set()  # another was faster, and takes this one's place; or the link is over
+            wire.over.set()  # another connection was faster, or the link is over
             return
         try:
             self._resume(received)
@@ -452,7 +448,6 @@ class PeerLink:
             self._resumption.set_result(wire)
 
     def end_as(self, reason: str) -> None:
-        """Ends the link for a reason that the accepting side has found."""
         self.peer_has_ended = True
         if self._present is not None:
             self._interrupt(LinkEnded(reason))
@@ -471,63 +466,61 @@ class PeerLink:
         except ValueError as error:
             raise LinkEnded(str(error)) from None
 
-    # -- signs of life ------------------------------------------------------------------------------------------
+    # -- heartbeats ---------------------------------------------------------------------------------------------
 
     @property
     def _beat_s(self) -> float:
         return self.lease / _BEATS
 
-    def _look(self) -> None:
-        """Sends a heartbeat, and finds out how long the other side has been silent."""
+    def _on_beat(self) -> None:
         now, beat = clock.monotonic(), self._beat_s
-        # Where this process itself stood still, what has come meanwhile is read before it is judged.
-        stood_still, self._looked = now - self._looked > 2 * beat, now
+        # If this process itself was stopped, messages that arrived meanwhile are read before the peer is judged.
+        stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
         if not self._listening.is_set():
             self._heard = now
         silent = now - self._heard
         if self._present is not None and not stood_still:
             if silent >= self.lease + beat:
-                self._give_up(self._silence())
+                self._abandon(self._silence())
             elif silent > _SILENT_BEATS * beat:
-                # After an outage TCP waits in each direction for itself: one that is heard may not be.  Only the side
-                # that has dialled makes another connection.
+                # After an outage TCP recovers each direction separately: a peer that is received here may not receive
+                # this side. Only the side that dialled makes another connection.
                 # tests/simulation/test_sim_cluster.py::test_a_cut_costs_no_node_whichever_direction_tcp_takes_up_first
                 self._is_deaf = True
                 if self._redial is not None:
                     self._is_silent.set()
-        self._beat = self._loop.call_later(min(beat, max(0.01, self.lease + beat - silent)), self._look)
-        self._send_word()
+        self._beat = self._loop.call_later(min(beat, max(0.01, self.lease + beat - silent)), self._on_beat)
+        self._send_acknowledgement()
 
-    def _has_heard(self) -> None:
+    def _note_arrival(self) -> None:
         self._heard, self._is_deaf = clock.monotonic(), False
 
     def _silence(self) -> str:
         silent = clock.monotonic() - self._heard
         return f"no sign of life for {silent:.1f} s, and its lease is {self.lease:g} s ({settings.LEASE_S.variable})"
 
-    def _send_word(self) -> None:
-        """What has been received is told with the next message, which leaves at once."""
-        self._owes_word = True
+    def _send_acknowledgement(self) -> None:
+        self._owes_acknowledgement = True
         self._control_wake.set()
 
     def _count(self, incoming: IncomingMessages, nbytes: int) -> None:
         if incoming.add(nbytes):
-            self._send_word()
+            self._send_acknowledgement()
         elif self._ack_timer is None:
             self._ack_timer = self._loop.call_later(_ACK_DELAY_S, self._acknowledge_late)
 
     def _acknowledge_late(self) -> None:
         self._ack_timer = None
         if self._control_received.is_owing or self._bulk_received.is_owing:
-            self._send_word()
+            self._send_acknowledgement()
 
     # -- streams ------------------------------------------------------------------------------------------------
 
-    async def _write_control(self, stream: Stream) -> None:
+    async def _write_control(self, stream: MessageStream) -> None:
         while not self._verdict:
             message = self._control.take(_BATCH_BYTES)
-            if message or self._owes_word:
-                self._owes_word = False
+            if message or self._owes_acknowledgement:
+                self._owes_acknowledgement = False
                 numbers = (
                     self._control_received.acknowledge(),
                     self._bulk_received.acknowledge() | self._is_deaf * _DEAF,
@@ -541,7 +534,7 @@ class PeerLink:
                 await self._control_wake.wait()
         await stream.write(_BREAK_OFF + self._verdict.encode()[:_MAX_REASON_BYTES])
 
-    async def _write_bulk(self, stream: Stream) -> None:
+    async def _write_bulk(self, stream: MessageStream) -> None:
         while True:
             is_fresh = not self._bulk.is_repeating
             has_room = not is_fresh or self._bulk.kept_bytes < _MAX_KEPT_BYTES
@@ -556,27 +549,27 @@ class PeerLink:
                 self._bulk_wake.clear()
                 await self._bulk_wake.wait()
 
-    async def _read_control(self, stream: Stream) -> None:
+    async def _read_control(self, stream: MessageStream) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            self._has_heard()
+            self._note_arrival()
             self._take_numbers(data)
             if len(data) > _HEADER.size:
                 await self._deliver("on_control", data[_HEADER.size :])
                 self._count(self._control_received, len(data))
         self._close_reader()
 
-    async def _read_bulk(self, stream: Stream) -> None:
+    async def _read_bulk(self, stream: MessageStream) -> None:
         while (data := await stream.read()) != _GOODBYE:
-            self._has_heard()
+            self._note_arrival()
             await self._deliver("on_bulk", data)
             self._count(self._bulk_received, len(data))
         self._close_reader()
 
     def _take_numbers(self, data: bytes) -> None:
-        """What the other side has received.
+        """Take the numbers that the other side has received.
 
         Raises:
-            LinkEnded: it ends the link, or what it says cannot be.
+            LinkEnded: the other side ends the link, or its numbers are impossible.
         """
         if data.startswith(_BREAK_OFF):
             raise LinkEnded(data[_HEADER.size :].decode(errors="replace"))
@@ -592,8 +585,8 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def _deliver(self, callback: str, data: bytes) -> None:
-        # The other side sends as soon as its own callbacks are set; those of this side may not be.  Nothing more is
-        # read until they are: gRPC's flow control holds the rest back at its sender.
+        # The other side sends as soon as its own callbacks are set, perhaps before this side's are. Nothing more is
+        # read until they are set: gRPC's flow control holds the rest back at its sender.
         # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
         if not self._listening.is_set():
             await self._listening.wait()
@@ -603,8 +596,8 @@ class PeerLink:
             self._callbacks[callback](data)
         except Exception as error:
             report_failure(f"{callback} of the link to node {self.peer} failed", error)
-            self._give_up(f"{callback} failed: {error!r}")
-            await self._loop.create_future()  # the other side is being told; then this is cancelled
+            self._abandon(f"{callback} failed: {error!r}")
+            await self._loop.create_future()  # cancelled once the other side has been told
 
     def _close_reader(self) -> None:
         self._open_readers -= 1
@@ -613,8 +606,7 @@ class PeerLink:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def _give_up(self, reason: str) -> None:
-        """Ends the link, and tells the other side why, if it hears it soon."""
+    def _abandon(self, reason: str) -> None:
         if not self._verdict:
             self._verdict = reason
             self._control_wake.set()
@@ -637,5 +629,5 @@ class PeerLink:
 
 
 def report_failure(message: str, error: Exception) -> None:
-    """Gives a callback's exception, which has no waiter, to the loop's exception handler."""
+    """Pass a callback's exception, which has no waiter, to the loop's exception handler."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

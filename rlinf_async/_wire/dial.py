@@ -28,33 +28,33 @@ async def dial(
     lease: float = settings.LEASE_S.default,
     own_address: str = "",
 ) -> PeerLink:
-    """Opens the link from node ``node`` to node ``peer``, which is up in both directions when this returns.
+    """Open the link from node ``node`` to node ``peer``, which is up in both directions on return.
 
     Args:
         address: where the peer listens, ``"ip:port"``.
-        timeout: seconds; where a handshake is refused, finding out why may add two.
-        lease: seconds without a sign of life of the peer that end the link.
-        own_address: where node ``node`` listens itself: a peer that finds nothing there any more need not wait.
+        timeout: seconds; after a refused handshake, the diagnosis may add two.
+        lease: seconds without a message of the peer that end the link.
+        own_address: where node ``node`` itself listens: a peer that finds nothing there need not wait.
 
     Raises:
-        AuthError: one side did not accept the other's certificate or identity, or the credentials are none.
+        AuthError: one side did not accept the other's certificate or identity, or the credentials are invalid.
         VersionMismatch: the two speak different protocols, or run different minor versions of Python.
         NodeLost: nothing answers at that address, or not in time.
         ConfigError: the address is not of that form.
     """
     host, port = split_endpoint(address)
     parse_ip(host)
-    credentials.check()  # gRPC would only say that the connection failed
-    way = _Way(address, node, peer, run, credentials, lease, own_address)
+    credentials.check()  # gRPC would only report that the connection failed
+    parameters = _DialParameters(address, node, peer, run, credentials, lease, own_address)
     try:
-        wire, first = await way.connect((), timeout)
+        wire, first = await parameters.connect((), timeout)
     except Broken as error:
         refusal = await explain_refusal(host, port, node_name(run, peer), credentials, _DIAGNOSIS_TIMEOUT_S)
         raise refusal or NodeLost.from_facts(address, peer, str(error)) from None
 
     async def redial(received: Received, timeout: float) -> tuple[Wire, Received]:
         try:
-            wire, again = await way.connect(received, timeout)
+            wire, again = await parameters.connect(received, timeout)
         except Broken as error:
             raise NodeLost.from_facts(address, peer, str(error)) from None
         if again.incarnation != first.incarnation or not again.received:
@@ -66,8 +66,8 @@ async def dial(
 
 
 @dataclass(frozen=True)
-class _Way:
-    """What it takes to connect to a peer, as ``dial`` has it."""
+class _DialParameters:
+    """Parameters of ``dial``, for the first connection and later ones."""
 
     address: str
     node: int
@@ -78,11 +78,11 @@ class _Way:
     own_address: str
 
     async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
-        """Opens both streams, each over a connection of its own; the wire, and the peer's Hello.
+        """Open both streams, each over a connection of its own. Return the wire, and the peer's Hello.
 
         Raises:
             NodeLost: there is no answer in time.
-            Broken: nothing answers, or not as it should.
+            Broken: nothing answers, or the answer is invalid.
             AuthError, VersionMismatch: as ``dial``.
         """
         host, _ = split_endpoint(self.address)
@@ -117,7 +117,7 @@ async def _close(channels: tuple[Any, ...]) -> None:
 
 
 async def _shake_hands(control_channel: Any, bulk_channel: Any, own: Hello, name: str) -> tuple[Any, Any, Hello]:
-    """Exchanges Hellos on the control stream, then opens the bulk stream; returns both calls and the peer's Hello."""
+    """Exchange Hellos on the control stream, then open the bulk stream. Return both calls and the peer's Hello."""
     control = control_channel.stream_stream("/rlinf.Node/Control")()
     stream = grpc.dialled(control)
     try:

@@ -1,14 +1,14 @@
 """Table of direct sockets to processes of this node; frames that a broken one lost go by way of the daemon.
 
-A socket that breaks while both processes live loses nothing.  Each end tells the other one, by way of the daemon, how
-many frames have come; what is missing then goes by way of the daemon too, once and in order, and so does what is sent
+A socket that breaks while both processes live loses nothing. Each end tells the other, by way of the daemon, how many
+frames it has received. The missing frames go by way of the daemon too, once and in order, and so do frames sent
 meanwhile::
 
     this process ── RESUME 41 ──► daemon ──►  the other one: reads what is left, ends its socket
     this process ◄── RESUME 17 ── daemon ◄──
     sends from frame 18 on ─────► daemon ──►
 
-Where the other process has ended the daemon answers for it (-1).
+If the other process has ended, the daemon answers for it (-1).
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ OnEnd = Callable[[int, Connection | None, bool], None]
 
 
 class DirectSockets:
-    """Resumable connections by the endpoint at their other end: those that were made here, or those that were given.
+    """Resumable connections by the endpoint at their other end; either all made by this process, or all given to it.
 
     Args:
-        send_resume: tells an endpoint, by way of the daemon, how many frames of the socket with it have come.
+        send_resume: tells an endpoint, by way of the daemon, how many frames of their socket have arrived.
         relay: sends an endpoint a frame of that socket by way of the daemon.
-        on_end: called with an endpoint, its connection (None where that never arrived here), which is used no more, and
-            whether its process has ended.
+        on_end: called with an endpoint, its connection, which is not used any more (None if it never arrived here), and
+            True if its process has ended.
     """
 
     def __init__(self, send_resume: SendResume, relay: Relay, on_end: OnEnd) -> None:
@@ -40,20 +40,18 @@ class DirectSockets:
         self._relay = relay
         self._on_end = on_end
         self.connections: dict[int, Connection | None] = {}
-        """None stands for an endpoint that is to have none."""
+        """Connections by endpoint; None means that an endpoint must have none."""
         self.find: Callable[[int], Connection | None] = self.connections.get
-        """``find(peer)``, the socket to an endpoint, if there is one; it takes frames also while it is broken."""
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
-        """Endpoints whose first socket is gone."""
         self._lost: set[int] = set()
-        """Endpoints whose socket has not arrived here, and that have not said yet that they know."""
+        """Endpoints whose socket has not arrived here, and which have not confirmed that they know."""
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
-        """There is a socket to an endpoint.
+        """Add a socket to an endpoint.
 
         Args:
             others: the table with the sockets that the other side has made, or has been given.
@@ -64,20 +62,19 @@ class DirectSockets:
             connection.link(sibling)
 
     def broke(self, peer: int) -> None:
-        """The socket to an endpoint has ended, here or there."""
         connection = self.connections.get(peer)
         if connection is not None and peer not in self._broken:
             self._broken.add(peer)
             self._send_resume(peer, connection.received)
 
     def lost(self, peer: int) -> None:
-        """The socket of an endpoint could not be received: what is in it already goes by way of the daemon."""
+        """Note that an endpoint's socket could not be received: its frames go by way of the daemon."""
         self._lost.add(peer)
-        self._replaced.add(peer)  # there as well: neither side links what follows
+        self._replaced.add(peer)  # the peer does the same: neither side links later sockets
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:
-        """An endpoint has had so many frames of the socket, and reads it no more; -1: its process has ended."""
+        """Resume by way of the daemon: the endpoint has received so many frames and reads no more; -1: it has ended."""
         connection = self.connections.get(peer)
         if connection is None:
             if received < 0:
@@ -91,11 +88,11 @@ class DirectSockets:
             connection.drain_if_intact()
             connection.end()
             self.broke(peer)
-            # It says of more than was sent: nothing can be made of it, and nothing is sent twice.
+            # The other side claims more frames than were sent: the claim is useless, and nothing is sent twice.
             with contextlib.suppress(FrameError):
                 connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
-        # Only now: a frame that finds no socket goes by the daemon at once, ahead of those that the socket has not
-        # delivered.  Until these are handed over, it has to find the socket and to be kept behind them.
+        # Only now: a frame that finds no socket goes by way of the daemon at once, ahead of frames that the socket has
+        # not delivered. Until these are handed over, a new frame must find the socket and queue behind them.
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
         self._broken.discard(peer)
@@ -106,7 +103,7 @@ class DirectSockets:
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:
-        """Takes in everything that an endpoint still sent before its end is told by the daemon."""
+        """Read everything that an endpoint sent before its end is handled."""
         connection = self.connections.get(peer)
         if connection is not None:
             connection.drain_if_intact()
@@ -118,7 +115,6 @@ class DirectSockets:
         self.connections.clear()
 
     def forget(self) -> None:
-        """In a forked child."""
         for connection in self.connections.values():
             if connection is not None:
                 connection.forget()

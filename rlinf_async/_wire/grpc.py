@@ -1,7 +1,7 @@
 """gRPC adapter for links between daemons: mutual TLS, options, streams, error texts; nothing else imports grpc.
 
-Two daemons have two long-lived streams, each over a channel of its own.  The server's side of gRPC does not tell a
-stream that broke from one that ended in order, which is why a link says goodbye.
+Two daemons have two long-lived streams, each over a channel of its own. The server's side of gRPC does not distinguish
+a broken stream from one that ended in order, which is why a link says goodbye.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rlinf_async.errors import AuthError, ClosedError, RLinfAsyncError, VersionM
 
 
 def _experiments() -> str:
-    """The setting for gRPC's older way to wait for sockets, or nothing for a version that would complain of it.
+    """Return the setting for gRPC's older way to wait for sockets; empty if this version would complain about it.
 
-    A call costs two thirds of the CPU time that it costs with the EventEngine, which is why.
+    It saves a third of the CPU time per call compared to the EventEngine.
     """
     names = ("event_engine_client", "event_engine_listener")
     [package] = getattr(importlib.util.find_spec("grpc"), "submodule_search_locations", None) or [""]
@@ -34,8 +34,8 @@ def _experiments() -> str:
     return ""
 
 
-# gRPC's core writes its own lines to stderr, and reads how many once, while it is imported.  What matters is
-# raised or logged here in words.  The children of this process must not inherit its settings.
+# gRPC's core writes its own lines to stderr, and reads its verbosity once, at import. Important messages are raised or
+# logged here. The children of this process must not inherit these settings.
 _SETTINGS = {"GRPC_VERBOSITY": "NONE", "GRPC_EXPERIMENTS": _experiments()}
 _own_settings = {name: value for name, value in _SETTINGS.items() if value and name not in os.environ}
 os.environ.update(_own_settings)
@@ -45,16 +45,16 @@ import grpc.aio  # noqa: E402
 for _name in _own_settings:
     del os.environ[_name]
 
-_MAX_DETAILS_CHARS = 1000  # characters: longer status details arrive as "metadata size exceeds hard limit"
+_MAX_DETAILS_CHARS = 1000  # longer status details arrive as "metadata size exceeds hard limit"
 
 _log = own_logger(__name__)
 _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 
 
-# A link finds out by itself that its peer is silent (``daemon_link``), and makes another connection.  gRPC's own pings
-# only clear away connections that nobody has closed, at leisure: a ping waits behind megabytes that a slow network has
-# still to carry.  The server has to be told that pings are welcome, or it would take them for an attack.
+# A link notices silence by itself (``daemon_link``), and makes another connection. gRPC's own pings only remove
+# connections that nobody has closed, without haste: a ping waits behind megabytes that a slow network still has to
+# carry. The server must be told that pings are allowed, or it would take them for an attack.
 # tests/_wire/test_daemon_link_ends.py::test_an_idle_link_outlives_many_leases
 def _shared_options(lease: float) -> _Options:
     pace = round(lease * 1000)
@@ -74,9 +74,12 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
     return [
         *_shared_options(lease),
         *([("grpc.max_allowed_incoming_connections", most)] if most is not None else []),
-        ("grpc.so_reuseport", 0),  # else a second process could bind the same port and take half the calls
+        ("grpc.so_reuseport", 0),  # otherwise a second process could bind the port and take half the calls
         ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
-        ("grpc.http2.min_ping_interval_without_data_ms", round(lease * 400)),  # else the third ping is one too many
+        (
+            "grpc.http2.min_ping_interval_without_data_ms",
+            round(lease * 400),
+        ),  # or the third ping is rejected
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
     ]
@@ -85,7 +88,7 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
 def _channel_options(lease: float, name: str) -> _Options:
     return [
         *_shared_options(lease),
-        ("grpc.ssl_target_name_override", name),  # the one peer that is meant, whatever its address
+        ("grpc.ssl_target_name_override", name),  # the peer is identified by name, whatever its address
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -100,11 +103,11 @@ def _channel_options(lease: float, name: str) -> _Options:
 def new_server(
     lease: float, patience: float, most_connections: int | None, *, control: _Handler, bulk: _Handler
 ) -> Any:
-    """A server of the two streams, which listens nowhere yet; must be called on a loop.
+    """Return a server of the two streams, which does not listen yet. Call it on a loop.
 
     Args:
         patience: seconds that a connection has for TLS.
-        most_connections: at a time, whether they have shown a certificate or not; more are closed as they come.
+        most_connections: limit of simultaneous connections, authenticated or not; further ones are closed at once.
     """
     server = grpc.aio.server(options=_server_options(lease, patience, most_connections))
     methods = {
@@ -116,7 +119,7 @@ def new_server(
 
 
 def listen(server: Any, endpoint: str, own: NodeCredentials) -> int:
-    """Binds the server to ``"ip:port"`` and returns the port; a RuntimeError says why it cannot."""
+    """Bind the server to ``"ip:port"`` and return the port. Raise RuntimeError with the reason if it cannot."""
     identity = grpc.ssl_server_credentials(
         [(own.key.encode(), own.cert.encode())], own.ca.encode(), require_client_auth=True
     )
@@ -125,7 +128,7 @@ def listen(server: Any, endpoint: str, own: NodeCredentials) -> int:
 
 
 def new_channel(target: str, name: str, own: NodeCredentials, lease: float) -> Any:
-    """A channel to the one node that shows a certificate with this name; connects when it is first used."""
+    """Return a channel to the one node whose certificate has this name; it connects at its first use."""
     identity = grpc.ssl_channel_credentials(own.ca.encode(), own.key.encode(), own.cert.encode())
     return grpc.aio.secure_channel(target, identity, options=_channel_options(lease, name))
 
@@ -159,23 +162,23 @@ class RpcStream:
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # else it is gRPC's way to say that the call has ended
+            if task is None or task.cancelling():  # otherwise gRPC signals the end of the call
                 raise
         raise Broken(await self._why_broken())
 
 
 def dialled(call: Any) -> RpcStream:
-    """The end of a stream on the side that dialled."""
+    """Return the end of a stream on the side that dialled."""
 
     async def why_broken() -> str:
-        call.cancel()  # does nothing where the call has ended, as it should have
+        call.cancel()  # no effect if the call has ended, as it should have
         return f"the connection broke ({await call.details()})"
 
     return RpcStream(call, why_broken)
 
 
 def accepted(context: Any) -> RpcStream:
-    """The end of a stream on the side that accepted, which is not told why it broke."""
+    """Return the end of a stream on the side that accepted, which is not told why it broke."""
 
     async def why_broken() -> str:
         return "the connection broke"
@@ -194,28 +197,25 @@ _CODES = {
 
 
 BULK_KEY = "rlinf-bulk"
-"""Metadata by which the side that dialled tells to which control stream a bulk stream belongs."""
 
 
 def bulk_key(context: Any) -> str:
-    """What the peer of a call has said so; empty where it has not."""
     return str(dict(context.invocation_metadata() or ()).get(BULK_KEY, ""))
 
 
 UP = (("rlinf-link", "up"),)
-"""Metadata by which the accepting side tells that the link is up."""
 
 
 def is_up(metadata: Any) -> bool:
-    """Whether the accepting side has said so; what a stream that was refused begins with does not."""
+    """True if the accepting side has said that the link is up; a refused stream lacks that metadata."""
     return metadata is not None and UP[0] in tuple(metadata)
 
 
 async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
-    """Ends a peer's call with the error's text, which both sides' logs then hold."""
+    """End a peer's call with the error's text, which both sides then log."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], _details(str(error)))
-    raise error  # not reached: abort raises what gRPC wants to see
+    raise error  # not reached: abort raises gRPC's own exception
 
 
 def _details(text: str) -> str:
@@ -223,13 +223,12 @@ def _details(text: str) -> str:
 
 
 def identities(context: Any) -> list[str]:
-    """The names in the certificate that the peer of a call has shown."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return [name.decode("ascii", "replace") for name in names]
 
 
 async def refusal(call: Any) -> Exception:
-    """Why the peer ended a call before the link was up; `Broken` where it was not the peer that spoke."""
+    """Return the error with which the peer ended a call before the link was up; `Broken` if the peer did not end it."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AuthError(details)
@@ -239,7 +238,7 @@ async def refusal(call: Any) -> Exception:
 
 
 async def finish(call: Any) -> None:
-    """Ends a call in order, after the goodbyes: gRPC complains in other loops' logs if it is merely dropped."""
+    """End a call in order, after the goodbyes. If it were merely dropped, gRPC would complain in other loops' logs."""
     try:
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:

@@ -1,6 +1,6 @@
 """Handshake message of links between daemons: run, node, protocol and Python version; packs and checks it.
 
-It comes from a peer whose certificate belongs to the run, and still nothing in it is trusted.
+It comes from a peer whose certificate belongs to the run, and still no field of it is trusted.
 """
 
 from __future__ import annotations
@@ -20,25 +20,24 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async._wire.credentials import node_name
 from rlinf_async.errors import AuthError, VersionMismatch
 
-_MAX_HELLO_BYTES = 64 << 10  # bytes
-_WARN_CLOCK_SKEW_S = 5.0  # seconds that are worth a warning
+_MAX_HELLO_BYTES = 64 << 10  # far more than any Hello needs
+_WARN_CLOCK_SKEW_S = 5.0  # a smaller skew is not worth a warning
 
 INCARNATION: Final = secrets.token_hex(8)
-"""Of this process."""
 
 _log = own_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Hello:
-    """The first message in each direction of a control stream: who speaks, and in what.
+    """First message in each direction of a control stream: the sender's identity and versions.
 
     Attributes:
-        incarnation: of the daemon; one that was started again under the same name has another.
-        address: where the daemon listens; empty where it does not.
-        received: messages of the link's streams that have come, in the Hello of a connection that takes another's
-            place and in its answer; empty for a new link.
-        bulk: in an answer, what the bulk stream has to bring along.
+        incarnation: id of the daemon; a daemon that was started again under the same name has another.
+        address: where the daemon listens; empty if it does not.
+        received: numbers of messages received of the link's streams, in the Hello of a replacement connection and in
+            its answer; empty for a new link.
+        bulk: in an answer, the key that the bulk stream must send.
     """
 
     magic: str
@@ -73,14 +72,14 @@ class Hello:
         return packed
 
     def check(self, data: bytes, identities: list[str]) -> Hello:
-        """Decodes the peer's Hello and holds it against this one.
+        """Decode the peer's Hello and compare it with this one.
 
         Args:
-            data: what arrived; nothing about it is trusted.
-            identities: the names in the certificate that the peer showed.
+            data: received bytes, none of which is trusted.
+            identities: the names in the peer's certificate.
 
         Raises:
-            AuthError: not a Hello, another run, or not the node that the certificate says.
+            AuthError: not a Hello, another run, or not the node of the certificate.
             VersionMismatch: another protocol, or another minor version of Python.
         """
         fields = _decode(data)
@@ -138,7 +137,7 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 
 def _shown(fields: dict[str, Any], field: str) -> str:
-    """A peer's value in a line of text: short, and nothing that a terminal would act upon."""
+    """Return a peer's value for a line of text: short, and without control characters for a terminal."""
     value = fields.get(field, "?")
     return ascii(value).strip("'")[:80]
 
@@ -146,5 +145,5 @@ def _shown(fields: dict[str, Any], field: str) -> str:
 def _package_version() -> str:
     try:
         return metadata.version("rlinf-async")
-    except metadata.PackageNotFoundError:  # a checkout that was put on the path, not installed
+    except metadata.PackageNotFoundError:  # a checkout on the path, not installed
         return "unknown"

@@ -1,12 +1,12 @@
 """``Lifeline``: subprocess, local or by ssh, that ends with its stdin (a node daemon): start, JSON lines, stop.
 
-The far side, started here or through ssh, reads and writes JSON objects, one per line.  What it means for us starts
-with a marker that only the two of us know; everything else on its stdout is noise (a shell's start-up files, a
-banner) and is kept only to be shown when something goes wrong.  When the near end goes, however it goes, the far side
-sees the end of its stdin and ends everything that it started.
+The far side, started here or through ssh, reads and writes JSON objects, one per line. Its lines for this side start
+with a marker that only the two know. Anything else on its stdout is noise (a shell's start-up files, a banner) and is
+kept only for error messages. When this end goes, however it goes, the far side sees the end of its stdin and ends
+everything that it started.
 
-Nothing here touches signal handlers or child watchers, and no thread is started: the end of the process is noticed
-through a pidfd, so that a service may embed it.
+Nothing here touches signal handlers or child watchers, and no thread is started, so that a service may embed it: a
+pidfd reports the end of the process.
 """
 
 from __future__ import annotations
@@ -34,32 +34,31 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinf
 _READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
-"""Between the end of the output, or a SIGKILL, and the exit code."""
+"""Seconds between the end of the output, or a SIGKILL, and the exit code."""
 _PAST_EDITOR: Final = ("/usr/bin/env",)
-"""In front of a command: debugpy rewrites that of a Python, and a node that it debugs has threads in its template."""
+"""Prefix of a command under debugpy, which rewrites the command of a Python, and would add threads to a node's
+template."""
 
 _STOP_S: Final = 5.0
-"""That the far side has, once its stdin has ended, to end what it started: a guardian takes four at most."""
+"""Seconds for the far side to end what it started, once its stdin has ended: a guardian takes four at most."""
 
 _STOP_LOST_S: Final = 0.8
-"""For the end of a far side that is known to be lost."""
 
 _open_here: weakref.WeakSet[Lifeline] = weakref.WeakSet()
 _fork_hook_set = False
 
 
 def fresh_marker() -> str:
-    """32 random hex digits: what the far side puts before every line that is meant for us."""
     return secrets.token_hex(16)
 
 
 class Lifeline:
-    """A started far side.  Use from one loop; one task at a time may ``receive``.
+    """Started far side. Use it from one loop; one task at a time may ``receive``.
 
     Attributes:
         name: the host, as the user wrote it.
-        marker: what the far side has to put before its lines.
-        pid: of the local process (the guardian, or the ssh client).
+        marker: prefix of the far side's lines.
+        pid: process id of the local process (the guardian, or the ssh client).
         on_stderr: called on the loop with every line of the far side's stderr, without its line end.
     """
 
@@ -107,13 +106,13 @@ class Lifeline:
         prelude: Iterable[bytes] = (),
         explain: Callable[[RemoteExit], str] = describe_exit,
     ) -> Lifeline:
-        """Starts ``argv`` in a session of its own and writes ``prelude`` to its stdin.
+        """Start ``argv`` in a session of its own and write ``prelude`` to its stdin.
 
-        A far side that ends before it has read all of ``prelude`` is not an error here: ``receive`` tells why.
+        If the far side ends before it has read all of ``prelude``, ``receive`` raises the cause.
 
         Args:
-            env: the whole environment; None inherits ours.
-            explain: makes the text of a ``LaunchError`` from what is left when the far side has gone.
+            env: the whole environment; None inherits this process's.
+            explain: makes the text of a ``LaunchError`` from the remains of a far side that has ended.
 
         Raises:
             LaunchError: ``argv[0]`` cannot be run, or not watched.
@@ -147,21 +146,20 @@ class Lifeline:
 
     @property
     def stderr_tail(self) -> tuple[str, ...]:
-        """The last lines of the far side's stderr."""
         return tuple(self._stderr_lines)
 
     @property
     def exit_code(self) -> int | None:
-        """As ``subprocess`` has it: negative for a signal; None while the process runs."""
+        """Return the exit code as ``subprocess`` does: negative for a signal; None while the process runs."""
         return self._process.returncode
 
     async def send(self, message: Mapping[str, Any], *, timeout: float | None = 30.0) -> None:
-        """Writes one JSON line.
+        """Write one JSON line.
 
         Raises:
             LaunchError: the far side is gone.
-            DeadlineExceeded: it did not take the line within ``timeout`` seconds; the lifeline is cut then.
-            ClosedError: ``stop`` or ``close`` came before.
+            DeadlineExceeded: it did not take the line within ``timeout`` seconds; the lifeline is then cut.
+            ClosedError: ``stop`` or ``close`` was called before.
         """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._writing:
@@ -181,14 +179,14 @@ class Lifeline:
                 self._broken = self._sealed = True
                 raise await self._exit_error() from None
             except BaseException:
-                self.seal()  # half a line may have left: nothing may follow it
+                self.seal()  # half a line may have left, so nothing may follow
                 raise
 
     async def receive(self, timeout: float | None) -> dict[str, Any]:
-        """The next marked message.
+        """Return the next marked message.
 
         Raises:
-            LaunchError: the far side is gone, with its exit code and its last words.
+            LaunchError: the far side is gone; the text has its exit code and its last output.
             DeadlineExceeded: nothing came within ``timeout`` seconds.
         """
         try:
@@ -203,14 +201,14 @@ class Lifeline:
         return self._output.messages.popleft()
 
     async def wait(self) -> int:
-        """The exit code of the local process, once it has ended; negative for a signal."""
+        """Wait for the end of the local process. Return its exit code, negative for a signal."""
         await self._exited.wait()
         return self._process.returncode
 
     async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
-        """Asks the far side to end within ``grace`` seconds; cuts its stdin then; kills it ``cut`` seconds later.
+        """Ask the far side to end within ``grace`` seconds; then cut its stdin; kill it ``cut`` seconds later.
 
-        Never raises for a far side that misbehaves; returns its exit code.  Afterwards the lifeline is closed.
+        Never raises for a far side that misbehaves. Return its exit code. Afterwards the lifeline is closed.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
@@ -220,28 +218,28 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """Ends the far side of a node that is known to be lost, within a second: it may never answer.
+        """End the far side of a node that is known to be lost, within a second: it may never answer.
 
         Args:
-            is_here: it is a process of this machine.  Elsewhere the end of its stdin has to do.
+            is_here: True if it is a process of this machine. Elsewhere the end of its stdin must suffice.
         """
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
         if not await self._exits_within(end - self._loop.time()) and is_here:
-            # The guardian kills its daemon, which may have been stopped, and sweeps up.  To kill the guardian instead
-            # would leave its daemon and their workers.
+            # The guardian kills its daemon, which may be stopped, and cleans up. Killing the guardian instead would
+            # leave its daemon and their workers.
             # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             self._process.send_signal(signal.SIGUSR1)
         await self.close(_STOP_LOST_S / 2)
 
     def kill(self) -> None:
-        """SIGKILL to the local process.  What hangs on it ends by itself."""
+        """Send SIGKILL to the local process. Processes that depend on it end by themselves."""
         if self._process.returncode is None and not self._belongs_to_parent:
             self._process.kill()
 
     async def close(self, cut: float = _STOP_S) -> None:
-        """Cuts the lifeline, and kills the local process if it has not ended ``cut`` seconds later.  Idempotent."""
+        """Cut the lifeline, and kill the local process if it has not ended ``cut`` seconds later. Idempotent."""
         self.seal()
         if not self._closed and not await self._exits_within(cut):
             self.kill()
@@ -260,9 +258,9 @@ class Lifeline:
         self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
-        """As ``close``, blocking, in any thread, where the loop is closed or is not run any more.
+        """Close the lifeline, blocking, in any thread, if the loop is closed or does not run any more.
 
-        If that loop goes on some time, it lets go of the descriptors that are registered there.
+        If that loop does run again, it releases the descriptors that are registered there.
         """
         self.seal()
         poll = select.poll()
@@ -274,7 +272,7 @@ class Lifeline:
                     poll.poll(_LAST_OUTPUT_S * 1000)
                 self._process.poll()
         except OSError:
-            pass  # the loop goes on after all, and has noticed the end
+            pass  # the loop is still running, and has noticed the end
         if self._loop.is_closed() and not self._closed:
             self._closed = True
             _open_here.discard(self)
@@ -287,7 +285,7 @@ class Lifeline:
         self._stderr.close()
 
     def seal(self) -> None:
-        """The far side sees the end of its stdin; its last words can still be read."""
+        """Let the far side see the end of its stdin; its last output can still be read."""
         if not self._sealed:
             self._sealed = True
             with suppress(OSError):
@@ -307,7 +305,7 @@ class Lifeline:
         )
 
     def stray_output(self) -> str:
-        """Its last unasked words as lines to append to an error message; often empty."""
+        """Return its last unmarked output as lines for the end of an error message; often empty."""
         lines = RemoteExit(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)
 
@@ -388,8 +386,8 @@ def _spawn(
 
 
 def _close_after_fork() -> None:
-    # The far side ends when its stdin does, which is when every copy of this end is closed.  A child of the user's
-    # process that kept its copy would keep a whole run alive after its parent was killed.
+    # The far side ends when its stdin does: when every copy of this end is closed. A child of the user's process that
+    # kept its copy would keep a whole run alive after its parent was killed.
     # tests/_wire/test_lifeline.py::test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed
     for lifeline in list(_open_here):
         lifeline._belongs_to_parent = True

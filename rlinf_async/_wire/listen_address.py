@@ -8,7 +8,7 @@ from rlinf_async.errors import ConfigError
 
 
 def split_endpoint(address: str) -> tuple[str, int]:
-    """The IP address and the port of ``"ip:port"``; ConfigError where it is something else."""
+    """Split ``"ip:port"`` into IP address and port. Raise ConfigError if it has another form."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise ConfigError(f"{address!r} is no address of a node: expected 'ip:port'")
@@ -16,7 +16,7 @@ def split_endpoint(address: str) -> tuple[str, int]:
 
 
 def parse_ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """The IP address that the text is; ConfigError where it is none."""
+    """Parse an IP address. Raise ConfigError if the text is not one."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:

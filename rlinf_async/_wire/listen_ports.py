@@ -13,13 +13,12 @@ from typing import Final
 from rlinf_async.errors import LaunchError
 
 _MAX_NAMED: Final = 8
-"""Ports whose holders an error names."""
 
 
 def promise(port: int) -> socket.socket | None:
-    """A mark that a port is promised to somebody who will listen there, until it is closed; None where it is already.
+    """Reserve a port until the returned socket is closed; None if it is already reserved.
 
-    All nodes and runs of this machine see it, whoever's they are: an abstract socket that nothing is ever sent to.
+    All nodes and runs of this machine, of any user, see the reservation: an abstract socket that receives nothing.
     """
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
@@ -33,16 +32,16 @@ def promise(port: int) -> socket.socket | None:
 
 
 def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> Iterator[socket.socket]:
-    """Sockets that listen on ``address``, one after the other; each is the caller's to close.
+    """Yield sockets that listen on ``address``, one after the other; the caller closes each.
 
-    They begin anywhere in the range: two nodes of one machine do not try the same ports in the same order.
+    The search begins at a random port of the range, so that two nodes of one machine rarely try the same ports.
 
     Args:
-        ports: to choose from; None leaves one choice to the kernel.
-        what: they are for, in the error.
+        ports: candidate ports; None lets the kernel choose.
+        what: purpose of the sockets, for the error.
 
     Raises:
-        LaunchError: no port of the range is left, and what holds them as far as that is known.
+        LaunchError: no port of the range is left; the text names the holders that are known.
         OSError: the address is not this machine's; no descriptor is left.
     """
     if ports is None:
@@ -51,7 +50,7 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
     for port in [*(ports or ())[first:], *(ports or ())[:first]]:
         if (mark := promise(port)) is None:
             continue
-        with mark:  # also until the caller goes on: a library that cannot take a socket binds the port anew
+        with mark:  # held until the caller continues: a library may have to bind the port again
             try:
                 listener = _listening(address, port)
             except OSError as error:
@@ -63,15 +62,14 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
 
 
 def family(address: str) -> socket.AddressFamily:
-    """The address family of an IP address."""
     return socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
 
 
 def _listening(address: str, port: int) -> socket.socket:
     listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # Connections of the last run that linger do not count.  Two sockets may then be bound to one port, but only one
-        # of them can listen: so it does, before the port is called free.
+        # Lingering connections of the last run do not count. Two sockets may then be bound to one port, but only one
+        # can listen: so listen before calling the port free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)
@@ -94,7 +92,6 @@ def _exhausted(address: str, ports: Sequence[int], what: str) -> str:
 
 
 def _holders(ports: Sequence[int]) -> dict[int, str]:
-    """What listens on ports of this machine, as far as it may be seen, and which are promised."""
     import psutil
 
     found = {}

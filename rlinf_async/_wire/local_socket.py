@@ -16,13 +16,13 @@ _MAX_ADDRESS_BYTES: Final = 107
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """Process id and user id of the other end, as the kernel vouches for them."""
+    """Return process id and user id of the other end, as the kernel reports them."""
     pid, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     return pid, uid
 
 
 def check_peer(sock: socket.socket) -> int:
-    """The peer's process id.
+    """Return the peer's process id.
 
     Raises:
         AuthError: the other end belongs to another user.
@@ -34,10 +34,10 @@ def check_peer(sock: socket.socket) -> int:
 
 
 def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
-    """A socket to the process of this user that listens at ``path``; bytes are an abstract address, in no directory.
+    """Connect to this user's process that listens at ``path``; bytes are an abstract address, outside any directory.
 
     Args:
-        waits: for a listener that does not accept, since it is stopped; else that is an error.
+        waits: wait for a listener that does not accept, because it is stopped; False makes that an error.
 
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
@@ -61,7 +61,7 @@ def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
 
 
 def listen(path: str | bytes) -> socket.socket:
-    """A listening socket at ``path``, inside a directory of mode 0700; bytes are an abstract address."""
+    """Return a listening socket at ``path``, inside a directory of mode 0700; bytes are an abstract address."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with _short(path) as address:
@@ -78,7 +78,7 @@ def listen(path: str | bytes) -> socket.socket:
 
 @contextlib.contextmanager
 def _short(path: str | bytes) -> Iterator[bytes]:
-    """The address of a socket: a path that is too long for one goes by a descriptor of its directory."""
+    """Context manager: yields a socket address; a path that is too long goes by a descriptor of its directory."""
     address = os.fsencode(path)
     if isinstance(path, bytes) or len(address) <= _MAX_ADDRESS_BYTES:
         yield address

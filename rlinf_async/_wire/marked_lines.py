@@ -7,19 +7,17 @@ from collections import deque
 from typing import Any, Final
 
 MAX_LINES: Final = 40
-"""Last lines of output that are kept for an error message."""
 MAX_LINE_CHARS: Final = 2000
-"""Characters of one of them."""
 
 _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
-    """Bytes as they come, in; JSON objects behind a marker, one per line, out.
+    """Parser that turns bytes into JSON objects, one per line behind a marker.
 
     Attributes:
-        messages: the objects, oldest first; their reader takes them out.
-        noise: the last lines that were something else.
+        messages: the objects, oldest first; their reader removes them.
+        noise: the last lines that were not marked.
     """
 
     def __init__(self, marker: str) -> None:
@@ -29,7 +27,6 @@ class MarkedLines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Takes what was read; a line counts once its end has come."""
         searched = len(self._rest)
         self._rest += data
         if b"\n" in data:

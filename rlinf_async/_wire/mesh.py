@@ -16,7 +16,8 @@ from rlinf_async.errors import LaunchError, RLinfAsyncError
 _Result = TypeVar("_Result")
 
 Progress = Callable[[int, str, Mapping[str, Any]], None]
-"""``(index, state, told)``: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with the ``error``."""
+"""Callback with index, state and data: ``"up"`` with ``address`` and ``facts``, ``"ready"``, ``"failed"`` with
+``error``."""
 
 
 async def start_nodes(
@@ -26,16 +27,16 @@ async def start_nodes(
     timeout: float | None,
     progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
-    """Makes one cluster of started daemons: configurations out, addresses in, everyone told of everyone.
+    """Join started daemons into one cluster: send configurations, collect addresses, send all addresses to each.
 
-    Returns the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
-    ``facts``, ``log_dir``, the ``socket`` and ``pid`` of each daemon, which only its own machine can use, and a
+    Return the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
+    ``facts``, ``log_dir``, the ``socket`` and ``pid`` of each daemon, which are valid on its own machine only, and a
     ``note`` for the user, which is often empty.
 
-    The lifelines stay the caller's to stop, whatever happens.
+    The caller must stop the lifelines, whatever happens.
 
     Raises:
-        LaunchError: lists every node that failed, and those that were not done within ``timeout`` seconds in all.
+        LaunchError: lists every node that failed, and every node that was not done within ``timeout`` seconds in all.
     """
 
     async def up(index: int) -> dict[str, Any]:
@@ -84,15 +85,15 @@ async def on_all_nodes(
     progress: Progress | None = None,
     said: Callable[[int], str] | None = None,
 ) -> tuple[dict[int, _Result], dict[int, str]]:
-    """Runs ``work(index)`` for all nodes at once; returns results and the texts of failures, by index.
+    """Run ``work(index)`` for all nodes at once. Return results and error texts, by index.
 
-    A failure is an ``RLinfAsyncError``, or not to be done in time.  The first failure does not hide the others: they
-    have ``patience`` seconds more to succeed or to fail.
+    A failure is an ``RLinfAsyncError``, or a missed deadline. The first failure does not hide the others: they have
+    ``patience`` seconds more to succeed or to fail.
 
     Args:
-        deadline: on the loop's clock; None waits for ever.
-        doing: what a node that never answered was doing, for the error text.
-        said: what a node that never answered has said so far.
+        deadline: time of the loop's clock; None waits for ever.
+        doing: current activity of a node that never answered, for the error text.
+        said: returns the output so far of a node that never answered.
     """
     results: dict[int, _Result] = {}
     failures: dict[int, str] = {}
@@ -126,9 +127,9 @@ async def on_all_nodes(
 
 
 def launch_error(names: Sequence[str], failures: Mapping[int, str], hidden: Collection[int] = ()) -> LaunchError:
-    """One error that lists every node that could not be started, with its cause.
+    """Return one error that lists every node that could not be started, with its cause.
 
-    A hidden node counts only when it is among the failures: the user has not written it.
+    A hidden node counts only if it failed: the user has not written it.
     """
     width = max(len(names[index]) for index in failures)
     count = sum(index in failures or index not in hidden for index in range(len(names)))

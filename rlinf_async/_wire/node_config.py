@@ -14,24 +14,24 @@ from rlinf_async.errors import VersionMismatch
 
 @dataclass(frozen=True, kw_only=True)
 class NodeConfig:
-    """Which node it is, and everything that its daemon may not find out by itself.
+    """Identity of a node, and everything that its daemon cannot find out by itself.
 
     Attributes:
         run: 8 hex digits, the run's name on every machine.
-        marker: what the daemon puts before its answers; the ``marker`` of its lifeline.
-        node: rank of the node.  ``num_nodes`` counts the nodes that may hold workers.
+        marker: prefix of the daemon's answers; the ``marker`` of its lifeline.
+        node: rank of the node. ``num_nodes`` counts the nodes that may hold workers.
         hidden: the daemon only connects the driver's machine; no worker is placed on it.
-        bind: address for the other daemons to connect to; None where there are no others.
-        credentials: None where ``bind`` is.
+        bind: address for the other daemons to connect to; None if there are no others.
+        credentials: None if ``bind`` is None.
         env: variables for the workers.
         max_gpus: the hosts file's ``slots`` or ``max_slots``.
-        gpus, fake_gpus, max_gpus, labels: as the user wrote them for the host; None means: as they are found.
-        sync: folder of the user's machine, and where its copy is on this one.
-        run_dir: made already, mode 0700; None means that the daemon makes its own.
-        tee: whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
-        port_range: first and last port that may be listened on; None for the kernel's choice.
-        python_flags: options of the interpreter of the workers: ``("-O", "-X", "dev")``.
-        launched: by ``rlinf-launch``, which hears on the lifeline that the run shall end.
+        gpus, fake_gpus, max_gpus, labels: the user's values for the host; None: detected by the daemon.
+        sync: folder on the user's machine, and path of its copy on this one.
+        run_dir: existing directory of mode 0700; None: the daemon makes its own.
+        tee: workers whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
+        port_range: first and last port for listening; None for the kernel's choice.
+        python_flags: options of the workers' interpreter: ``("-O", "-X", "dev")``.
+        launched: True under ``rlinf-launch``, which is told on the lifeline when the run shall end.
     """
 
     run: str
@@ -57,19 +57,17 @@ class NodeConfig:
 
     @property
     def ports(self) -> Sequence[int] | None:
-        """The ports to listen on one of."""
         return None if self.port_range is None else range(self.port_range[0], self.port_range[1] + 1)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``json``."""
         return {"protocol": PROTOCOL, **asdict(self)}
 
     @classmethod
     def from_json(cls, line: bytes) -> NodeConfig:
-        """What ``to_json`` has made.
+        """Make a configuration from the output of ``to_json``.
 
         Raises:
-            VersionMismatch: the near side speaks another protocol.
+            VersionMismatch: the launcher speaks another protocol.
             TypeError: a field is missing, or unknown.
         """
         told: dict[str, Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""gRPC server of a node's daemon: accepts other nodes' links, checks who they are, hands out a ``PeerLink`` each."""
+"""gRPC server of a node's daemon: accepts other nodes' links, checks their identity, hands out a ``PeerLink`` each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ from typing import Any
 from rlinf_async import settings
 from rlinf_async._wire import grpc
 from rlinf_async._wire.credentials import NodeCredentials, node_name
-from rlinf_async._wire.daemon_link import Broken, LinkEnded, Over, PeerLink, Received, Stream, Wire, report_failure
+from rlinf_async._wire.daemon_link import (
+    Broken,
+    LinkEnded,
+    MessageStream,
+    Over,
+    PeerLink,
+    Received,
+    Wire,
+    report_failure,
+)
 from rlinf_async._wire.hello import Hello
 from rlinf_async._wire.listen_address import parse_ip
 from rlinf_async._wire.listen_ports import listening_sockets
@@ -20,20 +29,20 @@ from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError,
 
 
 class PeerServer:
-    """Accepts links from nodes of the same run, on one address of this machine.
+    """Server that accepts links from nodes of the same run, on one address of this machine.
 
     Args:
         node: this node's rank.
         run: the run's id.
         bind: the IP address to listen on.
-        ports: to listen on one of; None for a port of the kernel's choice.
+        ports: candidate ports; None for a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
-        lease: seconds without a sign of life of a peer that end its link.
-        greeting_timeout: seconds for TLS, and again for each of the two words with which a link begins.
-        most_connections: at a time, those of the run's nodes included; None for any number.
+        lease: seconds without a message of a peer that end its link.
+        greeting_timeout: seconds for TLS, and again for each of the first two messages of a link.
+        most_connections: limit of simultaneous connections, the run's nodes included; None for any number.
 
     Raises:
-        ConfigError: ``bind`` is no IP address, or stands for every interface.
+        ConfigError: ``bind`` is not an IP address, or stands for every interface.
     """
 
     def __init__(
@@ -64,16 +73,15 @@ class PeerServer:
         self._stopping = False
         self._handlers: set[asyncio.Task[Any]] = set()
         self._awaiting_bulk: dict[str, _Handshake] = {}
-        """By what the bulk stream brings along."""
         self._peers: dict[int, tuple[str, PeerLink | None]] = {}
-        """By rank: incarnation, and the link once it is up."""
+        """Incarnation and link of each peer by rank; the link is None until it is up."""
 
     async def start(self) -> str:
-        """Listens; returns ``"ip:port"``, an IPv6 address in brackets.
+        """Start to listen. Return ``"ip:port"``, an IPv6 address in brackets.
 
         Raises:
             LaunchError: the address is not this machine's; no port of ``ports`` is free.
-            AuthError: the credentials are none.
+            AuthError: the credentials are invalid.
         """
         self._credentials.check()
         sockets = listening_sockets(self._bind, self._ports, f"the daemon of node {self._node}")
@@ -92,14 +100,14 @@ class PeerServer:
             except RuntimeError as error:
                 await server.stop(None)
                 if self._ports is not None:
-                    continue  # somebody has taken it in this moment
+                    continue  # another process has just taken it
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error}") from None
             await server.start()
             self._server = server
             return f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Closes every link in order and stops listening.  Idempotent."""
+        """Close every link in order and stop listening. Idempotent."""
         self._stopping = True
         if self._server is None:
             return
@@ -154,8 +162,7 @@ class PeerServer:
             handshake.bulk.set_result(grpc.accepted(context))
             await _serve_until(handshake.wire_is_over)
 
-    async def _greet(self, stream: Stream, context: Any) -> Hello:
-        """Reads and checks the Hello of the node that opened a control stream."""
+    async def _greet(self, stream: MessageStream, context: Any) -> Hello:
         try:
             async with asyncio.timeout(self._patience):
                 data = await stream.read()
@@ -173,7 +180,7 @@ class PeerServer:
         return theirs
 
     def _check_link(self, theirs: Hello) -> None:
-        """A new link for a node that has none; another connection for the daemon that has one.
+        """Check that the Hello is for a new link to a node without one, or continues the link to the same daemon.
 
         Raises:
             AuthError: it is neither.
@@ -190,8 +197,7 @@ class PeerServer:
         if incarnation and not theirs.received:
             raise AuthError(f"node {theirs.node} has a link to node {self._node} already")
 
-    async def _attach_bulk(self, theirs: Hello, control: Stream, context: Any, received: Received) -> Wire:
-        """Answers the Hello and waits for the second stream."""
+    async def _attach_bulk(self, theirs: Hello, control: MessageStream, context: Any, received: Received) -> Wire:
         handshake = _Handshake(theirs.node)
         key = secrets.token_hex(16)
         self._awaiting_bulk[key] = handshake
@@ -203,7 +209,7 @@ class PeerServer:
             if self._stopping:
                 await grpc.refuse(context, ClosedError(f"node {self._node} is shutting down"))
         except BaseException as error:
-            handshake.wire_is_over.set()  # the bulk stream may have come, and its handler waits for this
+            handshake.wire_is_over.set()  # the bulk stream's handler may be waiting for this
             if isinstance(error, TimeoutError):
                 await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
             if isinstance(error, Broken):
@@ -216,7 +222,7 @@ class PeerServer:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        """Makes gRPC's task for a handler known, so that `stop` can wait for it."""
+        """Context manager: registers gRPC's task for a handler, so that `stop` can wait for it."""
         task = asyncio.current_task()
         assert task is not None
         self._handlers.add(task)
@@ -228,7 +234,7 @@ class PeerServer:
 
 @dataclass(eq=False)
 class _Handshake:
-    """A control stream whose bulk stream has still to come."""
+    """Control stream whose bulk stream has yet to come."""
 
     peer: int
     bulk: asyncio.Future[grpc.RpcStream] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -236,11 +242,10 @@ class _Handshake:
 
 
 async def _serve_until(over: Over) -> None:
-    """Waits for the end of a wire; returns where it is in order, which is told to the peer.
+    """Wait for the end of a wire; return if it ended in order, which tells the peer.
 
-    Goes on waiting when it is cancelled, and passes that on afterwards: where gRPC cancels a handler, that *is* the
-    end, and those who read find it.  A connection that broke is given up in the same way: gRPC would fail to send the
-    end, and say so in the log.
+    A cancellation is passed on only after the end: if gRPC cancels a handler, the connection has ended, and the readers
+    notice that. A broken connection is dropped by a cancellation too: gRPC would fail to send a proper end, and log it.
     """
     cancelled, waits = False, True
     while waits:

@@ -1,4 +1,4 @@
-"""Probe of a daemon's address: whether it is reached, and whether a machine that is there has no daemon any more."""
+"""Probe of a daemon's address: tells a reachable daemon from a machine without one and an unreachable machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S: Final = 0.5
 
 
 async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool | None:
-    """Whether something listens at ``"ip:port"``; None where the machine does not say so within so many seconds."""
+    """True if ``"ip:port"`` accepts connections, False if it refuses, None without an answer within so many seconds."""
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(*split_endpoint(address))
@@ -19,7 +19,7 @@ async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool 
         return False
     except (OSError, TimeoutError):
         return None
-    # On the loopback a connection to a free port may be given that very port, and meets itself.
+    # On the loopback a connection to a free port may get that very port as its own, and connect to itself.
     met_itself = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     writer.transport.abort()
     return not met_itself

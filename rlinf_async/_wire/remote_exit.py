@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteExit:
-    """What is known of a far side that is gone.
+    """Remains of a far side that has ended.
 
     Attributes:
-        exit_code: as ``subprocess`` has it, negative for a signal; None while the process has not been reaped.
+        exit_code: as in ``subprocess``, negative for a signal; None while the process has not been reaped.
         noise: last unmarked lines of its stdout.
         stderr: last lines of its stderr.
     """
@@ -20,7 +20,6 @@ class RemoteExit:
     stderr: tuple[str, ...] = ()
 
     def outcome(self) -> str:
-        """How it went: ``"ended with exit code 3"``."""
         if self.exit_code is None:
             return "closed its output"
         if self.exit_code < 0:
@@ -28,11 +27,10 @@ class RemoteExit:
         return f"ended with exit code {self.exit_code}"
 
     def last_lines(self) -> list[str]:
-        """The tails, labelled, for the end of an error message."""
         said = [f"stderr | {line}" for line in self.stderr[-15:]]
         return said + [f"stdout | {line}" for line in self.noise[-5:]]
 
 
 def describe_exit(exited: RemoteExit) -> str:
-    """The text of an error where nothing more is known than how the far side went, and its last words."""
+    """Return an error text with the outcome and the last output."""
     return "\n".join([f"its process {exited.outcome()}", *exited.last_lines()])

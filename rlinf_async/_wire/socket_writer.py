@@ -1,7 +1,7 @@
 """Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once it has broken.
 
-What is sent within one turn of the loop leaves in one system call.  The frames of a *resumable* connection that the
-other side has not acknowledged when the socket breaks are kept, and go another way (``hand_over``).
+Frames sent within one turn of the loop leave in one system call. A *resumable* connection keeps the frames that the
+other side has not acknowledged when the socket breaks, and sends them another way (``hand_over``).
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from rlinf_async._core.frames import Frame, FrameError, new_packer, pack
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming, content_bytes
 from rlinf_async._wire.owned_socket import OwnedSocket
-from rlinf_async._wire.send_buffer import RETRY_S, SendBuffer, State, close_all
+from rlinf_async._wire.send_buffer import RETRY_S, SendBuffer, WriteState, close_all
 
 logger = own_logger(__name__)
 
 MAX_FRAME_BYTES: Final = 8 << 20
-"""Bytes of a packed frame; the reader's own limits lie above it.  What is large travels as a descriptor."""
+"""Maximum size of a packed frame; the reader's own limits are higher. Large content travels as a descriptor."""
 
-_EMPTY: Final = State.EMPTY
+_EMPTY: Final = WriteState.EMPTY
 _BURST_S: Final = 50e-6
-"""A frame that follows another one sooner than this waits for the end of the loop's turn."""
+"""Seconds within which a frame that follows another one waits for the end of the loop's turn."""
 
 Relay = Callable[[list[Any], Sequence[int]], None]
 
 
 class SocketWriter:
-    """Sends frames on a socket; descriptors given to it are closed when they have arrived.
+    """Writer of frames to a socket; descriptors given to it are closed when they have arrived.
 
-    The methods that it calls back do not keep their object alive, which has this one: in a circle, only the garbage
-    collector would free the buffers of what is closed.
+    The methods that it calls back do not keep their object, which owns this one, alive: only the garbage collector
+    would free the buffers of a closed connection in such a cycle.
 
     Args:
-        incoming: of the same connection; its acknowledgements ride on the frames that are sent.
-        resumable: what is sent once the socket has ended is kept for ``hand_over``.
+        incoming: counter of the same connection; its acknowledgements travel with the sent frames.
+        resumable: keep frames that are sent after the socket has ended, for ``hand_over``.
         on_gone: called on the loop, never from within a call, when nothing can be written any more.
         on_drained: called on the loop when everything has left after the socket had been full.
 
     Attributes:
-        thread: the loop's; 0 until the connection is open, and until then nothing leaves.
-        sibling: of the other connection between the same two processes, if any: acknowledgements ride there too.
-        is_closed: nothing is written any more; what is sent is kept, relayed or dropped.
+        thread: the loop's thread; 0 until the connection is open, and until then nothing leaves.
+        sibling: writer of the other connection between the same two processes, which carries acknowledgements too.
+        is_closed: True once nothing is written any more; frames are then kept, relayed or dropped.
         lock: held while a frame is put into its place in the order.
     """
 
@@ -89,15 +89,16 @@ class SocketWriter:
         now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Sends a frame.
+        """Send a frame.
 
-        On the loop's thread a lone frame leaves at once, and those that follow it closely leave together at the end of
-        the turn.  From another thread it leaves at once, unless ``later`` says that more will follow.
+        On the loop's thread a lone frame leaves at once; frames that follow it closely leave together at the end of the
+        turn. From another thread it leaves at once, unless ``later`` says that more will follow.
 
         Args:
-            hold: it leaves with the next one that is not held.
-            now: it leaves at once in any case, as long as the socket takes it.
-            on_sent: called, in any thread, when the kernel has all of it: then it arrives, even if this process dies.
+            hold: send it with the next frame that is not held.
+            now: send it at once in any case, if the socket accepts it.
+            on_sent: called, in any thread, when the kernel has all of it: from then on it arrives even if this process
+                dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME_BYTES`` bytes.
@@ -140,7 +141,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
-        """Sends several frames in as few system calls as their descriptors allow; on the loop's thread.
+        """Send several frames in as few system calls as their descriptors allow; on the loop's thread.
 
         Raises:
             ValueError: as ``send``; then none of them has left.
@@ -164,7 +165,7 @@ class SocketWriter:
         self._write()
 
     def send_acknowledgement(self, about: int = frames.OF_THIS) -> None:
-        """Sends one by itself; or with what leaves at the end of the turn."""
+        """Send an acknowledgement alone, or with frames that leave at the end of the turn."""
         with self.lock:
             if self.is_closed:
                 return
@@ -174,17 +175,16 @@ class SocketWriter:
         self._write()
 
     def _add_acknowledgements(self, sibling: SocketWriter | None) -> None:
-        """Has those that are due leave with the frame that is about to be sent; under the lock."""
         if self.incoming.is_due:
             self.buffer.add_control(pack(self.incoming.acknowledge()))
         if sibling is not None and sibling.incoming.is_due:
             self.buffer.add_control(pack(sibling.incoming.acknowledge(frames.OF_SIBLING)))
 
     def acknowledged(self, received: int, about: int) -> None:
-        """The other side has so many frames.
+        """Note that the other side has so many frames.
 
         Raises:
-            FrameError: it cannot have so many, or what it wants again cannot be had.
+            FrameError: the number is impossible, or frames that it requests again are gone.
         """
         if about == frames.OF_SIBLING:
             sibling = self.sibling
@@ -205,7 +205,7 @@ class SocketWriter:
     # -- writing to the kernel ----------------------------------------------------------------------------------
 
     def is_behind(self) -> bool:
-        """Whether anything waits to leave that cannot leave now: all of it, once the socket has ended."""
+        """True if data waits that cannot leave now; always once the socket has ended."""
         if self.is_closed:
             return True
         if self.buffer:
@@ -213,14 +213,12 @@ class SocketWriter:
         return bool(self.buffer)
 
     def flush(self) -> None:
-        """Writes what was sent within this turn of the loop."""
         self._is_scheduled = False
         self._sent_at = clock.monotonic()
         if self.buffer and not self._is_blocked:
             self._write()
 
     def _write(self) -> None:
-        """Writes until nothing is left or the socket takes no more."""
         with self.lock:
             if self.is_closed or self._is_blocked:
                 return
@@ -228,21 +226,21 @@ class SocketWriter:
             callbacks = self._written(state)
         self._follow_up(state, callbacks)
 
-    def _written(self, state: State) -> Sequence[Callable[[], None]]:
-        """The callbacks that are due after a write; under the lock."""
-        # What a socket that is gone owes stays in the queue until its end is handled: it is behind all that time.
+    def _written(self, state: WriteState) -> Sequence[Callable[[], None]]:
+        # Data for a socket that is gone stays in the queue until its end is handled, so that it counts as behind.
         # tests/_wire/test_breaks.py::test_a_broken_socket_is_behind_from_the_write_on_that_fails
         self._is_blocked = state is not _EMPTY
         return self.buffer.take_callbacks()
 
-    def _follow_up(self, state: State, callbacks: Sequence[Callable[[], None]]) -> None:
-        if state is State.FULL:
+    def _follow_up(self, state: WriteState, callbacks: Sequence[Callable[[], None]]) -> None:
+        if state is WriteState.FULL:
             self.on_loop(self._await_writable)
-        elif state is State.SHORT:
+        elif state is WriteState.SHORT:
             self.on_loop(self._await_relief)
-        elif state is State.GONE:
-            # Nothing else may tell of it: where user code has closed the descriptor, the loop does not watch it any
-            # more.  Never from within: the sender may hold locks, and what is being read comes before what is unread.
+        elif state is WriteState.GONE:
+            # Nothing else may report it: if user code has closed the descriptor, the loop does not watch it any more.
+            # Never call back from within: the sender may hold locks, and frames that were read must be handled before
+            # unread ones.
             on_gone = self._on_gone()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 if on_gone is not None:
@@ -270,16 +268,15 @@ class SocketWriter:
             on_drained()
 
     def on_loop(self, callback: Callable[[], None]) -> None:
-        """Calls back on the loop's thread: now if that is this one."""
+        """Call back on the loop's thread: at once if that is this one."""
         if threading.get_ident() == self.thread:
             callback()
         else:
             self._loop.call_soon_threadsafe(callback)
 
-    # -- once the socket has ended ------------------------------------------------------------------------------
+    # -- after the end of the socket ----------------------------------------------------------------------------
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
-        """Under the lock."""
         if self._relay is not None:
             self._relay(list(frame), fds)
         elif self._is_resumable:
@@ -292,18 +289,18 @@ class SocketWriter:
             close_all(fds)
 
     def hand_over(self, received: int, relay: Relay) -> None:
-        """Sends all that the other side lacks, and whatever is sent from now on, another way; once this has ended.
+        """Send the frames that the other side lacks, and all later ones, another way, after the end of this connection.
 
-        The lock is held to the end.  Without it a thread that sends meanwhile would either overtake the frames before
-        its own, or add to those kept after they were taken, where nothing sends them any more
+        The lock is held to the end. Without it a thread that sends meanwhile would either overtake earlier frames, or
+        add to the kept frames after they were taken, where nothing sends them any more
         (tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order).
 
         Args:
-            received: frames that the other side has.
+            received: number of frames that the other side has.
             relay: takes a frame and its descriptors; it must not send on this connection.
 
         Raises:
-            FrameError: the other side cannot have so many.
+            FrameError: the number is impossible.
         """
         with self.lock:
             for frame, fds in self.buffer.kept.take(received):
@@ -311,14 +308,14 @@ class SocketWriter:
             self._relay = relay
 
     def flush_blocking(self, timeout: float) -> None:
-        """Last words of a process that is about to end: writes what is queued, waiting at most ``timeout`` seconds."""
+        """Write the queued frames of a process that is about to end, waiting at most ``timeout`` seconds."""
         with self.lock, contextlib.suppress(OSError):
             self._sock.settimeout(max(timeout, 0.001))
-            while self.buffer.write_to(self._sock) is State.FULL:
+            while self.buffer.write_to(self._sock) is WriteState.FULL:
                 pass
 
     def end(self) -> None:
-        """Writes no more; under the lock.  What a resumable connection has not delivered stays kept."""
+        """Write no more; under the lock. Undelivered frames of a resumable connection stay kept."""
         self.is_closed = True
         sibling, self.sibling = self.sibling, None
         if sibling is not None:
@@ -328,7 +325,7 @@ class SocketWriter:
             self.buffer.drop()
 
     def drop(self) -> None:
-        """Keeps nothing of what was sent, nor of what will be."""
+        """Keep neither sent nor future frames."""
         self._is_resumable = False
         self.buffer.drop()
 

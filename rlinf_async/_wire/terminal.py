@@ -1,8 +1,8 @@
 """Non-blocking writer to this process's stdout and stderr: a bounded buffer that a thread of its own empties.
 
-A reader may stop reading (``| less``, Ctrl-S) for as long as it likes; writing does not wait for it.  From the first
-text that does not fit nothing more is accepted until the buffer is empty, so that the number of lines that are missing
-can be said where they are missing.
+A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. From the first text that does
+not fit, nothing more is accepted until the buffer is empty, so that the number of missing lines can be reported at the
+place where they are missing.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from rlinf_async import settings
 _PIPE_BUF_BYTES: Final = 4096
 """Bytes that a pipe takes without blocking once it polls as writable."""
 _MAX_NOTICES: Final = 20
-"""Lines that tell at the end what was not shown."""
 
 _Source = tuple[Any, str, str]
-"""A stream, who wrote to it, and where all of that can be read."""
 
 
 class Terminal:
-    """The writing end.  ``write`` may be called in any thread; the thread starts with the first text."""
+    """Writing end. ``write`` may be called in any thread; the thread starts with the first text."""
 
     def __init__(self) -> None:
         self._limit = int(settings.OUTPUT_BUFFER_BYTES())
@@ -47,11 +45,11 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queues whole lines for a stream; counts them where they do not fit.
+        """Queue whole lines for a stream; count lines that do not fit.
 
         Args:
-            who: what the line that tells how many are missing begins with.
-            where: what it ends with: where they can be read.
+            who: beginning of the line that reports missing lines.
+            where: end of that line: where they can be read.
         """
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
@@ -68,7 +66,6 @@ class Terminal:
                 os.eventfd_write(self._wake, 1)
 
     def _start(self) -> bool:
-        """Starts the thread; False where this process may have no more threads or descriptors."""
         thread = threading.Thread(target=self._run, name="rlinf-output", daemon=True)
         try:
             self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -86,19 +83,18 @@ class Terminal:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Gives what is queued ``RLINF_OUTPUT_END_S`` seconds to leave, and ends the thread.  Idempotent."""
+        """Give queued text ``RLINF_OUTPUT_END_S`` seconds to leave, and end the thread. Idempotent."""
         seconds = self._end()
         if self._thread is not None:
             # Longer than the thread itself takes: it ends unless a write blocks in spite of poll's promise.
             self._thread.join(seconds + 0.5)
 
     async def aclose(self) -> None:
-        """The same, without blocking the loop."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
 
         def tell() -> None:
-            with contextlib.suppress(RuntimeError):  # the loop has been closed since
+            with contextlib.suppress(RuntimeError):  # the loop may have been closed
                 loop.call_soon_threadsafe(ended.set)
 
         seconds = self._end(tell)
@@ -118,7 +114,7 @@ class Terminal:
             if self._wake >= 0:
                 self._on_end.append(tell)
                 os.eventfd_write(self._wake, 1)
-            else:  # there is no thread, or it has ended
+            else:  # no thread is running
                 tell()
         return seconds
 
@@ -129,7 +125,7 @@ class Terminal:
             while (item := self._next()) is not None:
                 source, data = item
                 rest = b""
-                with contextlib.suppress(Exception):  # a stream that was closed, or is the user's own: the logs have it
+                with contextlib.suppress(Exception):  # a closed stream, or the user's own: the logs have the text
                     rest = self._put(source[0], data)
                 with self._lock:
                     self._size -= len(data)
@@ -152,7 +148,6 @@ class Terminal:
                 tell()
 
     def _next(self) -> tuple[_Source, bytes] | None:
-        """The next text; waits for it.  None at the end."""
         while True:
             with self._lock:
                 if not self._queue:
@@ -167,7 +162,6 @@ class Terminal:
             self._wait(None)
 
     def _put(self, stream: Any, data: bytes) -> bytes:
-        """Writes the data; returns the rest of it when time is up."""
         fd = _descriptor(stream)
         if fd is None:
             stream.write(data.decode())
@@ -179,12 +173,12 @@ class Terminal:
         while start < len(data):
             if not self._wait(fd):
                 return data[start:]
-            stream.flush()  # what the user has printed stands first
+            stream.flush()  # the user's own output comes first
             start += os.write(fd, data[start : start + _PIPE_BUF_BYTES])
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Waits until a descriptor can be written to, or (without one) until there is news; False when time is up."""
+        """Wait until a descriptor is writable or, without one, until there is news. Return False when time is up."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:
@@ -225,7 +219,7 @@ class TerminalStream(io.TextIOBase):
 
 
 def _descriptor(stream: Any) -> int | None:
-    """What the text of a stream goes to in the end; None for a notebook's or a test's, which goes its own way."""
+    """Return the descriptor that a stream's text goes to; None for the streams of a notebook or a test."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:
@@ -241,7 +235,6 @@ def _notice(source: _Source, count: int) -> bytes:
 
 
 def _note_abandoned(left: Counter[_Source]) -> None:
-    """Tells what never was shown on stderr, where that is read."""
     notices = [_notice(source, count) for source, count in left.items() if count and source[0] is not sys.stderr]
     if len(notices) > _MAX_NOTICES:
         notices[_MAX_NOTICES:] = [f"… and lines of {len(notices) - _MAX_NOTICES} more\n".encode()]

@@ -1,7 +1,8 @@
-"""``Connection`` over a framed UNIX socket: joins its reader and writer, decides which thread reads, and ends it.
+"""``Connection`` over a framed UNIX socket and its ``SocketReader``: frames in and out, which thread reads, the end.
 
-One plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive with
-the bytes of the frame that they ride on.  ``SocketWriter`` sends and ``SocketReader`` reads.
+It uses one plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive
+with the bytes of their frame. ``SocketWriter`` sends and ``SocketReader`` reads. A receiver without a free descriptor
+gets the content of a frame as bytes (``_core/resend.py``).
 """
 
 from __future__ import annotations
@@ -10,37 +11,54 @@ import array
 import asyncio
 import contextlib
 import fcntl
+import select
 import socket
 import termios
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from weakref import WeakMethod
 
+from rlinf_async._core import frames
+from rlinf_async._core.frames import FrameError, FrameReader
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._core.resend import Incoming
 from rlinf_async._wire.acknowledgements import Acknowledgements
 from rlinf_async._wire.owned_socket import OwnedSocket
-from rlinf_async._wire.reading.arbiter import ReadArbiter
-from rlinf_async._wire.reading.idle_reader import RECENT_POLL_S, IdleReader
-from rlinf_async._wire.socket_reader import SocketReader
+from rlinf_async._wire.reading.idle_reader import RECENT_POLL_S, IdleReader, ReadArbiter
+from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, close_all
 from rlinf_async._wire.socket_writer import SocketWriter
+
+logger = own_logger(__name__)
+
+OnFrame = Callable[[list[Any], list[int]], None]
+
+_READ_BYTES: Final = 256 * 1024
+_ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_CALL * 4)
+_ACK: Final = frames.ACK
+
+# Plain integers: arithmetic with the enum members of `socket` costs microseconds.
+_CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
+_CTRUNC: Final = int(socket.MSG_CTRUNC)
 
 
 class Connection:
     """One end of a framed UNIX socket.
 
-    ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors.
-    ``on_arrival()`` precedes the first frame of what one wake-up brought, when that has been read and not yet handled;
-    ``on_batch()`` follows the last one.  ``on_closed(reason)`` is called once, when the
-    other end is gone or broke the protocol; not when ``close()`` was called here.
+    ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors. ``on_arrival()``
+    precedes the first frame of a wake-up, when its bytes have been read and not handled yet; ``on_batch()`` follows the
+    last one. ``on_closed(reason)`` is called once, when the other end is gone or broke the protocol; not after
+    ``close()`` here.
 
-    A second thread may read too (``share``): then all three are called on either thread, though never on both at once;
-    connections that are given the same ``arbiter`` never call at once either.
+    A second thread may read too (``share``): then all three are called on either thread, though never on both at once.
+    Connections that share an ``arbiter`` never call at once either.
 
     Args:
-        resumable: what is sent once it has failed is kept for ``hand_over``.
+        resumable: keep frames that are sent after a failure, for ``hand_over``.
 
     Attributes:
-        send, send_all, is_behind, hand_over, flush_blocking: of its ``SocketWriter``, without a call in between.
+        send, send_all, is_behind, hand_over, flush_blocking: methods of its ``SocketWriter``, bound directly for speed.
         reader: reads the socket.
         on_drained: called on the loop when everything has left after the socket had been full.
     """
@@ -95,28 +113,26 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is read and written no more; what is sent is kept for another way."""
+        """True if it neither reads nor writes any more; sent frames are kept for another way."""
         return self._writer.is_closed
 
     @property
     def queued_bytes(self) -> int:
-        """Of what was sent and has not left yet."""
         return self._writer.buffer.nbytes
 
     @property
     def received(self) -> int:
-        """Frames that have come from the other side."""
         return self._incoming.received
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def open(self) -> None:
-        """Starts reading.  Call it on the loop's own thread."""
+        """Start reading. Call it on the loop's own thread."""
         if self.is_closed:
             return
-        # Those of a socket which user code has closed, and whose number this one has: a reader would be replaced, and
-        # not watched anew; a writer would be called for ever.
+        # Remove callbacks of an earlier socket, which user code has closed, under the same number: a reader would be
+        # replaced and not watched anew; a writer would be called for ever.
         self._loop.remove_reader(self.fileno())
         self._loop.remove_writer(self.fileno())
         self._writer.thread = threading.get_ident()
@@ -124,16 +140,16 @@ class Connection:
         self._writer.flush()
 
     def share(self, idle: IdleReader) -> None:
-        """Lets another thread read what arrives while it waits for something; before ``open``."""
+        """Let another thread read while it waits for something; call it before ``open``."""
         self._idle = idle
         self._arbiter.idle_loop = idle.loop
         idle.add(self.fileno(), self._readable_elsewhere)
 
     def link(self, sibling: Connection) -> None:
-        """Says that both lead to one process: what it sends on one of them can be acknowledged on the other.
+        """Link two connections to the same process, so that acknowledgements of one may travel on the other.
 
-        Only the first two sockets between two processes may be linked.  Each side hears by itself when one of them ends
-        and another one follows: a number of frames that is said of the old one must not be taken for the new one's.
+        Only the first two sockets between two processes may be linked. Each side notices independently that a socket
+        has ended and another follows: a number of frames of the old one must not be taken for the new one's.
         """
         self._writer.sibling, sibling._writer.sibling = sibling._writer, self._writer
 
@@ -145,9 +161,9 @@ class Connection:
 
     def _readable(self) -> None:
         if self._idle is not None and self._idle.has_just_polled() and self._socket.fileno() >= 0:
-            # The main thread will look in a moment.  What is read here would be handed over there, while both threads
-            # want the interpreter.  The socket is not watched for that moment, since it stays readable; the timer has
-            # this thread read after all where the main one has gone into user code meanwhile.
+            # The main thread will poll in a moment. Handing over what is read here would make both threads compete for
+            # the interpreter. The socket is not watched for that moment, as it stays readable; the timer makes this
+            # thread read after all if the main one has entered user code meanwhile.
             # tests/_wire/reading/test_second_thread.py::test_who_looks_no_more_has_the_other_thread_read
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(RECENT_POLL_S, self._watch)
@@ -175,15 +191,14 @@ class Connection:
                 self._fail("end of file")
 
     def _readable_here(self) -> None:
-        """On the own loop, in the place of the other one."""
         with self._arbiter.lock:
             self._read_all()
             self._arbiter.handled()
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
-        """On the other thread, whose loop runs or not."""
-        # To the last byte: an exclusive wake-up is for one thread, and the other one hears nothing of bytes that are
-        # left over; they would lie there until the next frame.
+        """Read on the other thread, whose loop runs or not."""
+        # To the last byte: an exclusive wake-up is for one thread, and the other one is not told about left-over bytes;
+        # they would lie there until the next frame.
         # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
         with self._arbiter.lock:
             if in_loop and not self._arbiter.may_read:
@@ -196,14 +211,13 @@ class Connection:
                 self._idle.remove(self.fileno())
 
     def drain(self) -> None:
-        """Handles what has been read, and reads everything that the other side still said before it went."""
+        """Handle the frames that were read, and read everything that the other side sent before it ended."""
         with self._arbiter.lock:
             self.reader.handle()
             while self.reader.has_more() and self._read():
                 pass
 
     def drain_if_intact(self) -> None:
-        """The same, of a socket whose descriptor user code may have closed."""
         with self._arbiter.lock:
             if self._socket.is_intact():
                 self.drain()
@@ -211,13 +225,13 @@ class Connection:
                 self.reader.handle()
 
     def read_available(self) -> None:
-        """Reads everything that the other side had said by now; it may go on talking."""
+        """Read everything that the other side has sent by now; it may go on sending."""
         with self._arbiter.lock:
             self.reader.handle()
             if self.is_closed:
                 return
-            # Until it is empty would be too long: a sender that never pauses would hold this thread for ever.  What was
-            # there when it was asked is what had been said by then.
+            # Reading until it is empty would take too long: a sender that never pauses would hold this thread for ever.
+            # The bytes that are there at the call are the ones that were sent before.
             # tests/_wire/test_unix.py::test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
             there = array.array("i", [0])
             try:
@@ -225,7 +239,7 @@ class Connection:
             except OSError as error:  # user code has closed it
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-            if there[0] and not self._socket.is_intact():  # these bytes are another file's
+            if there[0] and not self._socket.is_intact():  # the bytes belong to another file
                 self._fail("its descriptor was closed")
                 return
             until = self._incoming.read_bytes + there[0]
@@ -239,7 +253,7 @@ class Connection:
             self._loop.call_soon_threadsafe(self._read_rest_and_fail)
 
     def _read_rest_and_fail(self) -> None:
-        """Where nothing can be written any more: first what the other side still said."""
+        """Fail because nothing can be written any more, after reading what the other side has sent."""
         if self.is_closed:
             return
         if self._socket.is_intact():
@@ -252,9 +266,9 @@ class Connection:
             self.reader.is_stopped = True
             self._loop.call_soon_threadsafe(self._fail, reason)
         else:
-            # The other thread may be resuming this very socket, and making its successor under the same peer.  Told
-            # afterwards, ``on_closed`` would end that one.  So the turn is awaited, and only then it is looked whether
-            # there is anything left to tell.
+            # The other thread may be resuming this very socket, and making its successor for the same peer. A later
+            # ``on_closed`` would end the successor. Therefore wait for the lock first, and then check that there is
+            # still something to report.
             # tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
             with self._arbiter.lock:
                 if not self.is_closed:
@@ -262,50 +276,194 @@ class Connection:
                     self._on_closed(reason)
 
     def shut(self) -> None:
-        """Has both ends see the end of the stream, from any thread; the reader of this one then closes it."""
+        """Make both ends see the end of the stream, from any thread; the reader of this end then closes it."""
         with contextlib.suppress(OSError):
             self._socket.sock.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """In a forked child: lets go of the parent's socket without touching the parent's loop."""
+        """Drop the parent's socket in a forked child without touching the parent's loop."""
         self._writer.is_closed = self.reader.is_stopped = True
         self._writer.drop()
         self._socket.leave_to_parent()
 
     def close(self) -> None:
-        """Closes the socket and every descriptor that had not been handed over; nothing is sent any more, nor kept.
-        Idempotent; on the loop's thread."""
+        """Close the socket and every descriptor that was not handed over; frames are neither sent nor kept. Idempotent;
+        on the loop's thread."""
         self.end()
         with self._writer.lock:
             self._writer.drop()
 
     def end(self) -> None:
-        """Reads and writes no more; what a resumable connection owes stays kept.  Idempotent; from any thread, the
-        loop's or one that reads."""
+        """Stop reading and writing; undelivered frames of a resumable connection stay kept. Idempotent; from the loop's
+        thread or one that reads."""
         with self._writer.lock:
             if self.is_closed:
                 return
             self._writer.end()
             self.reader.stop()
         if self._writer.thread and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # closed meanwhile
+            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
                 self._writer.on_loop(self._release)
                 return
         self._release()
 
     def _release(self) -> None:
-        """On the loop's thread: its selector knows the socket until then, and its number must not come to mean another
-        file."""
+        """Close the socket on the loop's thread. The loop's selector knows the number until then, so it must not be
+        reused."""
         fileno = self.fileno()
         if fileno < 0:
             return
-        # Where user code has closed the descriptor its number may mean a file of the user's, watched by the same loop.
+        # If user code has closed the descriptor, its number may mean a file of the user's, watched by the same loop.
         if self._writer.thread and not self._loop.is_closed() and not self._socket.is_another_file():
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-        with self._arbiter.lock:  # so that no thread is about to read
+        with self._arbiter.lock:  # no thread may be about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
-            self.reader.let_go()  # what is closed may be kept for long, in circles that the collector finds late
+            self.reader.release_buffer()  # a reference cycle may keep the closed reader until the collector runs
+
+
+class SocketReader:
+    """Reader of a non-blocking socket; one thread at a time.
+
+    Args:
+        incoming: counts arriving frames.
+        writer: writer of the same connection, which gets the other side's acknowledgements.
+        on_failed: method called if the socket or its content cannot be read; its object is not kept alive.
+
+    Attributes:
+        is_handling: True while a frame is being handled further up in the stack.
+        is_stopped: True once nothing is read any more.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        incoming: Incoming,
+        writer: SocketWriter,
+        acknowledgements: Acknowledgements,
+        *,
+        on_frame: OnFrame,
+        on_batch: Callable[[], None] | None,
+        on_arrival: Callable[[], None] | None,
+        on_failed: Callable[[str], None],
+    ) -> None:
+        self._sock = sock
+        self._incoming = incoming
+        self._writer = writer
+        self._acknowledgements = acknowledgements
+        self._on_frame = on_frame
+        self._on_batch = on_batch
+        self._on_arrival = on_arrival
+        self._on_failed = WeakMethod(on_failed)
+        self.is_handling = False
+        self.is_stopped = False
+        self._arrived: deque[tuple[list[Any], list[int]]] = deque()
+        self._frames = FrameReader()
+        self._buffer = memoryview(bytearray(_READ_BYTES))
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        self._poll = poll.poll
+
+    def has_more(self) -> bool:
+        """True if ``read`` would find data, an end or an error; takes a fifth of the time of a read that finds
+        nothing."""
+        return bool(self._poll(0))
+
+    def read(self) -> bool | None:
+        """Read once. Return False at the end of the stream, None if nothing is left."""
+        if self.is_stopped:
+            return None
+        try:
+            size, ancillary, flags, _ = self._sock.recvmsg_into([self._buffer], _ANCILLARY_BYTES, _CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return None
+        except OSError as error:
+            if not self.is_stopped:
+                self._fail(f"{type(error).__name__}: {error}")
+            return None
+        if size == 0:
+            return False
+        incoming = self._incoming
+        if ancillary or flags & _CTRUNC:
+            incoming.add_fds(_rights(ancillary), truncated=bool(flags & _CTRUNC))
+        incoming.read_bytes += size
+        broken = None
+        try:
+            self._take(self._buffer[:size])
+        except FrameError as error:
+            broken = str(error)
+        # Other sockets are read before the first of these frames is handled: their content was sent earlier, and these
+        # frames may depend on it. They are read after this one and not before, when later content might be missed.
+        # tests/_wire/test_unix.py::
+        # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
+        if self._on_arrival is not None:
+            self._on_arrival()
+        self.handle()
+        if broken is not None:
+            self._fail(broken)
+        if self._writer.is_closed or broken is not None:
+            return None
+        if self._on_batch is not None:
+            self._on_batch()
+        if incoming.received >= incoming.look_at or incoming.descriptors:
+            self._acknowledgements.consider()
+        # A read that did not fill the buffer was the last one, unless it ends with a descriptor.
+        return True if ancillary or size == _READ_BYTES else None
+
+    def _take(self, data: memoryview) -> None:
+        incoming, arrived = self._incoming, self._arrived
+        strict = incoming.is_strict
+        for frame in self._frames.feed(data):
+            if not (strict or frame[1] or frame[0] >= _ACK):
+                incoming.received += 1
+                arrived.append((frame, []))
+            elif frame[0] == _ACK:
+                self._writer.acknowledged(frame[2], frame[3])
+            else:
+                strict = True
+                if (taken := incoming.take(frame)) is not None:
+                    arrived.append(taken)
+        if strict and incoming.end_read():
+            logger.info("file descriptors were lost on the way (is the limit reached? `ulimit -n`): asking for bytes")
+            self._writer.send_acknowledgement(frames.LOST)
+
+    def handle(self) -> None:
+        """Handle the frames that were read; called within a handler, the remaining ones."""
+        inside, self.is_handling = self.is_handling, True
+        try:
+            while self._arrived:
+                frame, fds = self._arrived.popleft()
+                try:
+                    self._on_frame(frame, fds)
+                except Exception:
+                    # One frame that cannot be handled must not keep the others from their receivers.
+                    logger.exception("a frame of kind %d could not be handled", frame[0])
+        finally:  # a signal handler may raise on the main thread
+            self.is_handling = inside
+
+    def _fail(self, reason: str) -> None:
+        if (on_failed := self._on_failed()) is not None:
+            on_failed(reason)
+
+    def stop(self) -> None:
+        """Read no more, and drop frames that were read and not handled."""
+        self.is_stopped = True
+        for _, fds in self._arrived:
+            close_all(fds)
+        self._arrived.clear()
+        self._incoming.drop()
+
+    def release_buffer(self) -> None:
+        """Free the buffer of a closed socket, even while references to this object remain."""
+        self._buffer = memoryview(b"")
+
+
+def _rights(ancillary: list[tuple[int, int, bytes]]) -> Sequence[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds

@@ -17,52 +17,54 @@ _DEFAULT_CLUSTER_SIZE = 4  # the most that NCCL takes by itself where thread blo
 class AcceleratorUtil:
     """Facts about a family of accelerators.
 
-    ``accelerator_type`` is always an ``AcceleratorType`` or its name; None is this process's own.  Where devices are
-    only declared (a rehearsal), the back end is Gloo, the platform computes on the CPU and the device type is
+    ``accelerator_type`` is an ``AcceleratorType`` or its name; None stands for this process's own.  In a rehearsal,
+    whose devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is
     ``"cpu"``.
     """
 
     CCL_SUPPORT_LIST: ClassVar[list[str]] = [name for name, family in FAMILIES.items() if family.sends_directly]
-    """Between two workers of such a family device memory goes through its collective back end; others use Gloo."""
+    """Families whose workers exchange device memory through their collective back end; workers of other families use
+    Gloo."""
 
     _window_is_open: ClassVar[bool] = False
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """The worker's, as its group was placed; elsewhere this machine's.  ``"NO_ACCEL"`` without any."""
+        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any.
+        Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"`` without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod
     def get_accelerator_env_var(accelerator_type: str | None, visible_accelerators: Sequence[str]) -> dict[str, str]:
-        """The variables with which a process sees these devices and no other; none for ``"NO_ACCEL"``."""
+        """Return the variables that restrict a process to these devices; empty for ``"NO_ACCEL"``."""
         family = _family(accelerator_type)
         return family.get_variables([str(each) for each in visible_accelerators]) if family is not None else {}
 
     @staticmethod
     def get_visible_devices(accelerator_type: str | None = None) -> list[int | str]:
-        """The devices that this process's environment shows: numbers, or UUIDs where the user named them so."""
+        """Return the devices that this process's environment shows: numbers, or UUIDs if the user gave those."""
         family = _family(accelerator_type)
         ids = family.read_variables(os.environ) if family is not None else []
         return [int(each) if each.isdecimal() else each for each in ids]
 
     @staticmethod
     def get_ccl_backend(accelerator_type: str | None = None) -> str:
-        """What ``torch.distributed.init_process_group`` calls the family's collectives; ``"gloo"`` without devices."""
+        """Return the family's back end for ``torch.distributed.init_process_group``; ``"gloo"`` without devices."""
         family = _family(accelerator_type)
         return "gloo" if family is None or is_rehearsal(os.environ) else family.collective_backend
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: str | None = None) -> str:
-        """The variable that tells that back end which network interface to use."""
+        """Return the name of the variable that tells the back end which network interface to use."""
         family = _family(accelerator_type)
         return "GLOO_SOCKET_IFNAME" if family is None or is_rehearsal(os.environ) else family.nic_variable
 
     @staticmethod
     def get_torch_platform(accelerator_type: str | None = None) -> Any:
-        """The module that drives the devices, such as ``torch.cuda``; None without devices.
+        """Return the torch module of the devices, such as ``torch.cuda``; None without devices.
 
         Raises:
-            ImportError: torch does not know the family here; the maker's extension is missing.
+            ImportError: this torch does not support the family; the maker's extension is missing.
         """
         family = _family(accelerator_type)
         if family is None:
@@ -86,7 +88,8 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_device_type(accelerator_type: str | None = None) -> str | None:
-        """What ``torch.device`` calls the devices: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without any."""
+        """Return the ``torch.device`` type of the devices: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without
+        any."""
         family = _family(accelerator_type)
         if family is None:
             return None
@@ -94,7 +97,8 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accel_pg_options(accelerator_type: str | None, options: CollectiveGroupOptions | None) -> Any:
-        """``pg_options`` for ``torch.distributed.new_group``; None where nothing is wished or NCCL is not the back end.
+        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options, or if the back end is not
+        NCCL.
 
         Unset values are 4 thread blocks in a cluster, 32 at most and 1 at least.
         """
@@ -114,14 +118,14 @@ class AcceleratorUtil:
 
     @staticmethod
     def start_profiling(accelerator_type: str | None = None, step_idx: int | None = None) -> None:
-        """Opens a window for a profiler that waits for one (``capture-range=cudaProfilerApi``)."""
+        """Open the capture window of a profiler that waits for one (``capture-range=cudaProfilerApi``)."""
         AcceleratorUtil._window_is_open = True
         if (profiler := _profiler(accelerator_type)) is not None:
             profiler.start()
 
     @staticmethod
     def stop_profiling(accelerator_type: str | None = None) -> None:
-        """Closes it."""
+        """Close the capture window."""
         AcceleratorUtil._window_is_open = False
         if (profiler := _profiler(accelerator_type)) is not None:
             profiler.stop()
@@ -131,7 +135,7 @@ class AcceleratorUtil:
     def profiling_range(
         accelerator_type: str | None, label: str, color: str | None = None, domain: str | None = None
     ) -> Iterator[None]:
-        """Name a stretch of work in the profile; torch takes neither a colour nor a domain for it."""
+        """Name a range of work in the profile; torch supports neither a colour nor a domain for it."""
         del color, domain
         if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
             yield
@@ -149,7 +153,7 @@ def _family(accelerator_type: str | None) -> Any:
 
 
 def _profiler(accelerator_type: str | None) -> Any:
-    """``torch.cuda.profiler`` where it can be used."""
+    """Return ``torch.cuda.profiler``, or None if it cannot be used."""
     family = _family(accelerator_type)
     if family is None or is_rehearsal(os.environ) or family.type != AcceleratorType.NV_GPU:
         return None

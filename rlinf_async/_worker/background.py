@@ -24,7 +24,7 @@ from rlinf_async.errors import ClosedError
 logger = own_logger(__name__)
 
 _KILL_TIMEOUT_S: Final = 5.0
-"""For the daemon to end this process; one that takes longer is on its way out itself."""
+"""Seconds for the daemon to kill this process before the process ends itself."""
 
 _MAX_TEXT: Final = 300
 """Characters of an error that stand in the verdict."""
@@ -34,7 +34,7 @@ class BackgroundTask:
     """A coroutine that a worker runs in the background, as ``Worker.background`` returns it."""
 
     def __init__(self, name: str, origin: str, on_main: Callable[..., None]) -> None:
-        """Not for users: ``Worker.background`` makes one."""
+        """Do not call: ``Worker.background`` makes the tasks."""
         self._name = name
         self._origin = origin
         self._on_main = on_main
@@ -61,16 +61,16 @@ class BackgroundTask:
 
 
 class BackgroundTasks:
-    """The background tasks of one worker.
+    """Background tasks of one worker.
 
     Args:
-        loop: of the main thread, where the tasks run.
-        on_main: calls back on that loop, from any thread.
+        loop: loop of the main thread, which runs the tasks.
+        on_main: schedules a callback on that loop, from any thread.
 
     Attributes:
         post_mortem: called with an error of a task, before the worker ends because of it.
         verdict: why this worker ends, once a task has failed; empty before.
-        is_closed: no task is begun any more, and a failure is only logged.
+        is_closed: true once no more tasks are started; a failure is then only logged.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_main: Callable[..., None]) -> None:
@@ -78,18 +78,18 @@ class BackgroundTasks:
         self._on_main = on_main
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
         self._running: set[asyncio.Task[None]] = set()
-        """A loop knows its tasks only weakly, and one that waits for what only it knows would be collected."""
+        """Strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected."""
         self.verdict = ""
         self.is_closed = False
 
     def begin(self, coroutine: Any, caller: FrameType | None) -> BackgroundTask:
-        """Have a coroutine run as a task; from any thread.
+        """Run a coroutine as a task; any thread may call this.
 
         Args:
-            caller: the frame of the call, for errors.
+            caller: frame of the caller, for errors.
 
         Raises:
-            TypeError: it is no coroutine.
+            TypeError: the argument is no coroutine.
             ClosedError: the worker is ending.
         """
         if not isinstance(coroutine, Coroutine):
@@ -113,7 +113,8 @@ class BackgroundTasks:
             return
 
         def end(running: asyncio.Task[None]) -> None:
-            # One that was cancelled before its first step has not begun, and would be told as never awaited.
+            # A task that is cancelled before its first step never starts its coroutine: without close() Python would
+            # warn that it was never awaited.
             coroutine.close()
             task._has_ended = True
             self._running.discard(running)
@@ -146,7 +147,7 @@ class BackgroundTasks:
         self._loop.stop()
 
     def limit_end(self, client: NodeClient) -> None:
-        """A task has failed: have the daemon end this process, also where exit functions or threads never end."""
+        """Have the daemon kill this process after the close grace, in case exit functions or threads never end."""
 
         def cut_off() -> None:
             client.request(operations.KillStuck(self.verdict))
@@ -154,8 +155,8 @@ class BackgroundTasks:
         client.later(settings.CLOSE_GRACE_S(), cut_off)
 
     def end_process(self, client: NodeClient) -> None:
-        """Have the daemon end this process, where a task has failed; on the main thread, with its loop stopped."""
+        """Have the daemon kill this process if a task has failed; the main thread calls it, with its loop stopped."""
         if self.verdict:
-            # Not by an exit status, which says nothing: of a worker that the daemon kills it tells the reason.
+            # An exit status carries no reason. The reason of a kill by the daemon reaches the group's owner.
             with contextlib.suppress(Exception):  # it is gone, or does not answer: then this process ends by itself
                 client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

@@ -10,16 +10,16 @@ import traceback
 from typing import Final
 
 EXIT_CODE: Final = 70
-"""Of a worker that cannot go on (sysexits.h: an internal error)."""
+"""Exit status of a worker that cannot go on (sysexits.h: an internal error)."""
 
 _breaking: Final = threading.Lock()
 
 
 def report(error: BaseException) -> None:
-    """The traceback of what ended a loop of this worker, as its last words.
+    """Write the traceback of a broken loop to stderr as this worker's last words.
 
-    A method that closes descriptors breaks all loops at once, and the first thread that exits takes the others along:
-    one after the other, so that what is told is whole.
+    A method that closes descriptors breaks all loops at once, and the first thread that exits ends the others.  The
+    lock lets one thread after the other write, so that no report is cut off.
     """
     with _breaking, contextlib.suppress(BaseException):
         text = "".join(traceback.format_exception(error))
@@ -31,6 +31,6 @@ def report(error: BaseException) -> None:
 
 
 def end(error: BaseException) -> None:
-    """End this worker because of what broke a loop of it, which nobody else would hear of."""
+    """Report the error that broke a loop, and end this worker: no caller would receive the error."""
     report(error)
     os._exit(EXIT_CODE)

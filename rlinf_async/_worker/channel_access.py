@@ -6,7 +6,7 @@ from rlinf_async.channel import Channel
 
 
 class ChannelAccess:
-    """The part of ``Worker`` that makes channels and finds them."""
+    """Part of ``Worker`` that makes and finds channels."""
 
     def create_channel(
         self,
@@ -20,7 +20,8 @@ class ChannelAccess:
         node_id: int | None = None,
         max_bytes: int = 0,
     ) -> Channel:
-        """As ``Channel.create``; ``name`` and ``node_id`` are older names of the first and the fourth argument."""
+        """Create a channel, as ``Channel.create``; ``name`` and ``node_id`` are older names of ``channel_name`` and
+        ``node_rank``."""
         if node_id is not None and node_rank not in (0, node_id):
             raise TypeError(f"a channel has one node: node_rank={node_rank} or node_id={node_id}")
         return Channel.create(
@@ -35,7 +36,7 @@ class ChannelAccess:
     def connect_channel(
         self, channel_name: str | None = None, *, name: str | None = None, timeout: float | None = None
     ) -> Channel:
-        """As ``Channel.connect``."""
+        """Connect to a channel, as ``Channel.connect``."""
         return Channel.connect(_one_name(channel_name, name), timeout=timeout)
 
 

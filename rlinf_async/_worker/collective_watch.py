@@ -1,14 +1,14 @@
 """Watchdog of collectives after a rank failed: aborts this worker's process groups, or asks for its kill.
 
-After a rank has failed, its caller soon tells the others (FAILED), once per open call.  Then, on the socket thread::
+After a rank has failed, its caller tells the other ranks (FAILED), once per open call.  Then, on the socket thread::
 
     an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
     abort_grace later it still sits in one                       ──►  the daemon is asked to kill this process
     it computes, or waits for something else                     ──►  nothing is done to it; its caller names it
 
-Within the failed call the failed rank is past its last collective.  In another call it may come yet, and nothing is
-aborted unless it belongs to the operation's process group and owes neither that call nor one that came after its
-failure: its daemon knows.
+Within the failed call, the failed rank will not enter another collective.  In another call it may still come: an abort
+then requires that the rank belongs to the operation's process group and, according to its daemon, owes neither that
+call nor a later one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports import process_groups
 from rlinf_async._transports.process_groups import Collectives, Pending, PythonProbe
-from rlinf_async._worker.running_call import Call, State
+from rlinf_async._worker.running_call import Call, CallState
 
 logger = own_logger(__name__)
 
 _TOGETHER_S: Final = 0.01
-"""Until the first look: what is told of many calls comes at once."""
+"""Delay before the first look: notices about many calls arrive at once."""
 
 
 @dataclass
@@ -38,14 +38,14 @@ class Watched:
     """A call during which another rank has failed.
 
     Attributes:
-        rank, endpoint: of the rank that failed first.
-        text: how: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
-        is_own: it failed in this very call.
-        ends: the call is over for its caller, and is made again: what it waits for is ended at once.
-        failed_call: the number of the call in which it failed.
-        failed_at: when, by ``clock.monotonic()``.
-        is_aborted: its process groups have been aborted, and its grace is not over.
-        second_half: whether it has run Python since half of the grace was over.
+        rank, endpoint: rank that failed first.
+        text: its failure: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        is_own: true if the rank failed in this very call.
+        ends: true if the caller will make the call again: its pending waits are ended at once.
+        failed_call: number of the call in which the rank failed.
+        failed_at: time of the failure, by ``clock.monotonic()``.
+        is_aborted: true from the abort of its process groups to the end of its grace.
+        second_half: probe that tells whether the call has run Python in the second half of the grace.
     """
 
     call: Call
@@ -61,11 +61,11 @@ class Watched:
 
 
 class CollectiveWatch:
-    """What one worker knows of failed ranks of its group, and does about its own pending collectives.
+    """Failed ranks of a worker's group, and the actions against its own pending collectives.
 
     Args:
-        calls: this worker's open calls.
-        world_size: the group's number of ranks.
+        calls: open calls of this worker.
+        world_size: number of ranks in the group.
     """
 
     def __init__(self, client: NodeClient, calls: Mapping[tuple[int, int], Call], world_size: int) -> None:
@@ -78,7 +78,7 @@ class CollectiveWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
-        """A rank of the group has failed while this call was open here.  Any thread."""
+        """Watch a call of this worker because a rank of the group has failed. Any thread."""
         failed_at = clock.monotonic() - facts["seconds_ago"]
         watched = Watched(
             call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at,
@@ -88,7 +88,7 @@ class CollectiveWatch:
         self._client.later(0, lambda: self._watch(watched))
 
     def ended(self) -> None:
-        """A call that was watched is over.  Any thread."""
+        """Stop watching the calls that have ended. Any thread."""
         self._client.later(0, self._drop_ended)
 
     def _watch(self, watched: Watched) -> None:
@@ -104,14 +104,14 @@ class CollectiveWatch:
         self._timer = self._client.loop.call_later(seconds, self._look)
 
     def _drop_ended(self) -> None:
-        """Where nothing is left to be watched no frame is kept either."""
-        for key in [key for key, watched in self._watched.items() if watched.call.state is State.ENDED]:
+        for key in [key for key, watched in self._watched.items() if watched.call.state is CallState.ENDED]:
             del self._watched[key]
         if not self._watched:
+            # Sampled stacks are kept only for watched calls: frames keep the user's tensors alive.
             self._collectives.forget()
 
     def _look(self) -> None:
-        """Does what is due, and comes back when the next thing is."""
+        """Abort the operations whose time is over, and schedule the next look."""
         self._drop_ended()
         if not self._watched:
             return
@@ -133,7 +133,7 @@ class CollectiveWatch:
                 self._abort(watched, operation)
                 break
             elif process_groups.takes_part(operation, watched.rank, self._world_size):
-                self._ask_whether_it_may_come(watched)
+                self._query_failed_rank(watched)
         self._look_after(due)
 
     def _patience(self, watched: Watched) -> float:
@@ -145,8 +145,8 @@ class CollectiveWatch:
         return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
-        """The watched calls whose methods run, with the operations that pend."""
-        running = [call for call in list(self._calls.values()) if call.state is State.RUNNING]
+        """Return the watched calls whose methods run, with the operations that pend."""
+        running = [call for call in list(self._calls.values()) if call.state is CallState.RUNNING]
         blocking = [call for call in running if call.task is None]  # the loop stands: a pending operation is its own
         concerned = [watched for watched in self._watched.values() if watched.call in (blocking or running)]
         if not concerned:
@@ -154,7 +154,7 @@ class CollectiveWatch:
         pending = self._collectives.pending()
         return [(watched, operation) for watched in concerned for operation in pending]
 
-    def _ask_whether_it_may_come(self, watched: Watched) -> None:
+    def _query_failed_rank(self, watched: Watched) -> None:
         number, call = frames.number_of(watched.endpoint), watched.call
         operation = operations.OwesCall(number, call.source, call.call, after=watched.failed_call)
         request = self._client.request(operation, node=frames.node_of(watched.endpoint))
@@ -185,26 +185,27 @@ class CollectiveWatch:
             self._collectives.abort([each for _, each in self._stuck()])
         except Exception as error:  # no descriptors are left, or no threads
             logger.warning("the process groups could not be aborted: %s", error)
-        # The grace begins after the abort, which may have waited for a core for as long as that.
+        # Start the grace after the abort, which may itself have waited long for a core.
         loop = self._client.loop
         loop.call_later(self._grace / 2, self._sample, watched)
         loop.call_later(self._grace, self._end, watched, operation, since_abort)
 
     def _sample(self, watched: Watched) -> None:
-        if watched.call.state is not State.ENDED:
+        if watched.call.state is not CallState.ENDED:
             self._collectives.sample()
             watched.second_half = PythonProbe()
 
     def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
-        """Has this process killed, if the aborting has not helped: it sits there still, or for long in another one."""
+        """Have this process killed if it is still in the aborted collective, or has been in another one for long."""
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
-        if watched.call.state is State.ENDED or self._client.events.in_debugger:
+        if watched.call.state is CallState.ENDED or self._client.events.in_debugger:
             return
         latest = clock.monotonic() - self._grace / 3
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
         if second_half is None or second_half.has_run:  # it computes: a record may stay open
             stuck = [each for each in stuck if each.record < 0]
-        # A peer's abort may have freed it before its own: then it has run Python since, whatever torch's record says.
+        # A peer's abort may have freed this rank before its own abort. It has then run Python since, whatever torch's
+        # record says.
         # tests/test_collectives.py::test_a_rank_that_a_peers_abort_has_freed_and_that_computes_is_not_killed
         if since_abort is not None and not since_abort.has_run:
             stuck.append(operation)
@@ -219,7 +220,7 @@ class CollectiveWatch:
 
 
 def advice(text: str) -> str:
-    """The note on an error that left a method after a rank had failed."""
+    """Return the note for an error that left a method after a rank had failed."""
     return (
         f"{text}, and the process groups of ranks that wait for it in a collective of torch are aborted "
         f"{settings.COLLECTIVE_TIMEOUT_S():g} s later ({settings.COLLECTIVE_TIMEOUT_S.variable}). Calls without "

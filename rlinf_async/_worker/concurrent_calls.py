@@ -1,7 +1,7 @@
 """``ConcurrentCalls``: event loop of a worker's ``@concurrent`` methods, in a thread that starts with the first call.
 
 The main thread belongs to user code, and its loop stands still while a ``def`` method runs; the socket thread must
-never run user code.  So what is to overtake a ``def`` method has a third thread::
+never run user code.  So calls that overtake a ``def`` method need a third thread::
 
     any thread          submit(call) ── call_soon_threadsafe ──► start(call, loop): a task, or None if it was cancelled
     any thread          cancel(call) ── call_soon_threadsafe ──► behind the start, so that there is a task
@@ -27,10 +27,10 @@ logger = own_logger(__name__)
 
 
 class ConcurrentCalls:
-    """The calls of ``@concurrent`` methods.  All methods may be called from any thread.
+    """Calls of ``@concurrent`` methods.  Any thread may call the methods.
 
     Args:
-        start: begins a call on the loop, in its thread, and returns the task; None where the call has begun or ended.
+        start: begins a call on the loop, in its thread, and returns the task; None if the call has begun or ended.
     """
 
     def __init__(self, start: Callable[[Call, asyncio.AbstractEventLoop], asyncio.Task[None] | None]) -> None:
@@ -38,15 +38,15 @@ class ConcurrentCalls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[asyncio.Task[None], Call] = {}
-        """Of the loop's thread, which alone looks at it."""
+        """Accessed by the loop's thread only."""
         self.ended: Future[None] | None = None
-        """Done when all tasks have ended, after ``end``; None before."""
+        """Done once all tasks have ended, after ``end``; None before."""
 
     def submit(self, call: Call) -> None:
-        """Has a call run; it is ignored at the worker's end, at which the daemon answers what is open.
+        """Run a call; after ``end`` the call is ignored, because the daemon answers the open calls of an ended worker.
 
         Raises:
-            OSError, RuntimeError: there is no descriptor, or no thread, for the loop; the next call tries again.
+            OSError, RuntimeError: the loop cannot get a descriptor or a thread; the next call tries again.
         """
         with self._lock:
             if self.ended is not None:
@@ -57,16 +57,16 @@ class ConcurrentCalls:
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
-        """Cancels a call that has begun."""
+        """Cancel a call that has begun."""
         assert self._loop is not None  # where it has begun
         self._loop.call_soon_threadsafe(self._cancel, call)
 
     def end(self) -> None:
-        """Cancels everything, and takes no more calls.  Called once: a worker is told once to stop."""
+        """Cancel all calls and accept no more; called once, because a worker gets one STOP."""
         with self._lock:
             if self._loop is not None:
                 self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
-            else:  # the first call may be on its way, from a caller's own socket: nobody would wait for its cleaning up
+            else:  # a first call that arrives now is ignored by submit: nothing would wait for its cleanup
                 self.ended = Future()
                 self.ended.set_result(None)
 
@@ -96,7 +96,8 @@ class ConcurrentCalls:
 
 
 async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | None = None) -> None:
-    """Wait for the ends of tasks that were cancelled, one of which may cancel all tasks that it finds, this one too."""
+    """Wait until cancelled tasks have ended, even if one of them cancels all tasks of the loop, the waiting one
+    included."""
     loop = asyncio.get_running_loop()
     until = None if seconds is None else loop.time() + seconds
     while left := [each for each in waited if not each.done()]:

@@ -13,14 +13,14 @@ from rlinf_async.address import WorkerAddress, WorkerInfo
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a worker process is; set by the runtime before the user's class is constructed."""
+    """Identity of a worker process; the runtime sets it before it constructs the user's class."""
 
     info: WorkerInfo
     world_size: int
     group_name: str
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     config: str = field(default="", repr=False)
-    """The cluster's configuration as JSON, where the driver gave one."""
+    """The cluster's configuration as JSON; empty if the driver gave none."""
 
     @property
     def address(self) -> WorkerAddress:
@@ -28,27 +28,27 @@ class Identity:
 
 
 identity: Identity | None = None
-"""Of this process; None in a driver."""
+"""Identity of this process; None in a driver."""
 
 client: NodeClient | None = None
-"""Of this worker process; None in a driver."""
+"""Client of this worker process; None in a driver."""
 
 exchange: Exchange | None = None
-"""Of this worker process; None in a driver."""
+"""Exchange of this worker process; None in a driver."""
 
 background: BackgroundTasks | None = None
-"""None in a driver, and in a subprocess that has joined."""
+"""Background tasks of this worker; None in a driver, and in a subprocess that has joined."""
 
 _parent: Identity | None = None
-"""In a forked child: the worker that it was forked from."""
+"""Parent worker of a forked child."""
 
 
 def require_client() -> NodeClient:
-    """What this worker speaks to daemons with.
+    """Return this worker's client of its daemon.
 
     Raises:
         RuntimeError: this process is no worker.
-        ForkedProcessError: it is a forked child of one.
+        ForkedProcessError: this process is a forked child of a worker.
     """
     if client is None:
         raise _no_worker("this process is no worker")
@@ -56,11 +56,11 @@ def require_client() -> NodeClient:
 
 
 def require_exchange() -> Exchange:
-    """What this worker sends and receives with.
+    """Return this worker's exchange for messages.
 
     Raises:
         RuntimeError: this process is no worker.
-        ForkedProcessError: it is a forked child of one.
+        ForkedProcessError: this process is a forked child of a worker.
     """
     if exchange is None:
         raise _no_worker("only a worker has others to send to: this process is none")
@@ -68,11 +68,11 @@ def require_exchange() -> Exchange:
 
 
 def require_background() -> BackgroundTasks:
-    """Where this worker's background tasks run.
+    """Return this worker's background tasks.
 
     Raises:
         RuntimeError: this process was not launched as a worker.
-        ForkedProcessError: it is a forked child of one.
+        ForkedProcessError: this process is a forked child of a worker.
     """
     if background is None:
         raise _no_worker("background() is for a worker that was launched: this process is none")
@@ -86,7 +86,7 @@ def _no_worker(why: str) -> RuntimeError:
 
 
 def forget() -> None:
-    """A forked child of user code is no worker; its copy of the socket is let go by the client."""
+    """Reset the state in a forked child of user code, which is no worker; the client closes the copy of the socket."""
     global identity, client, exchange, background, _parent
     _parent = identity or _parent
     identity = client = exchange = background = None

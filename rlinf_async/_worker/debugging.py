@@ -5,8 +5,8 @@ The standard library's pdb runs on the thread that stops; its lines come from an
     rlinf-ctl ── DebugRank(line) ──► daemon ── "debug" ──► the thread that reads sockets ── queue ──► pdb
               ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
 
-While the main thread stands at a prompt, the socket thread reads.  So the main thread must not stop where it holds a
-lock of the framework: a signal enters pdb only in the user's code and in known waits, and elsewhere comes again.
+While the main thread waits at a prompt, the socket thread reads.  So the main thread must not stop while it holds a
+lock of the framework: a signal enters pdb only in the user's code and in known waits, and elsewhere it is sent again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlinf_async._waits.user_code import frames_of
 logger = own_logger(__name__)
 
 SIGNAL: Final = signal.SIGRTMAX - 4
-"""Has the main thread of a worker look whether it is to stop."""
+"""Signal upon which the main thread of a worker checks whether to stop."""
 
 _SKIPPED: Final = (
     "rlinf_async*",
@@ -53,7 +53,7 @@ _SKIPPED: Final = (
 _WAITS: Final = frozenset(
     ("threading", "queue", "selectors", "socket", "ssl", "subprocess", "concurrent.futures._base")
 )
-"""Modules of the standard library in which a thread stands while it waits, without a lock that a reader needs."""
+"""Modules of the standard library in which a waiting thread holds no lock that a reader needs."""
 
 _GATES: Final = frozenset(
     (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
@@ -61,26 +61,26 @@ _GATES: Final = frozenset(
 """Functions of the framework in which a thread waits, as module and name."""
 
 _AGAIN_S: Final = 0.02
-"""Until a main thread is asked again that has not stopped; twice as long each time."""
+"""Delay before the signal is repeated to a main thread that has not stopped; doubled each time."""
 
 _MOST_AGAIN_S: Final = 1.0
 
 _MOST_TRIES: Final = 20
-"""Times that a main thread is found at work in the framework, until it is stopped at the user's next line instead."""
+"""Number of signals that may meet the main thread inside the framework before it is stopped at the user's next line."""
 
 _C_CALL_S: Final = 1.0
-"""Seconds from which on a thread that has not stopped is said to be in a call of C."""
+"""Seconds after which a thread that has not stopped is reported as being in a C call."""
 
 _RESUMED_S: Final = 0.2
-"""A step takes less: it is not told as the end of a stop and another one."""
+"""Pause between stops below which a step is not reported as an end of the stop."""
 
 
 class Debugger:
-    """The debugger of one worker process.
+    """Debugger of one worker process.
 
     Args:
-        loop: of the main thread.
-        calls: those that run now.
+        loop: loop of the main thread.
+        calls: returns the calls that run now.
     """
 
     def __init__(
@@ -97,19 +97,19 @@ class Debugger:
         self._main = threading.get_ident()
         self._pid = os.getpid()
         self._turn = threading.Lock()
-        """Held by the thread that stands at the prompt."""
+        """Held by the thread at the prompt."""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._here = threading.local()
+        self._per_thread = threading.local()
         self._operator = 0
         self._is_ending = False
         self._stopped_at = ""
-        """Where a thread stands at the prompt; empty while none does."""
+        """Position of the thread at the prompt; empty while there is none."""
         self._last = ""
-        self._told = ""
+        self._reported = ""
         self._limit: float | None = None
-        """Seconds for which the present prompt waits for an operator."""
+        """Seconds that the present prompt waits for an operator."""
         self._is_wanted = False
-        """An operator has asked for a stop that has not come."""
+        """True while a stop that an operator requested is pending."""
         self._tries = 0
 
     def __repr__(self) -> str:
@@ -121,13 +121,13 @@ class Debugger:
         return self._operator != 0
 
     def install(self) -> None:
-        """Have ``breakpoint()`` and operators stop this process; on the main thread."""
+        """Have ``breakpoint()`` and operators stop this process; the main thread calls it."""
         sys.breakpointhook = self._breakpoint
         signal.signal(SIGNAL, self._on_signal)
         self._client.events.on("debug", self._on_event)
 
     def end(self) -> None:
-        """Let go of a thread that stands at the prompt, because this process is to end; from any thread."""
+        """Release a thread at the prompt, because this process is about to end; any thread may call it."""
         self._is_ending = True
         self._leave()
 
@@ -137,15 +137,15 @@ class Debugger:
         source, what = facts["operator"], facts["what"]
         if what == "attach":
             if self._operator not in (0, source):
-                self._say(source, "refused", f"{self._name} is being debugged by another operator\n")
+                self._send(source, "refused", f"{self._name} is being debugged by another operator\n")
                 return
             self._operator = source
             if self._stopped_at:
-                self._say(source, "stopped", self._last)
+                self._send(source, "stopped", self._last)
             else:
                 self._is_wanted, self._tries = True, 0
                 self._client.later(0, self._interrupt)  # by another thread: the main one may be handling this
-                self._client.later(_C_CALL_S, self._tell_of_c_call)
+                self._client.later(_C_CALL_S, self._report_c_call)
         elif source == self._operator:
             if what == "line" and self._stopped_at:
                 self._lines.put(facts["line"] + "\n")
@@ -157,7 +157,7 @@ class Debugger:
         if self._stopped_at:
             self._lines.put("")
 
-    def _say(self, operator: int, state: str, text: str) -> None:
+    def _send(self, operator: int, state: str, text: str) -> None:
         if operator:
             self._client.request(operations.DebugSaid(operator, state, text))
             self._client.flush()  # a thread that stands at the prompt ends no turn of its loop
@@ -165,7 +165,7 @@ class Debugger:
     # -- entering -------------------------------------------------------------------------------------------------
 
     def _breakpoint(self, *args: Any, **kwargs: Any) -> Any:
-        """Stop the calling thread; what ``PYTHONBREAKPOINT`` names has precedence, as anywhere."""
+        """Stop the calling thread, unless ``PYTHONBREAKPOINT`` names another hook."""
         if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
             return sys.__breakpointhook__(*args, **kwargs)
         frame = sys._getframe(1)
@@ -174,7 +174,7 @@ class Debugger:
         return None
 
     def post_mortem(self, error: BaseException) -> None:
-        """Keep the frames of what a method has raised for an operator, as long as the setting says."""
+        """Keep the frames of a method's error for an operator, for the seconds of the setting."""
         seconds = settings.POST_MORTEM_S()
         traceback = error.__traceback__
         while traceback is not None and not _is_users(traceback.tb_frame):
@@ -187,19 +187,18 @@ class Debugger:
             logger.exception("the debugger of %s has failed", self._name)
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
-        """Ask the main thread until it stops; on the thread of the socket."""
-        # Again and again: a signal that comes just before a system call does not interrupt that, and the thread may
-        # wait there for ever.
-        # tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        """Send signals until the main thread stops; runs on the socket's thread."""
+        # Repeat the signal: one that comes just before a system call does not interrupt that call, and the thread may
+        # wait there for ever. tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
         if self._is_wanted:
             signal.pthread_kill(self._main, SIGNAL)
             self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
 
-    def _tell_of_c_call(self) -> None:
+    def _report_c_call(self) -> None:
         frame = sys._current_frames().get(self._main)
         if self._is_wanted:
             where = line_of(frames_from(frame)) or "a line that is not known"
-            self._say(
+            self._send(
                 self._operator, "waiting", f"{self._name} is inside a C call at {where}: it enters when it returns\n"
             )
 
@@ -217,7 +216,7 @@ class Debugger:
             self._arm(frame)
 
     def _enter_between(self) -> None:
-        """On the main loop: stop in a suspended coroutine of a call, or at the first line of the next one."""
+        """Stop in a suspended coroutine of a call, or at the first line of the next call; runs on the main loop."""
         if not self._is_wanted:
             return
         for call in self._calls():
@@ -227,7 +226,7 @@ class Debugger:
                     self._pdb().stop(sys._getframe(), users[-1], users)
                     return
         self._arm(sys._getframe())
-        self._say(self._operator, "waiting", f"{self._name} is idle: it stops at the first line of its next call\n")
+        self._send(self._operator, "waiting", f"{self._name} is idle: it stops at the first line of its next call\n")
 
     def _arm(self, frame: FrameType) -> None:
         self._is_wanted = False
@@ -235,15 +234,15 @@ class Debugger:
 
     def _pdb(self) -> _Pdb:
         """Return the pdb of this thread, which has its breakpoints."""
-        found: _Pdb | None = getattr(self._here, "pdb", None)
+        found: _Pdb | None = getattr(self._per_thread, "pdb", None)
         if found is None:
-            found = self._here.pdb = _Pdb(self)
+            found = self._per_thread.pdb = _Pdb(self)
         return found
 
     # -- at the prompt, on the thread that has stopped ----------------------------------------------------------------
 
     def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
-        """Run a dialogue of pdb; another thread that stops meanwhile waits for its turn."""
+        """Run a dialogue of pdb; other threads that stop meanwhile wait for the lock."""
         with self._turn:
             if self._is_ending:
                 return
@@ -252,17 +251,17 @@ class Debugger:
                 self._lines.get()
             self._stopped_at = f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_qualname}(){why}"
             self._is_wanted = False
-            self._tell_daemon(self._stopped_at)
+            self._report_stop(self._stopped_at)
             try:
                 talk()
             finally:
                 self._stopped_at = ""
-                self._client.later(_RESUMED_S, self._tell_resumed)
+                self._client.later(_RESUMED_S, self._report_resumed)
 
     def read_line(self, text: str) -> str:
-        """Tell what pdb has written, and wait for a line; empty where the operator has left."""
+        """Send pdb's output, and wait for a line; empty if the operator has left."""
         self._last = text
-        self._say(self._operator, "stopped", text)
+        self._send(self._operator, "stopped", text)
         while not self._is_ending:
             with contextlib.suppress(queue.Empty):
                 return self._lines.get(timeout=self._limit)
@@ -271,18 +270,18 @@ class Debugger:
                 break
         return ""
 
-    def _tell_resumed(self) -> None:
-        if not self._stopped_at and self._told:
-            self._tell_daemon("")
+    def _report_resumed(self) -> None:
+        if not self._stopped_at and self._reported:
+            self._report_stop("")
 
-    def _tell_daemon(self, where: str) -> None:
-        self._told = where
+    def _report_stop(self, where: str) -> None:
+        self._reported = where
         self._client.request(operations.RankStopped(self._client.endpoint, self._name, where, self.is_attached))
         self._client.flush()
 
 
-class _Wire:
-    """The stdin and stdout of pdb."""
+class _PromptStreams:
+    """Stdin and stdout of pdb."""
 
     encoding = "utf-8"
 
@@ -295,7 +294,7 @@ class _Wire:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: text leaves with the next prompt."""
+        """Do nothing: the text leaves with the next prompt."""
 
     def readline(self) -> str:
         text, self._text = "".join(self._text).removesuffix(_Pdb.prompt), []
@@ -303,18 +302,16 @@ class _Wire:
 
 
 class _Pdb(pdb.Pdb):
-    """The pdb of one thread."""
-
     prompt = "(Pdb) "
 
     def __init__(self, debugger: Debugger) -> None:
-        wire: Any = _Wire(debugger)
+        wire: Any = _PromptStreams(debugger)
         super().__init__(stdin=wire, stdout=wire, nosigint=True, readrc=False, skip=_SKIPPED)
         self.prompt = _Pdb.prompt
         self._debugger = debugger
         self._suspended: Sequence[FrameType] = ()
         self._error = ""
-        """That a post mortem is of."""
+        """Error that the post mortem is about."""
         self._limit: float | None = None
         self.is_armed = False
 
@@ -322,10 +319,10 @@ class _Pdb(pdb.Pdb):
         """Open the prompt at a frame of the user's.
 
         Args:
-            innermost: frame of this thread that is traced, with those that have called it.
-            suspended: the frames of a coroutine, the outermost first, where that is none of this thread's.
+            innermost: innermost frame of this thread to be traced, with its callers.
+            suspended: frames of a suspended coroutine, outermost first, if the prompt is to show those instead.
         """
-        # Without tracing: pdb would be at the prompt in its own code.
+        # Stop tracing first: pdb would open a prompt in its own code.
         sys.settrace(None)
         self._mark(innermost)
         self._suspended = suspended
@@ -334,7 +331,7 @@ class _Pdb(pdb.Pdb):
             sys.settrace(self.trace_dispatch)
 
     def look_at(self, traceback: TracebackType, error: str, limit: float) -> None:
-        """Open the prompt post mortem; it waits so many seconds for an operator."""
+        """Open a post-mortem prompt, which waits ``limit`` seconds for an operator."""
         self.reset()
         self._error, self._limit = error, limit
         self.message(error)
@@ -344,14 +341,14 @@ class _Pdb(pdb.Pdb):
             self._error, self._limit = "", None
 
     def arm(self, innermost: FrameType) -> None:
-        """Stop at the next line of the user's."""
+        """Stop at the next line of the user's code."""
         self.is_armed = True
         self._mark(innermost)
         self.set_step()
         sys.settrace(self.trace_dispatch)
 
     def _mark(self, innermost: FrameType) -> None:
-        """Have the frames of this thread traced that run already."""
+        """Trace the frames of this thread that are already running."""
         self.reset()
         for frame in frames_from(innermost):
             frame.f_trace = self.trace_dispatch
@@ -387,7 +384,7 @@ class _Pdb(pdb.Pdb):
         if self._suspended:
             return [(frame, frame.f_lineno) for frame in self._suspended], len(self._suspended) - 1
         stack, index = super().get_stack(f, t)
-        # The frames below the user's are the framework's, on whose way a call has come.
+        # Hide the framework's frames below the user's.
         first = next((at for at, (frame, _) in enumerate(stack) if _is_users(frame)), 0)
         return stack[first:], index - first
 
@@ -395,7 +392,7 @@ class _Pdb(pdb.Pdb):
         self._go_on()
 
     def do_quit(self, arg: str) -> bool:
-        """Leave the debugger: the rank goes on."""
+        """Leave the debugger and continue the rank."""
         self._go_on()
         return True
 
@@ -406,7 +403,7 @@ class _Pdb(pdb.Pdb):
         self.error("`interact` is not there: its prompt would read from the rank's stdin, which is /dev/null")
 
     def do_run(self, arg: str) -> None:
-        """Refuse: a rank is started by its group."""
+        """Refuse: only its group starts a rank."""
         self.error("a rank is not run anew from here: `rlinf-ctl restart` starts it again")
 
     do_restart = do_run
@@ -421,14 +418,14 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def _users_frame(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame of the user's."""
+    """Return the innermost frame of the user's code."""
     while frame is not None and not _is_users(frame):
         frame = frame.f_back
     return frame
 
 
 def _may_stop(frame: FrameType, users: FrameType) -> bool:
-    """True if a thread may stand still where it is: in the user's code, or in a wait that this has begun."""
+    """True if a thread may stop at this frame: in the user's code, or in a wait that user code has begun."""
     module = frame.f_globals.get("__name__", "")
     if _is_in_framework(frame, users):
         return (module, frame.f_code.co_name) in _GATES and may_wait()
@@ -436,6 +433,6 @@ def _may_stop(frame: FrameType, users: FrameType) -> bool:
 
 
 def _is_in_framework(frame: FrameType, users: FrameType) -> bool:
-    """True if the user's code has called the framework, which may handle a frame or hold a lock."""
+    """True if the user's code has called the framework, which may hold a lock or be handling a frame."""
     calls = frames_from(frame)
     return any(each.f_globals.get("__name__", "").startswith("rlinf_async.") for each in calls[calls.index(users) :])

@@ -19,11 +19,11 @@ from rlinf_async.work import Work, blocking
 
 
 class DeviceLock:
-    """All devices of one worker, to be held by one worker of the run at a time.
+    """Lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
-    Those who share a device are served in the order in which they asked.  A worker that holds the lock gets it again
-    at once, in any of its methods, and has let go of it once it has released it as often.  What a worker holds when
-    its process ends, or its group is closed, is free.  Without a device there is nothing to wait for.
+    Workers that share a device get the lock in the order of their requests.  A worker that holds the lock gets it again
+    at once, in any of its methods, and must release it as often.  The lock of a worker whose process ends, or whose
+    group is closed, is released.  A worker without devices never waits.
 
     Example:
         with self.device_lock:               # in a def method
@@ -33,7 +33,7 @@ class DeviceLock:
     """
 
     def __init__(self, client: NodeClient, name: str, devices: Sequence[int]) -> None:
-        """Not for users: a worker has its own."""
+        """Do not call: each worker has its own lock."""
         self._client = client
         self._name = name
         self._devices = list(devices)
@@ -46,28 +46,28 @@ class DeviceLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether this worker holds it."""
+        """True if this worker holds the lock."""
         return bool(self._held)
 
     def acquire(self, timeout: float | None = None) -> Any:
-        """Waits for all devices; in a coroutine it returns a ``Work`` to await.
+        """Wait for all devices; in a coroutine, return a ``Work`` to await.
 
-        If that is cancelled, nothing is held.
+        A cancelled acquisition holds nothing.
 
         Args:
-            timeout: seconds after which it is given up.
+            timeout: seconds after which the acquisition is abandoned.
 
         Raises:
-            DeadlineExceeded: the time is over; names those who hold the devices, or wait before this worker.
+            DeadlineExceeded: the timeout is over; names the holders of the devices and the earlier waiters.
         """
         with _undone_on_error(Acquisition(self, timeout)) as acquisition:
             return blocking(acquisition)
 
     def release(self) -> None:
-        """Undoes one ``acquire``.
+        """Undo one ``acquire``.
 
         Raises:
-            RuntimeError: this worker does not hold it.
+            RuntimeError: this worker does not hold the lock.
         """
         with self._guard:
             acquisition = self._held[-1] if self._held else None
@@ -96,7 +96,7 @@ class DeviceLock:
 
 
 class Acquisition(Work[None]):
-    """One ``acquire``, from its start to its end; ``undo`` is right at any time, and does something once."""
+    """One ``acquire``, from its start to its end; ``undo`` is allowed at any time, and acts once."""
 
     _kind = "lock"
 
@@ -119,14 +119,14 @@ class Acquisition(Work[None]):
     def _describe(self) -> str:
         return f"the device_lock of {self._of._name} (devices {', '.join(map(str, self._of._devices))})"
 
-    def _far_side(self) -> Work[str] | None:
-        return None if self._request is None else self._request._far_side()
+    def _peer_activity(self) -> Work[str] | None:
+        return None if self._request is None else self._request._peer_activity()
 
     def _needs(self) -> slow_waits.Needs:
         return ([], True) if self._request is None else self._request._needs()
 
     def undo(self) -> bool:
-        """Gives the devices, or the place in the line, back; False if that has been done."""
+        """Release the devices, or leave the queue of waiters; False if that was done before."""
         with self._of._guard:
             if self._undone:
                 return False
@@ -134,10 +134,10 @@ class Acquisition(Work[None]):
             if self in self._of._held:
                 self._of._held.remove(self)
         if self._request is not None:
-            self._give_back(self._request)
+            self._unlock(self._request)
         return True
 
-    def _give_back(self, request: Request[None]) -> Request[list[str]]:
+    def _unlock(self, request: Request[None]) -> Request[list[str]]:
         return self._of._client.request(operations.UnlockDevices(request.number), node=0)
 
     def _grant(self) -> None:
@@ -166,18 +166,18 @@ class Acquisition(Work[None]):
                 return
             self._undone = True
         assert self._request is not None
-        giving_back = self._give_back(self._request)
+        unlocking = self._unlock(self._request)
 
         def explain() -> None:
             try:
-                names = ", ".join(giving_back._result()) or "nobody any more"
+                names = ", ".join(unlocking._result()) or "nobody any more"
             except Exception as error:
                 names = f"nobody knows whom ({error})"
             self._settle(
                 error=DeadlineExceeded(f"{self._describe()} was not free within {self._timeout:g} s: taken by {names}")
             )
 
-        giving_back._follow(explain)
+        unlocking._follow(explain)
 
     def __await__(self) -> Generator[Any, Any, None]:
         with _undone_on_error(self):
@@ -186,9 +186,9 @@ class Acquisition(Work[None]):
 
 @contextlib.contextmanager
 def _undone_on_error(acquisition: Acquisition) -> Iterator[Acquisition]:
-    """Give back the devices, or the place in the line, where a wait ends with an error: nobody else would."""
+    """Undo the acquisition if the wait for it raises."""
     try:
         yield acquisition
-    except BaseException:  # it may have been granted in this very moment
+    except BaseException:  # the grant may be on its way: without undo() the devices would stay locked
         acquisition.undo()
         raise

@@ -1,11 +1,11 @@
 """Worker side of direct sockets to callers on the same node: takes calls and sends answers past the daemon.
 
-A caller's first call comes by way of the daemon, which keeps it among the pending calls of the worker: whatever happens
-to the worker, the caller hears of it.  The answer has no need of the detour, nor have the calls that follow::
+A caller's first call comes by way of the daemon, which keeps it among the pending calls of the worker: if the worker
+dies, the daemon answers the caller.  The answer can take the short way, and so can later calls::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
     caller ◄───────────── REPLY ───────── worker        SETTLED ──► daemon, a few milliseconds later, many at once
-    caller ────────────── CALL ─────────► worker        of these the caller tells the daemon (``direct_calls.py``)
+    caller ────────────── CALL ─────────► worker        reported by the caller to the daemon (``direct_calls.py``)
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from rlinf_async._worker.running_call import Call
 logger = own_logger(__name__)
 
 _MIN_OPEN_FILES: Final = 1024
-"""Where a process may not open so many files, the sockets of a few hundred workers would be too much."""
+"""Limit on open files below which a process has no direct sockets: those of a few hundred workers would not fit."""
 
 _MAX_BREAKS: Final = 3
-"""Sockets to one caller that broke while it lived, after which it gets no other."""
+"""Number of broken sockets to one living caller after which it gets no other."""
 
 _REPORT_DELAY_S: Final = 0.005
-"""Seconds after which the daemon hears that calls have been answered."""
+"""Seconds after which answered calls are reported to the daemon."""
 
 
-class Inbox(Protocol):
-    """What becomes of what callers send."""
+class DirectFrameHandler(Protocol):
+    """Handler of the frames that callers send directly."""
 
     def on_direct(self, source: int, way: Connection, frame: list[Any], fds: list[int]) -> None: ...
 
@@ -47,14 +47,14 @@ class Inbox(Protocol):
 
 
 class DirectCallers:
-    """The sockets between a worker and its callers.  All methods may be called from any thread.
+    """Direct sockets between a worker and its callers.  Any thread may call the methods.
 
     Args:
-        granted: whether the daemon lets this worker have any.
-        inbox: gets what callers send.
+        granted: true if the daemon allows this worker direct sockets.
+        inbox: handler of the callers' frames.
     """
 
-    def __init__(self, client: NodeClient, granted: bool, inbox: Inbox) -> None:
+    def __init__(self, client: NodeClient, granted: bool, inbox: DirectFrameHandler) -> None:
         self._client = client
         self._inbox = inbox
         self._granted = granted and resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= _MIN_OPEN_FILES
@@ -64,11 +64,11 @@ class DirectCallers:
         client.own_direct_sockets = self._direct_sockets
         self._lock = threading.Lock()
         self._answered: deque[Call] = deque()
-        """Calls of whose end the daemon is to hear."""
+        """Answered calls not yet reported to the daemon."""
         self._is_armed = False
 
     def to(self, source: int) -> Connection | None:
-        """The socket to a caller; None where its answers go by way of the daemon."""
+        """Return the socket to a caller; None if its answers go by way of the daemon."""
         try:
             return self._connections[source]
         except KeyError:
@@ -80,8 +80,8 @@ class DirectCallers:
     def _connect(self, source: int) -> None:
         if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
             return
-        # None to itself, whose two ends a RESUME could not tell apart: once one was lost it answered itself for ever.
-        # tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
+        # No socket to the worker itself: a RESUME could not tell its two ends apart, and once it was lost the worker
+        # answered itself for ever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
         if source == self._client.endpoint:
             return
         try:
@@ -99,9 +99,9 @@ class DirectCallers:
             on_closed=lambda reason: self._direct_sockets.broke(source),
             on_batch=self._inbox.on_batch,
         )
-        # In the table before the caller has its end.  The caller's first direct call may be on the socket when the
-        # daemon relays what the caller sent after it; a socket that is not in the table is not read before that, and
-        # the relayed one would run first.
+        # Add the socket to the table before the caller has its end. The caller's first direct call may be on the socket
+        # when the daemon relays a later call of it; a socket that is not in the table is not read before that, and the
+        # relayed call would run first.
         # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
         # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._direct_sockets.add(source, way, self._client.direct_sockets)
@@ -124,7 +124,7 @@ class DirectCallers:
             self._inbox.on_caller_gone(source, way)
 
     def read_available(self, source: int) -> None:
-        """Takes in what a caller has sent directly, before something that it has sent another way."""
+        """Read the direct frames of a caller before handling a frame that came by way of the daemon."""
         way = self._connections.get(source)
         if way is not None:
             way.read_available()
@@ -134,8 +134,8 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        """A call has been answered directly."""
-        self._answered.append(call)  # first, without a lock: a report that runs meanwhile takes it, or is armed again
+        """Report a directly answered call to the daemon soon."""
+        self._answered.append(call)  # before the test, without a lock: a concurrent report takes it, or is armed again
         if not self._is_armed:
             self._is_armed = True
             self._client.later(_REPORT_DELAY_S, self._report)
@@ -143,8 +143,9 @@ class DirectCallers:
     def _report(self) -> None:
         self._is_armed = False
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
-        # A socket is asked once for all its answers, not after each: that would write every answer by itself. Until an
-        # answer has left, the daemon answers for a worker that dies; of one that waits for room the caller reports.
+        # Test each socket once for all its answers: a test after each answer would flush every answer by itself. Until
+        # an answer has left, the daemon answers for a worker that dies; a call whose answer waits for room is reported
+        # by its caller.
         # tests/_worker/test_direct_callers.py::test_no_answer_is_written_by_itself_for_the_sake_of_the_report
         ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
         behind = {way for way in ways if way.is_behind()}
@@ -158,11 +159,11 @@ class DirectCallers:
             self._client.send((frames.SETTLED, 0, self._client.endpoint, told))
 
     def forget(self) -> None:
-        """In a forked child: the sockets are the parent's."""
+        """Drop the parent's sockets in a forked child."""
         self._direct_sockets.forget()
 
     def flush_blocking(self, seconds: float) -> None:
-        """Write what is queued before the process ends, within these seconds for all callers together."""
+        """Write all queued answers before the process ends, within ``seconds`` for all callers together."""
         self._client.giving_back.forget()  # its end gives everything back; its answers would be lost
         until = clock.monotonic() + seconds
         for connection in list(self._connections.values()):  # another caller may come meanwhile

@@ -16,28 +16,28 @@ from rlinf_async._core.process import is_in_editor
 logger = own_logger(__name__)
 
 _CODE: Final = "RLINF_EDITOR_SESSION"
-"""Environment variable of workers of the driver's own node, with the code."""
+"""Environment variable with that code, for workers on the driver's own node."""
 
 
 def environment() -> dict[str, str]:
-    """Return variables of workers by which they connect as this process has; none where no editor debugs it."""
+    """Return the variables by which workers connect to this process's editor; empty if no editor debugs it."""
     monkey = sys.modules.get("_pydev_bundle.pydev_monkey")
     setup = getattr(getattr(sys.modules.get("pydevd"), "SetupHolder", None), "setup", None)
     if not is_in_editor() or monkey is None or not setup or not setup.get("multiprocess"):
-        return {}  # "subProcess": false says that child processes are none of its business
+        return {}  # "subProcess": false: child processes are not debugged
     command = monkey.patch_args(["python", "-c", "pass"])
     return {_CODE: command[2]} if len(command) == 3 and command[2] != "pass" else {}
 
 
 def connect() -> None:
-    """Connect this worker to the editor that debugs its driver; on the main thread, before any code of the user's."""
+    """Connect this worker to the editor that debugs its driver; runs on the main thread before any user code."""
     code = os.environ.pop(_CODE, "")
     if not code:
         return
     path = list(sys.path)
     try:
         exec(code, {"__name__": "rlinf_editor_session"})
-    except BaseException as error:  # where it cannot be reached debugpy exits
+    except BaseException as error:  # debugpy raises SystemExit if it cannot reach the editor
         logger.warning("this worker is not debugged by the editor: %s: %s", type(error).__name__, error)
     finally:
         sys.path[:] = path

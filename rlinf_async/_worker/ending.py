@@ -1,10 +1,10 @@
-"""The orderly end of a worker: open calls, ``on_close``, its object, exit functions; and a watch over their time.
+"""Orderly end of a worker: open calls, ``on_close``, its object, exit functions; and a watch over their time.
 
     daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object goes ─ threads, exit functions
                              └ seconds_for_calls ┘              ─ __main__ goes ─ files are flushed ─ exit
                              └ grace: what is not done by then is named with its stack, and cut off ┘
 
-The order is the interpreter's own at its end, without its last part, the teardown of modules, which costs 0.2 s of CPU
+The order is that of an interpreter's own end, without its last part, the teardown of modules, which costs 0.2 s of CPU
 with torch.
 """
 
@@ -31,17 +31,17 @@ from rlinf_async._worker.methods import Methods
 logger = own_logger(__name__)
 
 _FRAMES: Final = 12
-"""The innermost frames of a stack that the log shows."""
+"""Number of innermost frames of a stack that the log shows."""
 
 _STDERR: Final = 2
 
 
 class Ending:
-    """The end of one worker, from its daemon's word on.
+    """End of one worker, from its daemon's STOP on.
 
     Attributes:
-        has_begun: the main thread is out of the last ``def`` method.
-        watch: is told the grace, where a process can end itself; not in a simulation.
+        has_begun: true once the main thread has left the last ``def`` method.
+        watch: called with the grace in a process that can end itself; does nothing in a simulation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, methods: Methods, concurrent: ConcurrentCalls) -> None:
@@ -53,13 +53,14 @@ class Ending:
         self.watch: Callable[[float], None] = lambda grace: None
 
     def announce(self, grace: float) -> None:
-        """Take the daemon's word, on whichever thread reads it."""
+        """Handle the daemon's STOP, on the thread that reads it."""
         self._grace = grace
         self._concurrent.end()
         self.watch(grace)
 
     def run(self) -> None:
-        """Cancel what runs, give it time to clean up, and call ``on_close``; on the main thread, with its loop stopped.
+        """Cancel the open calls, wait for their cleanup, and call ``on_close``; the main thread runs it, with its loop
+        stopped.
 
         An error of the hook is logged.
         """
@@ -78,7 +79,7 @@ class Ending:
         current = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
-            # A second word must not interrupt the cleaning up that the first one, of a caller, has caused.
+            # A second cancel must not interrupt the cleanup that a caller's cancel has begun.
             # tests/simulation/test_sim_cleanups.py
             if not task.cancelling():
                 task.cancel()
@@ -86,7 +87,7 @@ class Ending:
         await all_ended([*tasks, *beside], seconds_for_calls(self._grace))
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine to its end, whatever else stops the loop or is raised in it."""
+        """Run a coroutine to its end, even if something else stops the loop or raises in it."""
         task = self._loop.create_task(coroutine)
         task.add_done_callback(lambda task: self._loop.stop())
         while not task.done():
@@ -98,9 +99,9 @@ class Ending:
 
 
 def finish(methods: Methods) -> None:
-    """Do what an interpreter does at its end: objects and files are closed, threads end, exit functions run."""
-    # Files are flushed before what has them is dropped, too: of a circle the collector may close a file's lower part
-    # first, and the rest of its buffer is lost then.  And before exit functions, which may take too long.
+    """End the program as an interpreter does: objects and files are closed, threads end, exit functions run."""
+    # Flush files before their owners are dropped, too: in a reference cycle the collector may close the lower part of a
+    # file first, and its buffer is then lost. Flush before exit functions as well, which may take too long.
     # tests/test_ends.py::test_a_worker_ends_as_a_program_does
     for step in (
         flush_files,
@@ -130,10 +131,10 @@ def _drop_main() -> None:
 
 
 class EndWatch:
-    """Ends this process once an end in order takes too long, and names what it is cut off in.
+    """Watchdog that ends this process once an orderly end takes too long, and logs the stacks.
 
     Args:
-        loop: of the thread that reads sockets.
+        loop: loop of the thread that reads sockets.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ending: Ending, name: str) -> None:
@@ -142,9 +143,9 @@ class EndWatch:
         self._name = name
 
     def begin(self, grace: float) -> None:
-        """Start to count; from any thread."""
+        """Start the timers; any thread may call it."""
         if grace:
-            # Where the interpreter's lock is held and no Python runs; it is C, and writes the stacks as they are.
+            # The C timer of faulthandler also fires while another thread holds the GIL and no Python runs.
             faulthandler.dump_traceback_later((grace + seconds_until_kill(grace)) / 2, file=_STDERR)
             self._loop.call_soon_threadsafe(self._count, grace)
 

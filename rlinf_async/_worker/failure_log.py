@@ -1,4 +1,4 @@
-"""Logs the exceptions that leave a worker's methods: the first of a kind with its traceback, then counts."""
+"""Log of the exceptions that leave a worker's methods: the first of a kind with its traceback, then counts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ logger = own_logger(OWN)
 
 
 class FailureLog:
-    """The exceptions of one worker, folded by type and by the line of the user's code that raised them."""
+    """Exceptions of one worker, counted by type and by the line of the user's code that raised them."""
 
     def __init__(self) -> None:
         self._counts = FailureCounts()
 
     def add(self, method: str, error: BaseException, failure: Failure) -> None:
-        """Logs it, unless there have been others of its kind.
+        """Log an exception if it is the first of its kind, or if its count is a power of ten.
 
         Args:
             failure: the same exception, as it travels to the caller.

@@ -1,8 +1,8 @@
 """``join``: makes a plain subprocess of a worker a worker of the run, attached to its node's daemon.
 
 It attaches to the daemon of its node as a driver does, by the UNIX socket whose path it has inherited, and says whose
-child it is; the daemon sees for itself that it descends from that worker.  It has a socket thread like every worker,
-no loop of its own and no calls: what it does is up to its own code.
+child it is; the daemon checks that it descends from that worker.  It has a socket thread like every worker, but no loop
+and no calls: its own code decides what it does.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
 _SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""Where the daemon of a worker's node listens; every subprocess of a worker inherits it."""
+"""Path of the socket of the worker's daemon; every subprocess of a worker inherits it."""
 
 _LAST_SENDS_S: Final = 0.5
-"""For what is queued when the process ends."""
+"""Seconds for queued frames when the process ends."""
 
 _INHERITED: Final = ("ISOLATE_ACCELERATOR", "NODE_GROUP_LABEL")
 
 
 def can_join() -> bool:
-    """Whether this process descends from a worker."""
+    """True if this process descends from a worker."""
     return _SOCKET in os.environ
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
-    """Makes this process the worker ``rank`` of the ``world_size`` below ``parent``; returns when the run knows it.
+    """Make this process the worker ``rank`` of the ``world_size`` below ``parent``; return once the run knows it.
 
     Raises:
         LaunchError: this process descends from no worker, or its daemon is gone.
-        AuthError: it descends from another worker than ``parent``.
+        AuthError: this process descends from another worker than ``parent``.
         ValueError: the run has such a worker already.
     """
     path = os.environ.get(_SOCKET)
@@ -93,8 +93,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
             raise LaunchError(f"worker {address} cannot join: no answer within {timeout:g} s") from error
         return info, exchange
 
-    async def give_up() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}  # it may have been interrupted
+    async def abandon() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}  # attach() may still run if this thread was interrupted
         for task in others:
             task.cancel()
         await all_ended(others)
@@ -103,7 +103,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     try:
         info, exchange = asyncio.run_coroutine_threadsafe(attach(), thread.loop).result()
     except BaseException:
-        thread.stop(give_up)
+        thread.stop(abandon)
         raise
     environment = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     identity = context.Identity(info, world_size, parent.get_name(), environment)
@@ -118,7 +118,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
 
 
 def _entry(parent: dict[str, Any], address: WorkerAddress, world_size: int, endpoint: int) -> dict[str, Any]:
-    """What the directory says of this worker: it is where its parent is, and has the same devices."""
+    """Return this worker's entry in its group's roster: it has its parent's node and devices."""
     info = {key: value for key, value in parent.items() if key != "log"}
     info |= {"address": address.get_name(), "rank": address.rank, "group_world_size": world_size, "pid": os.getpid()}
     return {"endpoint": endpoint, "pid": os.getpid(), "log": parent["log"], "info": info}

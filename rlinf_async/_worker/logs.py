@@ -9,22 +9,21 @@ from typing import Final
 from rlinf_async._core.own_logger import own_logger
 
 LEVEL: Final = "RLINF_LOG_LEVEL"
-"""The variable that says from which level on workers log (INFO)."""
+"""Environment variable with the level from which workers log (INFO)."""
 
 NAME: Final = "RLinf"
-"""The logger above all workers' own."""
+"""Logger above all loggers of workers."""
 
 OWN: Final = f"{NAME}.rlinf_async"
-"""The logger of what the framework says of a worker, which is no output of the worker's."""
+"""Logger for the framework's messages about a worker, which are no output of the worker."""
 
 
 def configure(group: str, rank: int, level: str | None) -> None:
-    """Has this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
+    """Have this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
 
-    What the framework itself has to say goes to stderr, without the line of its own code.  A level that there is not is
-    INFO, with a warning.
+    The framework's own messages go to stderr, without a file and line.  An unknown level becomes INFO, with a warning.
     """
-    # In a group's name a % stands for itself.
+    # Escape a % in a group's name: the formatter would expand it.
     who = f"{group}-Rank-{rank}".replace("%", "%%")
     root, own = own_logger(NAME), own_logger(OWN)
     for logger, stream, place in ((root, sys.stdout, "[%(filename)s:%(lineno)d]"), (own, sys.stderr, "")):
@@ -40,34 +39,34 @@ def configure(group: str, rank: int, level: str | None) -> None:
 
 
 class Logging:
-    """The part of ``Worker`` that logs."""
+    """Part of ``Worker`` that logs."""
 
     _logger: logging.Logger
     _rank: int
     _world_size: int
 
     def log_debug(self, msg: str) -> None:
-        """Logs at level DEBUG, with the name of the worker."""
+        """Log at level DEBUG, with the name of the worker."""
         self._logger.debug(msg, stacklevel=2)
 
     def log_info(self, msg: str) -> None:
-        """Logs at level INFO, with the name of the worker."""
+        """Log at level INFO, with the name of the worker."""
         self._logger.info(msg, stacklevel=2)
 
     def log_warning(self, msg: str) -> None:
-        """Logs at level WARNING, with the name of the worker."""
+        """Log at level WARNING, with the name of the worker."""
         self._logger.warning(msg, stacklevel=2)
 
     def log_error(self, msg: str) -> None:
-        """Logs at level ERROR, with the name of the worker."""
+        """Log at level ERROR, with the name of the worker."""
         self._logger.error(msg, stacklevel=2)
 
     def log_on_first_rank(self, msg: str) -> None:
-        """Logs, at level INFO, in the worker of rank 0 only."""
+        """Log at level INFO, in the worker of rank 0 only."""
         if self._rank == 0:
             self._logger.info(msg, stacklevel=2)
 
     def log_on_last_rank(self, msg: str) -> None:
-        """Logs, at level INFO, in the worker of the last rank only."""
+        """Log at level INFO, in the worker of the last rank only."""
         if self._rank == self._world_size - 1:
             self._logger.info(msg, stacklevel=2)

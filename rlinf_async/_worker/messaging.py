@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def as_asked(work: Work[T], async_op: bool) -> Work[T]:
-    """The work itself in a coroutine and with ``async_op``; elsewhere its result, which is waited for."""
+    """Return the work itself in a coroutine or with ``async_op``; otherwise wait for its result and return that."""
     asked: Work[T] = work if async_op else blocking(work)
     return asked
 
 
 class Messaging:
-    """The part of ``Worker`` that exchanges objects and tensors with other workers."""
+    """Part of ``Worker`` that exchanges objects and tensors with other workers."""
 
     def send(
         self,
@@ -31,34 +31,35 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Sends any object to another worker, which calls ``recv``.
+        """Send any object to another worker, which calls ``recv``.
 
-        It is done when the object may be changed.  Up to 64 MiB of messages to one worker are accepted before that
-        has asked for them.  What one worker sends to another arrives in the order in which it was sent.  Tensors may
-        stand at any depth of the object; each arrives on its own type of device, where the receiver has one: on the
-        current one of whoever receives.
+        The send is done once the object may be changed.  Up to 64 MiB of messages to one worker are accepted before
+        that worker asks for them.  Messages from one worker to another arrive in the order of their sends.  Tensors may
+        be at any depth of the object; each arrives on its own type of device, if the receiver has one: on the
+        receiver's current device.
 
-        CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from the third
-        message or so on: the receiver copies from the sender's memory where it can open that, NCCL connects GPUs of one
-        model, and pinned memory of the CPU is between all others.  A worker's GPU for that is the current one of the
-        thread that first sends or receives such tensors; those on another one, what is broadcast, and whatever a link
-        between GPUs loses, travel by way of the CPU.  **The sender's tensors are kept alive until the send is done**;
-        what arrives is the receiver's own.
+        CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from about the
+        third message on: the receiver copies from the sender's memory if it can open that, NCCL connects other GPUs of
+        one model, and pinned CPU memory connects all others.  A worker's GPU for this is the current one of the thread
+        that first sends or receives such tensors.  Tensors on another GPU, broadcasts, and messages that a link between
+        GPUs has lost go by way of the CPU.  **The sender's tensors are kept alive until the send is done**; the
+        receiver owns the tensors that arrive.
 
         Args:
-            object: whatever pickle or cloudpickle can take, with tensors.
-            dst_group_name: the receiver's group; where it does not exist yet, it is waited for.
-            dst_rank: its rank; or the path of ranks to a worker that another one has launched.
-            async_op: return the ``Work`` also where it could be waited for.
-            piggyback_payload: something that goes along; then the receiver gets a pair.
-            timeout: seconds after which it is given up, and not sent at all; counted while somebody waits for it.
+            object: any object that pickle or cloudpickle accepts, with tensors.
+            dst_group_name: the receiver's group; the send waits until it exists.
+            dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
+            async_op: return the ``Work`` outside coroutines too.
+            piggyback_payload: second object to send along; the receiver then gets a pair.
+            timeout: seconds after which the send is abandoned and nothing is sent; they count while a caller waits for
+                it.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
 
         Raises:
-            SerializationError: something in the object cannot travel.
-            DeadlineExceeded: the time is over, or for too long there was no such group; lists those that there are.
+            SerializationError: part of the object cannot be pickled.
+            DeadlineExceeded: the timeout is over, or the group did not appear in time; lists the existing groups.
             ValueError: the group has no such rank.
             PeerLost: the receiver has died, or its node is lost.
         """
@@ -75,18 +76,18 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receives what another worker sends to this one; the arguments are those of ``send``.
+        """Receive an object from another worker; the arguments are those of ``send``.
 
-        Several that wait at once are served in the order in which they were called.  If the wait is cancelled, nothing
-        is lost: the next ``recv`` gets the message.
+        Several waiting receives are served in the order of their calls.  If a wait is cancelled, nothing is lost: the
+        next ``recv`` gets the message.
 
         Returns:
-            The object, or ``(object, piggyback_payload)`` where the sender has given one; in a coroutine, and with
+            The object, or ``(object, piggyback_payload)`` if the sender has given one; in a coroutine, and with
             ``async_op``, a ``Work`` of it.
 
         Raises:
             DeadlineExceeded, ValueError, PeerLost: as ``send``.
-            ValueError: the sender has used ``send_tensor``.  That message is gone; those that follow are not affected.
+            ValueError: the sender has used ``send_tensor``.  That message is dropped; later ones are not affected.
         """
         return as_asked(require_exchange().recv(src_group_name, src_rank, options, timeout), async_op)
 
@@ -100,14 +101,14 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Sends one contiguous tensor to a worker that has a tensor like it in place for it: ``recv_tensor``.
+        """Send a contiguous tensor to a worker that receives it into a tensor of its own by ``recv_tensor``.
 
-        It is done when it has been received there, because only then is it known to fit.
+        The send is done once the receiver has the tensor, because only then is it known to fit.
 
         Raises:
             ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has another
                 dtype, shape or type of device, or the receiver has used ``recv``.
-            AssertionError: it is no tensor.
+            AssertionError: the argument is no tensor.
         """
         return as_asked(require_exchange().send_tensor(tensor, dst_group_name, dst_rank, options, timeout), async_op)
 
@@ -121,14 +122,14 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Receives into ``tensor`` what another worker sends with ``send_tensor``.
+        """Receive into ``tensor`` a tensor that another worker sends with ``send_tensor``.
 
-        What stands in the tensor is undefined until this is done, and after an error.
+        The content of the tensor is undefined until the receive is done, and after an error.
 
         Raises:
-            ValueError: what was sent has another dtype, shape or type of device, or was sent by ``send``.  That message
-                is gone; those that follow are not affected.
-            AssertionError: ``tensor`` is none.
+            ValueError: the sent tensor has another dtype, shape or type of device, or was sent by ``send``.  That
+                message is dropped; later ones are not affected.
+            AssertionError: ``tensor`` is no tensor.
         """
         return as_asked(require_exchange().recv_tensor(tensor, src_group_name, src_rank, options, timeout), async_op)
 
@@ -142,16 +143,16 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Gives one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
+        """Give one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
 
-        Between machines it travels once per machine; from 64 MiB on, if two or more other machines get it, they pass it
-        on to each other, so that the source's network carries it once.  Broadcasts among the same members keep their
-        order; they have nothing to do with what those send to each other.
+        Between machines the object travels once per machine; from 64 MiB on, if two or more other machines get it, they
+        pass it on to each other, so that the source's network carries it once.  Broadcasts among the same members keep
+        their order, which is independent of the order of their sends.
 
         Args:
-            object: what the source gives; the others' does not matter.
+            object: the source's object; ignored on the other members.
             groups: ``(group name, ranks)`` pairs; ranks are an int, a list of ints, the path (a tuple) to a worker that
-                another one has launched, or a list of paths.
+                another worker has launched, or a list of paths.
             src: the source's group and rank; by default the first member.
 
         Returns:
@@ -160,7 +161,7 @@ class Messaging:
 
         Raises:
             ValueError: ``groups`` is empty; this worker, or the source, is not in it.
-            TypeError: ``groups`` or ``src`` is not as said above.
+            TypeError: ``groups`` or ``src`` has another form than described above.
             PeerLost: a member has died.
         """
         return as_asked(require_exchange().broadcast(object, groups, src, options, timeout), async_op)

@@ -1,4 +1,5 @@
-"""Looks up a worker object's public methods by name and kind; ``concurrent``, which marks those beside the others."""
+"""Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for concurrent methods.
+Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for concurrent methods."""
 
 from __future__ import annotations
 
@@ -16,19 +17,19 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 CONSTRUCT: Final = "__init__"
 ON_RESTART: Final = "on_restart"
 MOVE_STORE: Final = "__store__"
-"""The supervision's call: rank 0 is on another node, and the store of the process groups with it."""
+"""Call by the supervision after rank 0 has moved to another node, and the process groups' store with it."""
 _MARK: Final = "_rlinf_concurrent"
 
 
 def concurrent(method: F) -> F:
-    """Lets an ``async def`` method of a worker run while a ``def`` method has the main thread: health, progress, stop.
+    """Let an ``async def`` method of a worker run while a ``def`` method has the main thread: health, progress, stop.
 
-    Calls of it do not wait in the order of the others: each begins at once after the worker's constructor has returned,
-    on an event loop in a second thread, whatever the main thread does; several run concurrently.  So this code runs
-    **beside** the worker's other code, and should do no more than read and set plain attributes, or use what
-    ``threading`` has.  It must not compute for long, use torch's collectives, or touch asyncio objects of the other
-    methods.  Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere;
-    ``max_concurrency`` does not count it.
+    Its calls do not wait in the order of the others: each begins at once after the worker's constructor has returned,
+    on an event loop in a second thread, even if the main thread is busy; several run concurrently.  So this code runs
+    **beside** the worker's other code, and should do no more than read and set plain attributes, or use the tools of
+    ``threading``. It must not compute for long, use torch's collectives, or touch asyncio objects of the other methods.
+    Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere; ``max_concurrency``
+    does not count it.
 
     Example:
         class Trainer(Worker):
@@ -43,7 +44,7 @@ def concurrent(method: F) -> F:
                 self.stopping = True
 
     Raises:
-        TypeError: it is no ``async def`` method, or an async generator.
+        TypeError: the method is no ``async def``, or an async generator.
     """
     if not inspect.iscoroutinefunction(method):
         name = getattr(method, "__qualname__", repr(method))
@@ -59,7 +60,7 @@ def concurrent(method: F) -> F:
 
 
 def concurrent_names(worker_cls: type) -> frozenset[str]:
-    """The names of a class's methods that are ``concurrent``; what a subclass writes anew is so only if it says so."""
+    """Return the names of a class's concurrent methods; an override in a subclass needs its own decorator."""
     methods = {name: value for owner in reversed(worker_cls.__mro__) for name, value in vars(owner).items()}
     return frozenset(name for name, value in methods.items() if _is_marked(value))
 
@@ -69,62 +70,62 @@ def _is_marked(value: Any) -> bool:
     return isinstance(function, FunctionType) and _MARK in vars(function) and inspect.iscoroutinefunction(function)
 
 
-class Kind(Enum):
+class MethodKind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
     CONCURRENT = auto()
-    """A coroutine that does not wait for its turn, and has a loop in a thread of its own."""
+    """A coroutine that does not wait for its turn; runs on a loop in a thread of its own."""
 
 
 class Methods:
-    """The methods of one worker, looked up once each.
+    """Methods of one worker, each looked up once.
 
     Args:
-        construct: what the constructor's call runs.
+        construct: function that runs the constructor's call.
 
     Attributes:
-        worker: None until it is constructed; till then nothing but its constructor can be called.
-        concurrent: names of methods of the kind ``CONCURRENT``; none until the worker is constructed.
+        worker: the user's object; None until it is constructed, and only the constructor can be called before.
+        concurrent: names of the methods of kind ``CONCURRENT``; empty until the worker is constructed.
     """
 
     def __init__(self, construct: Callable[..., None]) -> None:
         self._construct = construct
         self.worker: Any = None
         self.concurrent: frozenset[str] = frozenset()
-        self._known: dict[str, tuple[Kind, Callable[..., Any]]] = {}
+        self._known: dict[str, tuple[MethodKind, Callable[..., Any]]] = {}
 
     def drop(self) -> Any:
-        """Let go of the worker, and return it."""
+        """Drop the worker object, and return it."""
         worker, self.worker = self.worker, None
         self._known.clear()
         return worker
 
-    def find(self, method: str) -> tuple[Kind, Callable[..., Any]]:
-        """How a method is run; one that does not exist is a function that says so when it is called."""
+    def find(self, method: str) -> tuple[MethodKind, Callable[..., Any]]:
+        """Return kind and function of a method; for a missing method, a function that raises the error."""
         known = self._known.get(method)
         if known is not None:
             return known
         if method == CONSTRUCT:
-            return Kind.DEF, self._construct
+            return MethodKind.DEF, self._construct
         if self.worker is None:
-            return Kind.DEF, _no_object
+            return MethodKind.DEF, _no_object
         if method == MOVE_STORE:
-            return Kind.DEF, self.worker._meet_at
+            return MethodKind.DEF, self.worker._meet_at
         try:
             function: Any = getattr(self.worker, method, None)
-        except BaseException as error:  # of a property, or of __getattr__: this call's, and no other's
-            return Kind.DEF, functools.partial(_fail, error)
+        except BaseException as error:  # raised by a property or __getattr__: only this call fails
+            return MethodKind.DEF, functools.partial(_fail, error)
         if method.startswith("_") or not callable(function):
-            return Kind.DEF, _Missing(self.worker, method)
+            return MethodKind.DEF, _Missing(self.worker, method)
         if method in self.concurrent:
-            kind = Kind.CONCURRENT
+            kind = MethodKind.CONCURRENT
         elif inspect.isasyncgenfunction(function):
-            kind = Kind.STREAM
+            kind = MethodKind.STREAM
         elif inspect.iscoroutinefunction(function):
-            kind = Kind.COROUTINE
+            kind = MethodKind.COROUTINE
         else:
-            kind = Kind.DEF
+            kind = MethodKind.DEF
         if method == ON_RESTART:
             function = functools.partial(_run_hook, function)
         self._known[method] = (kind, function)
@@ -145,13 +146,13 @@ def _no_object(*args: Any, **kwargs: Any) -> None:
 
 
 class _Missing:
-    """What a call of a method that does not exist runs into."""
+    """Callable that raises the error for a missing method."""
 
     def __init__(self, worker: Any, method: str) -> None:
         self._worker, self._method = worker, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        kind = type(self._worker)  # whose properties are not asked
+        kind = type(self._worker)  # the class: reading attributes of the object would run its properties
         names = [name for name in dir(kind) if not name.startswith("_")]
         public = [name for name in names if callable(getattr(kind, name))]
         raise AttributeError(f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}")

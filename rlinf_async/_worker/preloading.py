@@ -1,8 +1,8 @@
-"""Imports modules in a process from which workers will be forked, and says why workers must not inherit one.
+"""Import of modules in a process from which workers will be forked, and reasons why workers must not inherit one.
 
-A worker must find what its own import would have left.  An import is refused whose effects a fork loses or shares: a
-thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from worker to
-worker.  Its changes of ``os.environ`` are kept, because each worker makes its environment anew.
+A worker must find the same state as after its own import.  An import is refused if a fork would lose or share its
+effects: a thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from
+worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment anew.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from pathlib import Path
 from typing import Any, Final
 
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
-"""Devices without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
+"""Device types without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals."""
 
 _ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
 _THREAD_END_S: Final = 0.1
-"""For a thread that was joined to leave the kernel's list, a moment after the join and without a notice."""
+"""Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
+Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice."""
 
 
 class RefusedError(Exception):
-    """A module whose import workers must not inherit.
+    """Refusal of a module whose import workers must not inherit.
 
     Attributes:
         module: its name.
-        is_missing: there is no such module, or its package has no such one.
+        is_missing: true if the module does not exist.
     """
 
     def __init__(self, module: str, reason: str, is_missing: bool = False) -> None:
@@ -48,11 +49,11 @@ class RefusedError(Exception):
 
 @dataclass
 class Imported:
-    """Results of the imports of one process.
+    """Effects of the imports in one process.
 
     Attributes:
-        variables: of ``os.environ`` that they have changed; None for a deleted one.
-        files: of their modules, outside of the interpreter's own folders, with time and size.
+        variables: variables of ``os.environ`` that the imports changed; None for a deleted one.
+        files: modification time and size by file of their modules, outside of the interpreter's own folders.
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
@@ -63,15 +64,14 @@ class Imported:
 
 
 def import_module(name: str, own_variables: Collection[str], into: Imported) -> None:
-    """Import a module if it is not there yet.
+    """Import a module if it is not imported yet.
 
     Args:
-        name: of the module.
         own_variables: environment variables whose values differ from worker to worker.
-        into: gets what the import has left.
+        into: record to which the effects of the import are added.
 
     Raises:
-        RefusedError: workers must not inherit it.  This process is to end then.
+        RefusedError: workers must not inherit the import, and this process must end.
     """
     if name in sys.modules:
         return
@@ -99,9 +99,9 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
 
 @contextlib.contextmanager
 def _seen_reads() -> Iterator[set[str]]:
-    """Collect the names of the variables that Python code reads from ``os.environ`` meanwhile.
+    """Context manager: collects the names of the variables that Python code reads from ``os.environ``.
 
-    A loop over ``os.environ.items()`` does not count: it looks for variables of a library's own, as networkx's does.
+    A loop over ``os.environ.items()`` does not count: libraries such as networkx search it for variables of their own.
     """
     reads: set[str] = set()
     environment: Any = type(os.environ)
@@ -149,7 +149,7 @@ def _left_behind(descriptors: Collection[tuple[int, int]]) -> str:
 
 
 def _descriptors() -> set[tuple[int, int]]:
-    """Open descriptors and their inodes, less devices without a state."""
+    """Return open descriptors with their inodes, except those of devices without a state."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # the listing's own
@@ -161,7 +161,7 @@ def _descriptors() -> set[tuple[int, int]]:
 
 
 def _state() -> dict[str, Any]:
-    """Settings of this process that each worker sets anew, or draws from, by their names."""
+    """Return settings of this process that each worker sets anew, or draws from, by their names."""
     import numpy as np
     import torch
 
@@ -185,7 +185,7 @@ def _differs(state: dict[str, Any]) -> str:
 def _files_of(modules: Collection[str]) -> dict[str, tuple[int, int]]:
     paths = sysconfig.get_paths()
     installed = tuple(f"{paths[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    # Not by getattr, which makes a lazy module import what it stands for.
+    # getattr would make a lazy module import the module that it stands for.
     files = {getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in modules}
     own = [file for file in files if isinstance(file, str) and not file.startswith(installed)]
     return {file: mark for file in own if (mark := _mark(file)) is not None}

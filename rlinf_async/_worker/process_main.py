@@ -35,11 +35,11 @@ from rlinf_async.configuration import NetEmulationConfig
 
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
-    """The life of a worker process, from its first frame to its exit; does not return."""
+    """Run a worker process from its first frame to its exit; does not return."""
     settings.check()  # a group may have variables of its own
     import_hook.install_if_wanted()
     sys.setswitchinterval(0.0005)
-    # Not uvloop's: that makes a socket pair for signals each time it is resumed, and it is resumed after every def.
+    # No uvloop here: it makes a socket pair for signals each time it is resumed, which happens after every def method.
     selector, socket_selector = SharedSelector(), SharedSelector()
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
@@ -49,7 +49,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
 
     if store_fd is not None:
         runtime.store = MasterStore(socket_loop, store_fd)
-    LoopThread("rlinf-socket", socket_loop, broken_loop.end)  # without it nobody could tell this worker to stop
+    LoopThread("rlinf-socket", socket_loop, broken_loop.end)  # end the process if it breaks: a STOP could not arrive
     os.register_at_fork(after_in_child=context.forget)
     os.register_at_fork(after_in_child=reader.forget)
     os.register_at_fork(after_in_child=selector.forget)
@@ -74,7 +74,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
-        # Nothing else would end it where a thread or an exit function never does, and its calls would hang.
+        # End by a timer, too: if a thread or an exit function never ends, the worker's open calls would hang.
         # tests/test_failures.py::test_a_worker_that_breaks_its_own_loop_says_how
         runtime.client.later(settings.CLOSE_GRACE_S(), functools.partial(os._exit, code))
     with contextlib.suppress(BaseException):
@@ -90,14 +90,14 @@ def assemble(
     reader: IdleReader,
     leave: Callable[[int], Any],
 ) -> Runtime:
-    """The parts of a worker, which are this process's from then on; on its main thread.
+    """Assemble the parts of a worker, and register them in this process; runs on its main thread.
 
     Args:
-        sock: to the daemon.
-        spec: as the daemon has written it.
-        socket_loop: reads the sockets while user code runs; it is not running yet.
-        reader: reads them while the main thread is idle, of whose loop it is.
-        leave: ends this process, with an exit code.
+        sock: socket to the daemon.
+        spec: description of the worker, as the daemon has written it.
+        socket_loop: loop that reads the sockets while user code runs; not running yet.
+        reader: reads the sockets on the main thread while that is idle.
+        leave: ends this process with an exit code.
     """
     own_start.begin(identity.environment, spec["script_env"])
     wait_at(reader.gate)
@@ -120,7 +120,7 @@ def assemble(
 
 
 def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_links.EmulatedLinks | None:
-    """The links to far workers as the run's configuration emulates them; None where it does not."""
+    """Return the emulated links of the run's configuration to other nodes; None if it has none."""
     if not identity.config:
         return None
     config = NetEmulationConfig.from_cfg(json.loads(identity.config)["cluster"].get("net_emulation"))
@@ -130,7 +130,7 @@ def _emulated_links(client: NodeClient, identity: context.Identity) -> emulated_
 
 
 def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
-    """The daemon is gone, or will not have us any more."""
+    """End this worker because its daemon is gone, or has closed the connection."""
     with contextlib.suppress(BaseException):
         sys.stderr.write(f"this worker has lost its daemon: {facts['reason']}\n")
         sys.stderr.flush()
@@ -138,7 +138,7 @@ def _cut_off(leave: Callable[[int], Any], facts: dict[str, Any]) -> None:
 
 
 def _leave(runtime: Runtime, code: int) -> None:
-    """Exit functions, flush, and out: a full interpreter shutdown with torch costs 0.2 s of CPU."""
+    """Run exit functions, flush, and exit: a full interpreter shutdown with torch costs 0.2 s of CPU."""
     signal.alarm(0)
     runtime.finish()
     with contextlib.suppress(BaseException):

@@ -12,14 +12,14 @@ from rlinf_async.profiling.windows import SECTION, TORCH, WindowPlan
 
 
 class Window(Protocol):
-    """An open stretch of profiling."""
+    """An open profiling window."""
 
     def close(self) -> str | None:
-        """Ends it; the path of what has been written here."""
+        """Close the window. Return the path of the trace that was written here, or None."""
 
 
 class Profiling:
-    """The part of ``Worker`` that opens and closes profiling windows, in the steps that the configuration names.
+    """Part of ``Worker`` that opens and closes profiling windows, in the steps that the configuration names.
 
     Example:
         group.start_profile(step).wait()
@@ -31,13 +31,12 @@ class Profiling:
     _window: Window | None = None
 
     def start_profile(self, step_idx: int) -> None:
-        """Opens a window, if this worker is profiled in that step.
+        """Open a window, if this worker is profiled in that step.
 
-        A profiler that is wrapped around the worker (Nsight Systems, rocprof-sys) is told to record from now on;
-        ``torch.profiler`` starts.
+        A profiler around the worker (Nsight Systems, rocprof-sys) starts recording; ``torch.profiler`` starts.
 
         Raises:
-            RuntimeError: one is open.
+            RuntimeError: a window is already open.
         """
         text = os.environ.get(SECTION)
         plan = None if text is None else WindowPlan.from_json(text)
@@ -53,17 +52,17 @@ class Profiling:
             self._window = _DeviceWindow()
 
     def stop_profile(self) -> str | None:
-        """Closes the window, if one is open.
+        """Close the window, if one is open.
 
         Returns:
-            The path of the trace on this node, which ``torch.profiler`` has written; None otherwise.
+            The path of the trace on this node if ``torch.profiler`` has written one; else None.
         """
         window, self._window = self._window, None
         return None if window is None else window.close()
 
 
 class _DeviceWindow:
-    """Of a profiler around this process, which waits for the device's profiling interface to be switched on."""
+    """Window of a profiler around this process, which waits for the device's profiling interface to be switched on."""
 
     def __init__(self) -> None:
         AcceleratorUtil.start_profiling()
@@ -73,7 +72,7 @@ class _DeviceWindow:
 
 
 class _TorchWindow:
-    """Of ``torch.profiler``: what runs on this thread, and on the devices; a trace for Perfetto and Chrome."""
+    """Window of ``torch.profiler``: records this thread and the devices; writes a trace for Perfetto and Chrome."""
 
     def __init__(self, path: Path, options: Any) -> None:
         import torch

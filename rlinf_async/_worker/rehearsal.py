@@ -25,10 +25,10 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def hide_devices() -> None:
-    """Have torch see no GPU in this process from here on, though the machine may have some of the declared numbers.
+    """Have torch see no GPU in this process from here on, even if the machine has one.
 
-    Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP takes the CPU for the devices
-    that a program names.  A program of RLinf's gets the CPU wherever it names a CUDA device.
+    Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
+    devices that a program names.  A program of RLinf's gets the CPU for every CUDA device it names.
     """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
@@ -52,7 +52,7 @@ def hide_devices() -> None:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Calls of torch that take the CPU for ``"cuda"``, ``"cuda:0"`` and 0, on the thread that has entered this."""
+    """Torch function mode that replaces ``"cuda"``, ``"cuda:0"`` and 0 by the CPU, on the thread that enters it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -63,7 +63,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 class _Generator(torch.Generator):
-    """Generator of the CPU, whatever device it is for: torch hands its constructor to no mode."""
+    """Generator of the CPU for any device: torch does not pass its constructor to a function mode."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, _device(device))  # type: ignore[call-arg]  # torch declares __init__
@@ -90,7 +90,7 @@ def _device(value: Any) -> Any:
 
 
 class _FsdpOnCpu(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import of FSDP1 that puts the CPU in the place of ``device_id``; most workers never import it."""
+    """Import hook that makes FSDP1 ignore ``device_id`` and use the CPU; most workers never import it."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -128,8 +128,8 @@ def _refuse() -> None:
     )
 
 
-class _Stream(contextlib.nullcontext[None]):
-    """A stream whose work is done when it has been given; also the block of ``with platform.stream(...)``."""
+class _RehearsedStream(contextlib.nullcontext[None]):
+    """Stream whose work is always done; also usable as the block of ``with platform.stream(...)``."""
 
     def synchronize(self) -> None: ...
 
@@ -138,7 +138,7 @@ class _Stream(contextlib.nullcontext[None]):
     def wait_event(self, event: Any) -> None: ...
 
     def record_event(self, event: Any = None) -> Any:
-        event = event or _Event()
+        event = event or _RehearsedEvent()
         event.record()
         return event
 
@@ -146,8 +146,8 @@ class _Stream(contextlib.nullcontext[None]):
         return True
 
 
-class _Event:
-    """An event that has happened once it is recorded."""
+class _RehearsedEvent:
+    """Event that has happened as soon as it is recorded."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._at = 0.0
@@ -162,28 +162,28 @@ class _Event:
     def query(self) -> bool:
         return True
 
-    def elapsed_time(self, end: _Event) -> float:
+    def elapsed_time(self, end: _RehearsedEvent) -> float:
         """Return the time between two events, in milliseconds."""
         return 1e3 * (end._at - self._at)
 
 
 class RehearsedPlatform:
-    """``Worker.torch_platform`` in a rehearsal: the CPU, which takes what is said to an accelerator.
+    """``Worker.torch_platform`` in a rehearsal: the CPU, with the interface of an accelerator.
 
-    It forwards to ``torch.cpu`` (``synchronize``), but for streams and events, which lack most methods there; memory is
-    neither counted nor cached.
+    It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, which lack most methods there; memory
+    is neither counted nor cached.
     """
 
-    Event = _Event
+    Event = _RehearsedEvent
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def Stream(self, *args: Any, **kwargs: Any) -> _Stream:  # as torch.cuda has it
-        return _Stream()
+    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # as torch.cuda has it
+        return _RehearsedStream()
 
-    def stream(self, stream: Any) -> _Stream:
-        return _Stream()
+    def stream(self, stream: Any) -> _RehearsedStream:
+        return _RehearsedStream()
 
     current_stream = default_stream = Stream
 
@@ -198,7 +198,7 @@ class RehearsedPlatform:
     def set_device(self, device: Any) -> None: ...
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        """Return the free and the whole memory of this machine, in bytes."""
+        """Return the free and the total memory of this machine, in bytes."""
         page = os.sysconf("SC_PAGE_SIZE")
         return os.sysconf("SC_AVPHYS_PAGES") * page, os.sysconf("SC_PHYS_PAGES") * page
 

@@ -17,7 +17,7 @@ logger = own_logger(__name__)
 
 
 class MasterStore:
-    """torch's ``TCPStore`` on a socket that already listens; it costs nothing until a client connects."""
+    """torch's ``TCPStore`` on a socket that already listens; nothing is imported until a client connects."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, listen_fd: int) -> None:
         self._loop = loop

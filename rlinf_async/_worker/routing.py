@@ -14,16 +14,16 @@ from rlinf_async.work import NoneOrWork, ValueOrWork
 
 
 class Routing:
-    """The part of ``Worker`` that splits a batch among the ranks of another group and puts it together again.
+    """Part of ``Worker`` that splits a batch among the ranks of another group and merges it there.
 
     A batch is spread evenly over the sending group, and arrives evenly spread over the receiving one, in the order of
-    its rows, whatever the two world sizes are::
+    its rows, for any two world sizes::
 
         env (2 ranks of 6 rows)    self.send_to("rollout", channel, obs, tag="obs")
         rollout (3 ranks)          obs = self.recv_from("env", channel, tag="obs", batch_size=12)     # 4 rows
 
-    In decoupled mode there are no fixed partners: shards wait in one queue, whoever is free takes the next ones, and
-    what it sends under the same tag goes back to where they came from::
+    In decoupled mode ranks have no fixed partners: shards wait in one queue, a free rank takes the next ones, and its
+    results under the same tag go back to the ranks that sent the shards::
 
         env                        self.batch_router = {}
                                    self.send_to("rollout", channel, obs, tag="step", decoupled_mode=True)
@@ -55,29 +55,29 @@ class Routing:
         send_queue_size: int = 0,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Sends this rank's part of a batch to the ranks of another group that are to have it.
+        """Send this rank's rows of a batch to the ranks of another group that need them.
 
         Args:
-            group_name: the receiving group; where it does not exist yet, it is waited for.
-            channel: what the parts go through; None with ``enable_p2p``.
+            group_name: the receiving group; the call waits until it exists.
+            channel: carrier of the parts; None with ``enable_p2p``.
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
-            route_key, tag: what the receiver must give as well; of no account with ``enable_p2p``.
-            mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` of ``"train"`` and ``"obs"``.  In
-                decoupled mode it stands in the names of the shards, and the receiver gives the tag alone.
+            route_key, tag: names that the receiver must also give; ignored with ``enable_p2p``.
+            mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``.  In
+                decoupled mode it becomes part of the shards' names, and the receiver gives the tag alone.
             batch_size: rows of all sending ranks together; by default each has as many as this one.
-            split_fn: in place of ``split_batch``.
-            enable_p2p: by ``send``, which the receiver's ``recv_from`` must know.
-            options: as of ``send``.
-            decoupled_mode: whoever is free takes it; see above.
-            send_queue_size: shards that this rank sends there; 0 for its whole part.
-            timeout: seconds, the wait for the group included; then what has not been taken of it is withdrawn.
+            split_fn: replacement for ``split_batch``.
+            enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must say so too.
+            options: options of ``send``.
+            decoupled_mode: any free rank takes the shards; see above.
+            send_queue_size: number of shards into which this rank splits its rows; 0 for one shard.
+            timeout: seconds, including the wait for the group; afterwards the parts not yet taken are withdrawn.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
 
         Raises:
-            ValueError: the batch does not divide by both world sizes, or ``data`` has another number of rows; there is
-                neither a channel nor ``enable_p2p``, or both that and ``decoupled_mode``.
+            ValueError: the batch does not divide by both world sizes, or ``data`` has another number of rows; or
+                neither a channel nor ``enable_p2p`` is given, or ``enable_p2p`` together with ``decoupled_mode``.
             Exception: as ``send``, or ``Channel.put``.
         """
         route = Route(
@@ -104,20 +104,20 @@ class Routing:
         recv_queue_size: int = 0,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receives this rank's part of a batch that another group sends with ``send_to``; the arguments are as there.
+        """Receive this rank's part of a batch that another group sends with ``send_to``, whose arguments it shares.
 
         Args:
-            batch_size: rows of all receiving ranks together, against which what arrives is checked; in decoupled mode
-                also how many shards there are to come, which otherwise are all that this rank has sent out, or one if
-                it serves others.
-            merge_fn: in place of ``merge_batches``; then nothing is checked without ``infer_batch_size_fn``.
-            infer_batch_size_fn: rows of a part.
+            batch_size: rows of all receiving ranks together, against which the batch is checked; in decoupled mode also
+                the number of shards to wait for, by default all that this rank has sent out, or one if it serves
+                others.
+            merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
+            infer_batch_size_fn: returns the number of rows of a part.
 
         Returns:
-            The batch, None if only None has been sent; in a coroutine, and with ``async_op``, a ``Work`` of it.
+            The batch, None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` of it.
 
         Raises:
-            ValueError: what arrives has another number of rows than it should, or cannot be merged.
+            ValueError: the parts have a wrong number of rows, or cannot be merged.
             Exception: as ``recv``, or ``Channel.get``.
         """
         route = Route(

@@ -11,17 +11,17 @@ from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import PeerLost
 
 
-class State(Enum):
+class CallState(Enum):
     QUEUED = auto()
     RUNNING = auto()
     ENDED = auto()
 
 
-QUEUED, RUNNING, ENDED = State
+QUEUED, RUNNING, ENDED = CallState
 
 
 class Call:
-    """One call that this worker owes an answer to."""
+    """One call that this worker must answer."""
 
     __slots__ = (
         "_event",
@@ -59,22 +59,22 @@ class Call:
         self.method = method
         self.credit = credit
         self.direct = direct
-        """The way that all its answers take; None: by way of the daemon."""
+        """Socket for all its answers; None if they go by way of the daemon."""
         self.came_at = came_at
-        """Monotonic seconds, of a call that came directly and that its caller reports to the daemon; None otherwise."""
+        """Arrival in monotonic seconds if the call came directly and its caller reports it to the daemon; else None."""
         self.body: Body | None = None
-        """Its arguments, until it begins."""
-        self.state: State = QUEUED
+        """Encoded arguments, until the call begins."""
+        self.state: CallState = QUEUED
         self.cancelled = False
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
-        """In the flight recorder, once it runs."""
+        """Its event in the flight recorder, once it runs."""
         self.place = 0
-        """In the journal of calls, once it runs."""
+        """Its place in the journal of calls, once it runs."""
         self.failure: str | None = None
-        """Of another rank of the group, while this call was open."""
+        """Failure of another rank of the group while this call was open."""
         self.void: PeerLost | None = None
-        """True once a rank has died during an ``on_restart``, whose hooks are then called again."""
+        """Set once a rank has died during an ``on_restart``: the hooks are then called again."""
         self.waits: EndableWaits | None = None
-        """The blocking waits of an ``on_restart``."""
+        """Blocking waits of an ``on_restart``."""

@@ -1,15 +1,15 @@
 """Executor of a worker's calls: a FIFO, user code on the main thread, the socket on a thread of its own.
 
-One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; in front of a ``def`` method the
-loop stops, the method runs with no loop running, and the loop goes on::
+One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; before a ``def`` method the loop
+stops, the method runs with no loop running, and the loop goes on::
 
     socket thread   on_frame: queue.append(call) ── on_batch: wake the main loop
     main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
                     ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
 
-So nothing that a user writes is ever run by two threads at once, and the socket answers while user code computes
-(within a GIL switch interval).  The exception is what the user marks with ``@concurrent``: such coroutines do not stand
-in the FIFO, and run on a loop in a third thread (``concurrent_calls.py``).
+So user code is never run by two threads at once, and the socket answers while user code computes (within a GIL switch
+interval).  The exception are methods marked with ``@concurrent``: they do not enter the FIFO, and run on a loop in a
+third thread (``concurrent_calls.py``).
 """
 
 from __future__ import annotations
@@ -48,28 +48,28 @@ from rlinf_async._worker.concurrent_calls import ConcurrentCalls
 from rlinf_async._worker.direct_callers import DirectCallers
 from rlinf_async._worker.ending import Ending, finish
 from rlinf_async._worker.failure_log import FailureLog
-from rlinf_async._worker.methods import CONSTRUCT, ON_RESTART, Kind, Methods, concurrent_names
+from rlinf_async._worker.methods import CONSTRUCT, ON_RESTART, MethodKind, Methods, concurrent_names
 from rlinf_async._worker.rendezvous_store import MasterStore
 from rlinf_async._worker.running_call import ENDED, QUEUED, RUNNING, Call
 from rlinf_async.errors import PeerLost
 
 logger = own_logger(__name__)
 
-# A member of an enum takes as long to look up as a call: those that every call of a worker meets.
+# Module-level names for enum members that every call needs: a member takes as long to look up as a call.
 _SERVE: Final = EventKind.SERVE
-_DEF, _STREAM, _CONCURRENT = Kind.DEF, Kind.STREAM, Kind.CONCURRENT
+_DEF, _STREAM, _CONCURRENT = MethodKind.DEF, MethodKind.STREAM, MethodKind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 _CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
 _CALL: Final = frames.CALL
 
 _TURN_S: Final = 0.005
-"""Of ``def`` methods, after which the loop gets a turn, so that they cannot starve coroutines."""
+"""Time for ``def`` methods until the loop gets a turn, so that they cannot starve coroutines."""
 
 _MAX_CONCURRENCY: Final = 1000
 
 
 class Runtime:
-    """The calls of one worker: takes them from its client, and runs them on the main thread."""
+    """Calls of one worker: takes them from its client, and runs them on the main thread."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, identity: context.Identity, max_concurrency: int | None
@@ -79,7 +79,7 @@ class Runtime:
         self._identity = identity
         self._max_concurrency = max_concurrency or _MAX_CONCURRENCY
         self._constructor_error: bytes | None = None
-        """What the constructor has failed with, which is the answer to every call."""
+        """Packed error of the constructor, which answers every later call."""
         self._failures = FailureLog()
         self._methods = Methods(self._construct)
         self._concurrent = ConcurrentCalls(self._start_concurrent)
@@ -87,13 +87,13 @@ class Runtime:
         self.background = BackgroundTasks(loop, self._on_main)
         self._queue: deque[Call] = deque()
         self._early: list[Call] | None = []
-        """Calls that have come before the constructor's; None once that is there."""
+        """Calls that arrived before the constructor's; None once that has arrived."""
         self._open: dict[tuple[int, int], Call] = {}
         self._state_lock = threading.Lock()
         self._awake = False
         self._running = 0
         self._turn_wanted = False
-        """Something else than a call, a cancel for example, waits for the main loop."""
+        """True while another callback than a call, such as a cancel, waits for the main loop."""
         self._stopping = False
         # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -103,7 +103,7 @@ class Runtime:
         self.store: MasterStore | None = None
         self._collectives: CollectiveWatch | None = None
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
-        """Called with what a method has raised, before its caller hears of it."""
+        """Called with an error of a method before its caller receives it."""
 
     # -- the socket thread --------------------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class Runtime:
             self._on_main(self._stop)
 
     def _enqueue(self, call: Call) -> None:
-        """Nothing runs before the constructor: who has found the group by its name may be earlier than who made it."""
+        # No call runs before the constructor: a process that found the group by its name may be faster than the owner.
         if call.method in self._methods.concurrent:
             self._submit_concurrent(call)
         elif self._early is None:
@@ -158,10 +158,10 @@ class Runtime:
             self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
-        self._enqueue(call)  # one that has failed too: calls that came before the constructor's wait for it
+        self._enqueue(call)  # a failed constructor call too: earlier calls wait for it
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
-        """Nobody waits for what its calls would return; of those that it relayed the daemon knows."""
+        """Cancel the direct calls of a caller that is gone; the daemon handles the calls it relayed."""
         for call in list(self._open.copy().values()):  # other threads answer meanwhile
             if call.direct is way and call.came_at is not None:
                 self._cancel(source, call.call)
@@ -202,10 +202,10 @@ class Runtime:
     def _cancel(self, source: int, number: int) -> None:
         call = self._open.get((source, number))
         if call is None or call.cancelled:
-            return  # a second word must not interrupt the cleaning up that the first one caused
+            return  # a second cancel must not interrupt the cleanup that the first one began
         if call.method == CONSTRUCT:
-            # A death at the launch has the caller cancel the other constructors. A rank that has not begun its own
-            # would refuse each later call, from everybody, while those that have begun live on.
+            # If a rank dies during the launch, the caller cancels the constructors of the others. A rank whose
+            # constructor was cancelled would refuse each later call from any caller, while the other ranks live on.
             # tests/_worker/test_runtime.py::test_a_constructor_is_not_cancelled
             return
         with self._state_lock:
@@ -228,9 +228,9 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        """Takes the calls that have come while the worker was constructed, and need not wait, out of the queue."""
-        # Not by the main thread, which has just learnt their names: the socket thread may be in the midst of putting
-        # one into the queue, that it had taken for an ordinary one.  On that thread itself nothing is in between.
+        """Submit the concurrent calls that arrived while the worker was constructed."""
+        # The main thread has just learnt their names, but must not do this: the socket thread may be about to append
+        # one to the queue, as an ordinary call. On the socket thread itself no append is in progress.
         # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
             if call.state is QUEUED and call.method in self._methods.concurrent:
@@ -239,9 +239,7 @@ class Runtime:
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Runs calls until the daemon says stop, or a background task fails, and what comes before the end of the
-        process; its exit code.
-        """
+        """Run calls until the daemon sends STOP or a background task fails, then the ending. Return the exit code."""
         while not (self._stopping or self.background.verdict):
             try:
                 self._loop.run_forever()
@@ -259,7 +257,7 @@ class Runtime:
         return 0
 
     def finish(self) -> None:
-        """Runs what comes at the end of a program."""
+        """Run the exit steps of a program."""
         self._open.clear()
         finish(self._methods)
 
@@ -276,7 +274,7 @@ class Runtime:
         self._pump()
 
     def _pump(self) -> None:
-        """On the loop: starts coroutines until a ``def`` method is at the head of the queue."""
+        """Start coroutines until a ``def`` method is at the head of the queue; runs on the loop."""
         queue = self._queue
         while not self._stopping:
             while queue:
@@ -286,7 +284,7 @@ class Runtime:
                     continue
                 kind, function = self._methods.find(call.method)
                 if kind is _DEF:
-                    if self._running:  # what was called or cancelled earlier has its turn first
+                    if self._running:  # one turn for the calls and cancels that came earlier
                         self._loop.call_soon(self._loop.stop)
                     else:
                         self._loop.stop()
@@ -306,7 +304,7 @@ class Runtime:
             self._awake = True
 
     def _run_blocking(self) -> None:
-        """With the loop stopped: runs ``def`` methods, one after the other."""
+        """Run ``def`` methods, one after the other, with the loop stopped."""
         for send in list(self.client.unsent):
             send()
         queue = self._queue
@@ -358,14 +356,14 @@ class Runtime:
             return function(*args)
 
     def _endable(self, call: Call) -> EndableWaits:
-        """The waits of an ``on_restart``: they end when a rank dies, for what blocks cannot be cancelled."""
+        """Return the waits of an ``on_restart``, which end when a rank dies: a blocking wait cannot be cancelled."""
         call.waits = waits = EndableWaits()
-        if call.void is not None:  # set before its waits were known to who sets it
+        if call.void is not None:  # a rank died before the waits were registered
             waits.end(call.void)
         return waits
 
     def _answer_blocking(self, call: Call, value: Any) -> None:
-        """What a ``def`` method has returned."""
+        """Answer a call with the value that a ``def`` method has returned."""
         if type(value) in ATOMS:
             self._answer_value(call, value)
             return
@@ -383,18 +381,19 @@ class Runtime:
     def _start(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         """Run a call's coroutine as a task of the main loop."""
         self._running += 1
-        coroutine.send(None)  # to its ``_first_step``
+        coroutine.send(None)  # up to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
         self._record(call)
         if call.cancelled:  # while its def part ran
             task.cancel()
 
     def _record(self, call: Call) -> None:
-        if not call._event and call.state is not ENDED and recording.admits():  # an eager task has ended it
+        if not call._event and call.state is not ENDED and recording.admits():  # an eager task may have ended the call
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-        """In the thread of concurrent calls; such a call may have been submitted twice."""
+        """Start a call in the thread of concurrent calls; None if it has begun before, as a call may be submitted
+        twice."""
         if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
@@ -404,9 +403,9 @@ class Runtime:
         self._record(call)
         return task
 
-    # Each of these coroutines answers its call whichever way it ends, without a callback at the end of its task, which
-    # would cost a turn of the loop.  A task that is cancelled before its first step never enters its coroutine, and the
-    # caller would wait for ever; so it runs to ``_first_step`` before it is a task: the cancel arrives there.
+    # Each of these coroutines answers its call however it ends, without a done callback, which would cost a turn of the
+    # loop. A task that is cancelled before its first step never enters its coroutine, and the caller would wait for
+    # ever. So a coroutine runs to ``_first_step`` before it becomes a task, and the cancel arrives there.
     # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
@@ -429,7 +428,8 @@ class Runtime:
             await _first_step()
             value = await awaitable
         except BaseException as error:
-            # Nobody else begins a coroutine; a Work may have other waiters, whose waits its close() would end as well.
+            # Close only a coroutine, which has no other user. A Work may have other waiters, and close() would end
+            # their waits too.
             if type(error) is _CancelledAtFirst and type(awaitable) is types.CoroutineType:
                 awaitable.close()
             self._answer_error(call, error)
@@ -461,7 +461,7 @@ class Runtime:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        """The task of a call is at its end."""
+        """Finish the task of a call."""
         if call.state is not ENDED:  # its answer could not be made
             self._answer(call, _CANCELLED, b"")
         if call.method not in self._methods.concurrent:
@@ -475,12 +475,12 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        # At the end of this worker `Ending` cancels all tasks, and callers that end too still send their words.
+        # At the end of this worker ``Ending`` cancels all tasks, while cancels from callers that end too still arrive.
         if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
 
     def running_calls(self) -> list[ServedCall]:
-        """The calls that run, for reports; from any thread."""
+        """Return the running calls, for reports; any thread may call it."""
         running = [call for call in list(self._open.copy().values()) if call.state is RUNNING]
         return [
             ServedCall(call.source, call.call, call.method, call.task, is_paused=_is_paused(call)) for call in running
@@ -521,7 +521,7 @@ class Runtime:
             logger.info("%s() has ended with %r, and is called again: %s", call.method, error, call.void)
             self._answer(call, _CANCELLED, b"")
             return
-        if call.failure is not None and isinstance(error, RuntimeError):  # torch's: a process group was aborted
+        if call.failure is not None and isinstance(error, RuntimeError):  # raised by torch for an aborted process group
             failures.add_note(error, advice(call.failure))
             process_groups.forget_half_made()
         self.post_mortem(error)
@@ -533,7 +533,7 @@ class Runtime:
         self._answer(call, _ERROR, packed)
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
-        if self._pid != process.pid:  # a forked child that has left the method too: it is no second worker
+        if self._pid != process.pid:  # a forked child that returned from the method: it must not answer
             process.leave(None)
         recording.finish_call(call.place)
         self._open.pop((call.source, call.call), None)
@@ -546,12 +546,12 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
-        # A caller may have another rank get the items that this call has given back: they are in their places first.
-        # tests/simulation/test_sim_channels.py::
+        # The items that this call has returned must be in their queues before the answer leaves: the caller may have
+        # another rank get them. tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
         client = self.client
         if ((giving_back := client.giving_back).open or giving_back.held) and not was_held:
-            giving_back.hold(partial(self._send, call, status, body, fds, was_held=True))
+            giving_back.enqueue(partial(self._send, call, status, body, fds, was_held=True))
             return
         frame = (frames.REPLY, len(fds), client.endpoint, call.source, call.call, call.slot, status, body)
         direct = call.direct
@@ -559,8 +559,9 @@ class Runtime:
             client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        # A caller that has reported its direct call may be blocked or stopped, and not report the answer.  The daemon
-        # hears of that DirectCallers' delay later, which is longer than the caller's: not before it hears of the call.
+        # A caller that has reported its direct call may be blocked or stopped, and never report the answer. The daemon
+        # learns of the answer DirectCallers' delay later, which is longer than the caller's, so that it learns of the
+        # call first.
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 
@@ -572,7 +573,7 @@ class Runtime:
 
 
 class _CancelledAtFirst(asyncio.CancelledError):
-    """The cancel of a call whose task has not had its first step."""
+    """Cancel of a call whose task has not had its first step."""
 
 
 @types.coroutine
@@ -585,10 +586,10 @@ def _first_step() -> Generator[None, None, None]:
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    body, call.body = call.body, None  # once: it may be large
+    body, call.body = call.body, None  # drop the reference: it may be large
     return codec.decode_arguments(body if body is not None else b"")
 
 
 def _is_paused(call: Call) -> bool:
-    """Whether its generator waits for the caller to take items."""
+    """True if its generator waits for the caller to take items."""
     return call.granted is not None and not call.granted.done()

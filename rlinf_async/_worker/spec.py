@@ -15,7 +15,7 @@ from rlinf_async.profiling import ProfileConfig
 
 
 class Launcher(Protocol):
-    """What can launch a group: a ``Cluster``."""
+    """Launcher of groups: a ``Cluster``."""
 
     @property
     def _launch(self) -> Callable[..., Any]: ...
@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _with_hints(function: F) -> F:
-    """An argument of a name that there is not is answered with the one that it resembles."""
+    """Decorate a function so that an unknown keyword argument raises an error with the most similar name."""
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -41,7 +41,7 @@ def _with_hints(function: F) -> F:
 
 @dataclass(frozen=True)
 class GroupSpec(Generic[W_co]):
-    """A class and its constructor's arguments; nothing is launched before ``launch``.
+    """A worker class with its constructor's arguments; ``launch`` starts the workers.
 
     Example:
         group = MyWorker.create_group(config).launch(cluster, name="rollout")
@@ -74,58 +74,57 @@ class GroupSpec(Generic[W_co]):
         close_grace: float | None = None,
         preload: Sequence[str] | None = None,
     ) -> WorkerGroup[W_co]:
-        """Starts one worker per rank and returns the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
+        """Start one worker per rank and return the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
         Args:
-            cluster: where to launch; one that was closed refuses it.
-            placement_strategy: which rank goes where, and how many there are: ``NodePlacementStrategy([0] * 4)``, or
+            cluster: cluster to launch on; a closed one refuses.
+            placement_strategy: number of ranks and the place of each: ``NodePlacementStrategy([0] * 4)``, or
                 ``ComponentPlacement(...).get_strategy("rollout")``; by default one worker per accelerator, or one
-                worker on node 0 where there is none.
-            name: what others call the group by; by default ``worker_group_<class>``, and inside a worker the
+                worker on node 0 if there is none.
+            name: name of the group for other processes; by default ``worker_group_<class>``, and inside a worker the
                 worker's own address, so that ranks become ``group:0:1``.
-            max_concurrency: how many coroutine methods run at once in one worker (1000).
-            isolate_gpu: a worker sees only its own devices.
-            catch_system_failure: a worker writes the stacks of its threads to its log at SIGTERM, SIGQUIT, SIGUSR1 and
-                SIGUSR2 too, not only when it crashes; by default as ``RLINF_CATCH_FAILURE`` says, 1 or 0.
+            max_concurrency: number of coroutine methods that run at once in one worker (1000).
+            isolate_gpu: restrict each worker to its own devices.
+            catch_system_failure: have workers log the stacks of their threads at SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2
+                too, not only when they crash; by default as ``RLINF_CATCH_FAILURE`` says, 1 or 0.
             disable_distributed_log: do not show the workers' output in the driver.
             placement: another name of ``placement_strategy``; both together are a ``ValueError``.
-            env: environment variables for the workers; they win over those that this process has set, changed or
-                deleted since its start, which its workers get on every node.
+            env: environment variables for the workers; they override the variables that this process has set, changed
+                or deleted since its start, which its workers get on every node.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
-            profiling: whether, when and how the workers are profiled; by default as the cluster's configuration says.
-                Without ``worker_groups`` it is for this group.
+            profiling: configuration of the workers' profiler; by default that of the cluster's configuration.  Without
+                ``worker_groups`` it applies to this group.
             call_timeout: seconds that each call of the group may take once the workers are constructed; by default
-                ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline.  Then it fails with ``DeadlineExceeded`` and is cancelled:
-                coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and what it answers
-                is dropped; the error waits for what daemons say of the ranks (``RLINF_WAIT_ANSWER_S``).  A stream has
-                this long for each item.
-
-            restart: what is started again when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
-                ``"never"``.  It comes back under its rank, with the same address, devices, environment and constructor
-                arguments, of which the driver keeps a copy.  Calls that it had not answered fail with ``WorkerDied``;
-                later calls wait until it is back, and so do messages to and from it.  The default is the policy that
-                the configuration's ``cluster.supervision`` has for this group or component, else ``"never"``.
-            max_restarts: of a rank, or of the group, within the window (3); with one more death it is lost.  Before
-                each there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived for
-                10 s.
+                ``RLINF_CALL_TIMEOUT_S``, 0 for no deadline.  A late call fails with ``DeadlineExceeded`` and is
+                cancelled: coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and its
+                result is dropped; the error waits for the daemons' reports on the ranks (``RLINF_WAIT_ANSWER_S``).  A
+                stream has this long for each item.
+            restart: processes to start again when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
+                ``"never"``.  A restarted rank has the same address, devices, environment and constructor arguments, of
+                which the driver keeps a copy.  Unanswered calls fail with ``WorkerDied``; later calls wait for the
+                restart, and so do messages to and from the rank.  The default is the policy in the configuration's
+                ``cluster.supervision`` for this group or component, else ``"never"``.
+            max_restarts: restarts of a rank, or of the group, within the window (3); with one more death it is lost.
+                Before each restart there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that
+                has not lived for 10 s.
             restart_window: seconds for which a restart is counted (600).
-            order: which calls wait while a rank is away: ``"group"`` (the default, or what ``cluster.supervision``
-                says), those of all ranks, so that every rank gets the group's calls in one order; ``"rank"``, with
-                ``restart="rank"``, only those of that rank.  Then a call of several ranks leaves for those that are
-                there, and for the others when they are back; ``on_restart`` runs once nobody is away, and only
-                meanwhile all calls wait.
-            close_grace: seconds that the workers have for ``on_close``, exit functions and the like when the group is
-                closed (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
+            order: calls that wait while a rank is away: with ``"group"`` (the default, unless ``cluster.supervision``
+                says otherwise) those to all ranks, so that every rank gets the group's calls in one order; with
+                ``"rank"``, which needs ``restart="rank"``, only those to that rank.  A call to several ranks then
+                leaves at once for the present ones, and for the others when they are back; ``on_restart`` runs once no
+                rank is away, and only meanwhile all calls wait.
+            close_grace: seconds that the workers have for ``on_close`` and exit functions when the group is closed
+                (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
             preload: names of modules, ``["vllm"]``, that each node imports once, before it forks the workers, and not
-                again for a restart.  Beside them the class's module is preloaded, and what else the workers would
-                import at once; ``[]`` preloads nothing.  A module whose import starts a thread, opens a device or
-                leaves another trace that workers cannot inherit is imported by each worker, and the log says so.
+                again for a restart.  The module of the class and the modules that workers import at their start are
+                preloaded too; ``[]`` preloads nothing.  A module whose import starts a thread, opens a device or leaves
+                another trace that workers cannot inherit is imported by each worker, and the log says so.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or
-                ``max_concurrency``, ``call_timeout`` or ``close_grace`` is out of range, or ``preload`` has a name
-                that no module can have.
-            ConfigError: the placement asks for more than the cluster has, or the restarts are none.
+                ``max_concurrency``, ``call_timeout`` or ``close_grace`` is out of range, or ``preload`` has a name that
+                no module can have.
+            ConfigError: the placement asks for more than the cluster has, or a restart option is invalid.
         """
         if not hasattr(cluster, "_launch"):
             raise TypeError(f"launch(cluster, ...): the first argument is the Cluster, got {cluster!r}")

@@ -1,11 +1,12 @@
 """Template process of a node (fork server): imports torch, forks workers as the daemon orders, sets them up.
 
-``python -m rlinf_async._worker.template FD`` is started by a node's daemon with one end of a packet socket.  Each
-packet is the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a
-group's first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a
-subreaper, becomes the worker's parent: it has the true wait status, and workers outlive their template.
+A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket.  Each packet is
+the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's
+first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a subreaper,
+becomes the worker's parent: it gets the true wait status, and workers outlive their template.
 
-It must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA, or its children would be born broken.
+The template must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA: a forked child has neither the
+threads nor a usable CUDA context.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 _BATCH: Final = 32
-"""Workers that are forked through one process in between."""
+"""Number of workers that are forked through one intermediate process."""
 
 _imported: preloading.Imported | None = None
-"""Imports of this template, or of that of this worker, beyond those of every template."""
+"""Preloaded modules of this template, or of this worker's template; None for a plain template."""
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when its parent ends; exits at once if that has happened already."""
+    """Have the kernel kill this process when its parent ends; exit at once if the parent has ended already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -87,10 +88,10 @@ def main() -> None:
 
 
 def _run_one_worker(control: socket.socket) -> None:
-    """Under a profiler this process is the worker itself.  Does not return.
+    """Become the worker itself, under a profiler. Does not return.
 
-    It does not die with its parent, the tool, of which one thread may have started it and ended; when the tool has
-    ended, the daemon ends it.
+    The process does not die with its parent, the tool, of which a thread may have started it and ended; the daemon ends
+    it once the tool has ended.
     """
     order = _receive(control, 0)
     control.close()
@@ -101,7 +102,7 @@ def _run_one_worker(control: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _unfiltered_warnings() -> Iterator[None]:
-    """Keep the filters of a script's ``-W error`` from ending the imports, which the script need not have made.
+    """Context manager: suspends the filters of a script's ``-W error``, which would end the template's own imports.
 
     Filters that the imports add stay, before the script's as in the script's own process.
     """
@@ -127,7 +128,7 @@ def _import_everything() -> None:
 
 
 def _keep_from_finalizing() -> None:
-    """What the imports want to tidy up at exit (torch's operator tables) would cost each worker 30 ms at its end."""
+    """Disable the exit finalizers of the imports (torch's operator tables), which would cost each worker 30 ms."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -140,7 +141,7 @@ def _torch_version() -> str:
 
 @dataclass
 class Order:
-    """One worker that shall be born: what it is, and the descriptors that it takes along."""
+    """Order to fork one worker: its description, and the descriptors for it."""
 
     spec: dict[str, Any]
     fds: list[int]
@@ -148,7 +149,7 @@ class Order:
 
 
 def _serve(control: socket.socket) -> None:
-    """Forks what is ordered, until the daemon is gone; orders that wait together are born together."""
+    """Execute orders until the daemon is gone; orders that wait together are forked together."""
     while True:
         first = _receive(control, 0)
         if first is None:
@@ -171,7 +172,7 @@ def _serve(control: socket.socket) -> None:
 
 
 def _receive(control: socket.socket, flags: int) -> Order | None:
-    """The next order; None at the end, or where none waits."""
+    """Return the next order; None if the daemon is gone, or if none waits."""
     try:
         packet, ancillary, got, _ = control.recvmsg(
             _PACKET_BYTES, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC | flags
@@ -200,15 +201,15 @@ def _receive(control: socket.socket, flags: int) -> Order | None:
 
 
 def _refusal(error: OSError) -> str:
-    """Return why a fork has failed, with the limit that it has met if it is about one."""
+    """Return why a fork has failed, with the limit if one was reached."""
     limit = " (a limit of processes: `ulimit -u`, or pids.max of a cgroup)" if error.errno == errno.EAGAIN else ""
     return f"fork: {error.strerror}{limit}"
 
 
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
-    """Return ``pid`` or ``error`` of each worker; from now on the daemon is the parent of those that were forked.
+    """Return ``pid`` or ``error`` of each worker, forked so that the daemon becomes its parent.
 
-    A process in between forks them all and ends, and the daemon, a subreaper, adopts them.
+    An intermediate process forks all workers and ends, and the daemon, a subreaper, adopts them.
     """
     if not orders:
         return []
@@ -246,7 +247,7 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, A
 
 
 def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
-    """Turns the forked child into a worker, or into a template of its own.  Does not return."""
+    """Turn the forked child into a worker, or into a template of its own. Does not return."""
     try:
         if "preload" in spec:
             _run_preloaded(spec, fds)
@@ -265,9 +266,9 @@ def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
 
 
 def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
-    """Import modules in this child of the template, and serve the daemon from then on.  Does not return.
+    """Import modules in this child of the template, then serve the daemon. Does not return.
 
-    The imports see what those of the workers would: their folder, path, script and variables.
+    The imports see the folder, path, script and variables of the later workers.
     """
     global _imported
     control = socket.socket(fileno=fds[0])
@@ -275,7 +276,7 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     for number, fd in enumerate(fds[1:], 1):
         os.dup2(fd, number)
         os.close(fd)
-    # As in a worker: the process in between is gone when this arrives.
+    # As in a worker: this byte arrives after the intermediate process has ended.
     if not control.recv(1):
         os._exit(1)
     die_with_parent(spec["parent"])
@@ -314,11 +315,11 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     os.dup2(fds[2], 2)
     for fd in (null, fds[1], fds[2]):
         os.close(fd)
-    # The daemon's first bytes come after the process in between is gone: from here on the daemon is the parent.
+    # The daemon sends its first bytes after the intermediate process has ended: from here on the daemon is the parent.
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
     _limit_open_files(spec["open_files"])
-    # Before any user code: its processes stay this worker's descendants, by whichever way they leave their parents.
+    # Before any user code: processes that it starts stay this worker's descendants, even if they leave their parents.
     # tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if not wrapped:  # else it was started with its own environment, to which the tool has added
@@ -365,8 +366,8 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    # The driver's own path decides, in its order; what only this node has comes after it.  A pathlib.Path would raise
-    # for a folder that this user may not look into.
+    # The driver's path comes first, in its order, then entries that only this node has. A pathlib.Path would raise for
+    # a folder that this user may not enter.
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
@@ -386,16 +387,16 @@ def _open_output(fd: int, unbuffered: bool) -> io.TextIOWrapper:
 
 
 def _limit_open_files(most: int) -> None:
-    """The user's own limit: the daemon has raised its own to the utmost, and the template inherited that."""
+    """Restore the user's own limit: the daemon has raised its limit to the maximum, and the template inherited that."""
     _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
 
 
 def _mark(token: str) -> None:
-    """Writes the worker's token over the template's in what ``/proc/<pid>/environ`` shows.
+    """Overwrite the template's token by the worker's in the memory shown as ``/proc/<pid>/environ``.
 
-    That is the memory which the kernel filled at exec; ``os.environ`` does not reach it.  By this mark the daemon
-    knows what a dead worker has left behind, forked children that changed their session among it.
+    The kernel filled that memory at exec; ``os.environ`` does not reach it.  The daemon finds the processes that a dead
+    worker has left behind by this token, including forked children that changed their session.
     """
     name = b"RLINF_WORKER="
     offset = Path("/proc/self/environ").read_bytes().find(name)
@@ -406,7 +407,7 @@ def _mark(token: str) -> None:
 
 
 def _seed(seed: int | None) -> None:
-    """torch and numpy would draw the same numbers in every forked child."""
+    """Seed the generators: torch and numpy would draw the same numbers in every forked child."""
     import random
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""Wall-clock timers of a worker, by tag: ``Timers``, ``Span`` (context manager), and the decorator ``timed``."""
+"""Wall-clock timers of a worker, by tag: ``Timers``, ``TimedSpan`` (context manager), and the decorator ``timed``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,10 @@ class Timers:
             self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
 
     def pop(self, tag: str) -> float:
-        """Raises:
-        ValueError: nothing was recorded under this tag.
+        """Remove and return the seconds of a tag.
+
+        Raises:
+            ValueError: no time was recorded under this tag.
         """
         with self._lock:
             if tag not in self.seconds:
@@ -48,13 +50,14 @@ class Timers:
             self.seconds.clear()
         return seconds
 
-    def span(self, tag: str, category: str | None = None) -> Span:
-        """Also a span of the trace, where the run is traced and ``category`` is given."""
-        return Span(self, tag, category)
+    def span(self, tag: str, category: str | None = None) -> TimedSpan:
+        """Return a context manager that adds its time to the tag; in a traced run also a span, if ``category`` is
+        given."""
+        return TimedSpan(self, tag, category)
 
 
-class Span:
-    """One measured stretch of time, as a context manager."""
+class TimedSpan:
+    """Measured time of one block, as a context manager."""
 
     def __init__(self, timers: Timers, tag: str, category: str | None) -> None:
         self._timers = timers
@@ -63,7 +66,7 @@ class Span:
         self._since = 0.0
         self._event = 0
 
-    def __enter__(self) -> Span:
+    def __enter__(self) -> TimedSpan:
         if self._category is not None and recording.admits():
             self._event = recording.begin(EventKind.SPAN, self._tag, 0.0, (self._category, None))
         self._since = time.perf_counter()
@@ -77,12 +80,12 @@ class Span:
 
 
 def caller_name() -> str:
-    """Name of the function that called the caller of this."""
+    """Return the name of the function that called the caller of this one."""
     return sys._getframe(2).f_code.co_name
 
 
 def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
-    """A decorator for methods of an object that has ``worker_timer``; the tag's default is the method's name."""
+    """Return a decorator for methods of an object that has ``worker_timer``; the default tag is the method's name."""
 
     def decorate(method: F) -> F:
         name = tag or method.__name__
@@ -90,7 +93,8 @@ def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                # The items' own generator is closed with this one, and not by the collector some time later.
+                # aclosing closes the inner generator with this one; otherwise the garbage collector would close it
+                # later.
                 with self.worker_timer(name, trace):
                     async with contextlib.aclosing(method(self, *args, **kwargs)) as items:
                         async for item in items:

@@ -23,11 +23,11 @@ from rlinf_async.profiling import ProfileConfig, parse_profiling
 
 @dataclass(frozen=True)
 class TracerConfig:
-    """``cluster.tracer``: whether a run is traced, and where the trace goes.
+    """``cluster.tracer``: whether to trace the run, and the file for the trace.
 
     Attributes:
-        enable: record spans.
-        output_file: where they are written; None for a file in the run's log folder.
+        enable: True to record spans.
+        output_file: path of the trace; None for a file in the run's log folder.
     """
 
     enable: bool = False
@@ -39,18 +39,18 @@ class ClusterConfig:
     """The ``cluster`` section of a configuration: plain, validated, frozen.
 
     Attributes:
-        num_nodes: how many nodes the job needs; 0 where it does not say, which takes all.
-        component_placement: the rules, as they stand; ``ComponentPlacement`` reads them.
-        node_groups: besides ``cluster`` and ``node``, which every cluster has.
-        profiling: None without.
-        tracer: off, where nothing is said.
-        fail_fast: a call that fails unawaited ends plain waits for others; None where nothing is said.
-        net_emulation: None without.
-        metrics: where they are served; None for nowhere.
-        lease_s: seconds without a sign of life of a node that lose it; None for ``RLINF_LEASE_S``.
-        supervision: by group or component, whether and how often its ranks are started again.
-        auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: what
-            ``ModelParallelComponentPlacement`` asks for.
+        num_nodes: number of nodes that the job needs; 0, the default, takes all nodes.
+        component_placement: the placement rules as written; ``ComponentPlacement`` reads them.
+        node_groups: configured groups, besides ``cluster`` and ``node``, which every cluster has.
+        profiling: None if workers are not profiled.
+        tracer: disabled by default.
+        fail_fast: True if a failed call that nothing awaits ends blocking waits for other calls; None if not set.
+        net_emulation: None if the network is not emulated.
+        metrics: address of the metrics server; None to serve no metrics.
+        lease_s: seconds of silence after which a node counts as lost; None for ``RLINF_LEASE_S``.
+        supervision: restart policy of each group or component.
+        auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: switches for
+            ``ModelParallelComponentPlacement``.
     """
 
     num_nodes: int = 0
@@ -69,17 +69,17 @@ class ClusterConfig:
     values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The section as plain values."""
     origin: Origin | None = field(default=None, repr=False, compare=False)
-    """The file and the lines that it was read from, for errors; None where it was none."""
+    """File and lines that the section was read from, for errors; None if it did not come from a file."""
 
     @classmethod
     def from_dict_cfg(cls, cfg_dict: Any) -> ClusterConfig:
-        """Reads the section, or a whole configuration that has it; a mapping or an OmegaConf ``DictConfig``.
+        """Read the section, or a whole configuration that contains it; a mapping or an OmegaConf ``DictConfig``.
 
-        Kinds of hardware must have been registered before.
+        Register custom kinds of hardware before this call.
 
         Raises:
-            ConfigError: a key is unknown at any level (with the one that it resembles), or a value is wrong;
-                with the place, and file and line where they are known.
+            ConfigError: a key is unknown at any level, or a value is wrong. The message names the place (with file and
+                line, if known) and the most similar known key.
         """
         if isinstance(cfg_dict, ClusterConfig):
             return cfg_dict
@@ -89,7 +89,7 @@ class ClusterConfig:
         values = cfg_dict
         steps: Steps = ("cluster",)
         if "cluster" in cfg_dict:
-            # The other sections of a whole configuration are not read: what they refer to is no matter here.
+            # Only this section is read: interpolations in the others may refer to things that only the job can resolve.
             values = cfg_dict["cluster"]
             if not isinstance(values, Mapping):
                 raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
@@ -99,20 +99,20 @@ class ClusterConfig:
 
     @classmethod
     def from_file(cls, path: str | Path) -> ClusterConfig:
-        """Reads a YAML file; errors name its lines.  Raises ConfigError."""
+        """Read a YAML file; errors name its lines. Raises ConfigError."""
         return cls.from_dict_cfg(load_document(path))
 
     def __str__(self) -> str:
-        """The section as YAML."""
+        """Return the section as YAML."""
         from omegaconf import OmegaConf
 
         return str(OmegaConf.to_yaml(OmegaConf.create(dict(self.values))))
 
     def group(self, label: str) -> NodeGroupConfig:
-        """The node group of that name.
+        """Return the node group with this label.
 
         Raises:
-            ConfigError: there is none; ``cluster`` and ``node`` are not configured, so they have no entry.
+            ConfigError: there is none. The built-in groups ``cluster`` and ``node`` have no entry here.
         """
         for group in self.node_groups:
             if group.label == label:
@@ -123,12 +123,12 @@ class ClusterConfig:
         )
 
     def node_groups_for(self, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-        """The node groups of a cluster: ``cluster`` and ``node``, then the configured ones in their order.
+        """Return the node groups of a cluster: ``cluster`` and ``node``, then the configured ones in their order.
 
-        Workers of the first two get what all groups that a node is in agree on.
+        A worker in one of these two gets the environment that all groups of its node agree on.
 
         Raises:
-            ConfigError: a group has a node that the cluster does not have.
+            ConfigError: a group lists a node that the cluster does not have.
         """
         by_rank = {node.node_rank: node for node in nodes}
         groups = list(built_in_groups(nodes))
@@ -151,32 +151,32 @@ class ClusterConfig:
         return tuple(groups)
 
     def get_node_labels_by_rank(self, node_rank: int) -> list[str]:
-        """The labels of the configured groups that a node is in."""
+        """Return the labels of the configured groups that contain a node."""
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """The variables that the configuration gives a node, whichever of its groups a worker is placed in.
+        """Return the environment variables that all groups of a node together set.
 
         Raises:
-            ConfigError: two of its groups want different values.
+            ConfigError: two groups set different values.
         """
         variables: dict[str, str] = {}
-        says: dict[str, str] = {}
+        owner: dict[str, str] = {}
         for group in self._groups_of(node_rank):
             for name, value in group.env_vars(node_rank).items():
                 if variables.setdefault(name, value) != value:
                     raise ConfigError(
-                        f"node {node_rank} is in node groups {says[name]!r} and {group.label!r}, which want different "
+                        f"node {node_rank} is in node groups {owner[name]!r} and {group.label!r}, which want different "
                         f"values of {name}: {variables[name]!r} and {value!r}; place the workers in one of the groups"
                     )
-                says.setdefault(name, group.label)
+                owner.setdefault(name, group.label)
         return variables
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
-        """The interpreter that the configuration gives a node; None where it leaves the node its own.
+        """Return the Python interpreter that the configuration sets for a node; None to keep the node's own.
 
         Raises:
-            ConfigError: two of its groups name different ones.
+            ConfigError: two groups set different interpreters.
         """
         found: dict[str, str] = {}
         for group in self._groups_of(node_rank):
@@ -194,7 +194,7 @@ class ClusterConfig:
     get_node_python_interpreter_path_by_rank = get_node_python_interpreter_path
 
     def get_node_hw_configs_by_rank(self, node_rank: int) -> list[HardwareConfig]:
-        """What is described of a node's hardware."""
+        """Return the hardware that the configuration describes on a node."""
         return [
             config
             for group in self._groups_of(node_rank)
@@ -244,12 +244,11 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
 
 
 def _components(placement: Mapping[Any, Any]) -> list[str]:
-    """The names in the keys of a component placement, ``"actor,rollout"`` for one."""
+    """Return the component names of a placement; a key such as ``"actor,rollout"`` names two."""
     return [name.strip() for key in placement for name in str(key).split(",")]
 
 
 def _read_lease(section: Section) -> float | None:
-    """Reads the number; None where there is none.  Raises ConfigError."""
     value = section.get("lease_s")
     least, most = settings.LEASE_S.minimum, settings.LEASE_S.maximum
     if value is None:
@@ -261,7 +260,6 @@ def _read_lease(section: Section) -> float | None:
 
 
 def _read_tracer(value: Any, steps: Steps, origin: Origin | None) -> TracerConfig:
-    """Reads the section; off, where there is none.  Raises ConfigError."""
     if value is None:
         return TracerConfig()
     if not isinstance(value, Mapping):

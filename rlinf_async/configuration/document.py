@@ -1,4 +1,4 @@
-"""Loads YAML files with OmegaConf, with file and line of each value for errors; converts them to plain values."""
+"""Loader of YAML files by OmegaConf, with file and line of each value for errors; conversion to plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from rlinf_async.errors import ConfigError
 
 Steps = tuple[str | int, ...]
-"""The way from the top of a configuration to a value: keys of mappings, places in lists."""
+"""The path from the top of a configuration to a value: keys of mappings, positions in lists."""
 
 _CLUSTER = "cluster"
 
@@ -24,19 +24,19 @@ class Origin:
     lines: Mapping[Steps, int] = field(default_factory=dict, repr=False)
 
     def locate(self, steps: Steps) -> str:
-        """``file:line`` of a value, or of the nearest thing around it that stands in the file."""
+        """Return ``file:line`` of a value, or of the closest section around it that the file has."""
         for end in range(len(steps), -1, -1):
             if steps[:end] in self.lines:
                 return f"{self.path}:{self.lines[steps[:end]]}"
         return self.path
 
     def under(self, key: str) -> Origin:
-        """The same file, of whose configuration the whole is the section ``key``."""
+        """Return the origin of a document that has this file's content as its section ``key``."""
         return Origin(self.path, {(key, *steps): line for steps, line in self.lines.items()})
 
 
 class Document(dict[str, Any]):
-    """A configuration file's sections, as OmegaConf has them, with their ``origin``."""
+    """Sections of a configuration file, as OmegaConf loads them, with their ``origin``."""
 
     def __init__(self, values: Mapping[str, Any], origin: Origin) -> None:
         super().__init__(values)
@@ -44,15 +44,15 @@ class Document(dict[str, Any]):
 
 
 def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
-    """Reads a YAML file, whose ``${...}`` are OmegaConf's; they are resolved when they are read.
+    """Read a YAML file; OmegaConf resolves its ``${...}`` on access.
 
-    Errors about its values name their line, wherever in the framework they come up.
+    Later errors about a value name its line, wherever the framework raises them.
 
     Args:
-        overrides: ``key.of.it=value``, values in YAML.
+        overrides: ``key.of.it=value`` pairs, with values in YAML.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML mapping, or an override is none.
+        ConfigError: the file cannot be read or is not a YAML mapping, or an override is malformed.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -92,7 +92,7 @@ def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
 
 
 def find_origin(path: str | Path, text: str) -> Origin:
-    """The lines of a YAML file with that text, which may be a pipe's and cannot be read twice."""
+    """Return the origin of a YAML text. The caller passes the text because a pipe cannot be read twice."""
     import yaml
 
     return _origin(path, yaml.compose(text, Loader=yaml.SafeLoader))
@@ -105,18 +105,18 @@ def _origin(path: str | Path, tree: Any) -> Origin:
 
 
 def origin_of(config: Any) -> Origin | None:
-    """The file of a configuration, where it is known."""
+    """Return the file that a configuration was loaded from, if it is known."""
     origin = getattr(config, "origin", None) if isinstance(config, Document) else None
     return origin if isinstance(origin, Origin) else None
 
 
 def plain(value: Any, steps: Steps = (), origin: Origin | None = None) -> Any:
-    """A value without OmegaConf: dicts with keys as they are, lists, and leaves; interpolations resolved.
+    """Convert a value from OmegaConf to dicts (with unchanged keys), lists and leaves; resolve interpolations.
 
-    A mandatory value that nobody gave (``???``) is None.
+    A missing mandatory value (``???``) becomes None.
 
     Raises:
-        ConfigError: an interpolation leads nowhere.
+        ConfigError: an interpolation cannot be resolved.
     """
     if isinstance(value, Mapping):
         return {key: plain(_take(value, key, steps, origin), (*steps, key), origin) for key in value}
@@ -126,7 +126,7 @@ def plain(value: Any, steps: Steps = (), origin: Origin | None = None) -> Any:
 
 
 def name_steps(steps: Steps) -> str:
-    """For people: ``cluster.node_groups[0].label``."""
+    """Return a path as text, such as ``cluster.node_groups[0].label``."""
     text = ""
     for step in steps:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -149,7 +149,7 @@ def _take(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
 
 
 def _note_lines(node: Any, steps: Steps, lines: dict[Steps, int]) -> None:
-    """Notes the line of everything below a node of PyYAML's tree; a value's is that of its key."""
+    """Note the line of each value below a node of PyYAML's tree; a mapping's value has the line of its key."""
     import yaml
 
     if node is None:

@@ -14,12 +14,12 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class NodeEnvConfig:
-    """Interpreter and environment variables of the workers on some nodes of a group.
+    """Python interpreter and environment variables of the workers on some nodes of a group.
 
     Attributes:
-        node_ranks: ranks in the cluster, ascending.
-        env_vars: name → value.
-        python_interpreter_path: None for the one that the node runs in.
+        node_ranks: ranks of the nodes in the cluster, ascending.
+        env_vars: value of each variable, by name.
+        python_interpreter_path: None for the interpreter that the node itself runs in.
     """
 
     node_ranks: tuple[int, ...]
@@ -30,22 +30,22 @@ class NodeEnvConfig:
 def read_env_configs(
     entries: Sequence[Any], steps: Steps, origin: Origin | None, group_ranks: Sequence[int]
 ) -> tuple[NodeEnvConfig, ...]:
-    """Reads the list; ``group_ranks`` are the nodes of the group.
+    """Read the list ``env_configs`` of a group whose nodes are ``group_ranks``.
 
-    The same variable may have different values on different nodes.
+    A variable may have different values on different nodes.
 
     Raises:
-        ConfigError: a malformed entry, a node outside the group, or one that two entries name.
+        ConfigError: an entry is malformed or names a node outside the group, or two entries name the same node.
     """
     configs: list[NodeEnvConfig] = []
     taken: dict[int, int] = {}
     for number, entry in enumerate(entries):
-        here = (*steps, number)
+        entry_steps = (*steps, number)
         if not isinstance(entry, Mapping):
-            raise misplaced(here, origin, f"Each node env config must be a dictionary, got {entry!r}")
+            raise misplaced(entry_steps, origin, f"Each node env config must be a dictionary, got {entry!r}")
         section = Section(
             entry,
-            here,
+            entry_steps,
             origin,
             kind="env config",
             known=("node_ranks", "env_vars", "python_interpreter_path"),
@@ -72,7 +72,7 @@ def read_env_configs(
 
 
 def read_node_ranks(section: Section, available: Sequence[int] | None) -> tuple[int, ...]:
-    """The ``node_ranks`` of a section, each of them among the available ones.  Raises ConfigError."""
+    """Return the ``node_ranks`` of a section after a check that each of them is available. Raises ConfigError."""
     try:
         return tuple(parse_rank_config(section.get("node_ranks"), available, "node"))
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Merges two sets of a worker's environment variables; PATH-like lists are joined or replaced, by a setting."""
+"""Merger of two sets of a worker's environment variables; PATH-like lists are joined or replaced, by a setting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.errors import ConfigError
 _PATH_LIKE = frozenset(
     {"PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "CPATH"}
 )
-"""Variables that hold a list of folders, which two sources may add to."""
+"""Names of variables that hold a list of folders, to which two sources may both add."""
 
 PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
 
@@ -21,27 +21,27 @@ class PathEnvMergeMode(Enum):
     """Merge mode of a variable that holds a list of folders and that two sources set."""
 
     APPEND = "append"
-    """The later source's folders come first, the earlier one's follow."""
+    """Folders of the later source first, followed by the earlier source's."""
     OVERRIDE = "override"
-    """Only the later source's are left."""
+    """Folders of the later source only."""
 
 
 def get_path_env_merge_mode(env_vars: Mapping[str, str]) -> PathEnvMergeMode:
-    """What ``RLINF_PATH_ENV_MERGE_MODE`` says; appending, where it says nothing.
+    """Return the mode that ``RLINF_PATH_ENV_MERGE_MODE`` selects, by default ``APPEND``.
 
     Raises:
-        ConfigError: it is no such mode.
+        ConfigError: the variable names an unknown mode.
     """
-    said = env_vars.get(PATH_ENV_MERGE_MODE, "").strip().lower()
-    if not said:
+    mode_name = env_vars.get(PATH_ENV_MERGE_MODE, "").strip().lower()
+    if not mode_name:
         return PathEnvMergeMode.APPEND
     modes = [mode.value for mode in PathEnvMergeMode]
-    if said not in modes:
+    if mode_name not in modes:
         raise ConfigError(
-            f"{PATH_ENV_MERGE_MODE}={env_vars[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(said, modes)}: "
+            f"{PATH_ENV_MERGE_MODE}={env_vars[PATH_ENV_MERGE_MODE]!r} is no mode{did_you_mean(mode_name, modes)}: "
             f"write {' or '.join(modes)}"
         )
-    return PathEnvMergeMode(said)
+    return PathEnvMergeMode(mode_name)
 
 
 def merge_worker_env_vars(
@@ -49,7 +49,7 @@ def merge_worker_env_vars(
     incoming_env_vars: Mapping[str, str],
     mode: PathEnvMergeMode = PathEnvMergeMode.APPEND,
 ) -> dict[str, str]:
-    """Return the base with the incoming variables over it; lists of folders are joined where the mode says so.
+    """Return the base overlaid with the incoming variables; in append mode, lists of folders are joined.
 
     Example:
         >>> merge_worker_env_vars({"PATH": "/bin:/usr/bin"}, {"PATH": "/opt/bin:/bin"})
@@ -64,6 +64,6 @@ def merge_worker_env_vars(
 
 
 def merge_path_like(first: str, then: str) -> str:
-    """The folders of both, each once, where it comes first; empty entries are left out."""
+    """Join two lists of folders; each folder keeps its first position, and empty entries are dropped."""
     folders = [*first.split(os.pathsep), *then.split(os.pathsep)]
     return os.pathsep.join(dict.fromkeys(folder for folder in folders if folder))

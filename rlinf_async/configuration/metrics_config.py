@@ -14,13 +14,13 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class MetricsConfig:
-    """Where metrics are served.
+    """Address of the metrics server.
 
     Attributes:
-        address: an IP address of node 0 and a port, 0 for any that is free: ``127.0.0.1:9090``, ``[::1]:0``.
+        address: an IP address of node 0 and a port, such as ``127.0.0.1:9090`` or ``[::1]:0``; port 0 picks a free one.
 
     Raises:
-        ConfigError: that is no such address.
+        ConfigError: the address is malformed.
     """
 
     address: str
@@ -40,12 +40,12 @@ class MetricsConfig:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may reach it."""
+        """True if the server listens on an address other than loopback."""
         return not ipaddress.ip_address(self.address.rpartition(":")[0].strip("[]")).is_loopback
 
 
 def read_metrics(value: Any, steps: Steps, origin: Origin | None) -> MetricsConfig | None:
-    """Reads the section; None where there is none.  Raises ConfigError."""
+    """Read the section; None if there is none. Raises ConfigError."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

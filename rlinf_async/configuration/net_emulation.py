@@ -20,15 +20,15 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class CrossDCPair:
-    """Two sets of workers, as of two data centres, with an extra delay between them.
+    """Two sets of workers, as in two data centres, with an extra delay between them.
 
     Attributes:
-        src, dst: names of workers, such as ``"Env:0"``; ``"Env"`` for all of a group.  As in the YAML, one or
-            several, with ranges of ranks (``"Env:0-1"``), which are written out.
-        delay_ms: milliseconds that a message from one to the other takes longer.
+        src, dst: names of workers, such as ``"Env:0"``, or ``"Env"`` for a whole group. The YAML may list several, and
+            ranges of ranks (``"Env:0-1"``), which are expanded.
+        delay_ms: extra milliseconds that a message from ``src`` to ``dst`` takes.
 
     Raises:
-        ConfigError: a name or the number is wrong, or there is no worker.
+        ConfigError: a name or the delay is malformed, or a set is empty.
     """
 
     src: tuple[str, ...]
@@ -43,14 +43,14 @@ class CrossDCPair:
 
 @dataclass(frozen=True)
 class BandwidthGroup:
-    """Workers that share one line of limited bandwidth.
+    """Workers that share one link of limited bandwidth.
 
     Attributes:
         members: names of workers, as in ``CrossDCPair``.
-        bandwidth_mbps: megabits in a second, 125000 bytes each.
+        bandwidth_mbps: megabits per second; one megabit is 125,000 bytes.
 
     Raises:
-        ConfigError: a name or the number is wrong, or there is no worker.
+        ConfigError: a name or the bandwidth is malformed, or there are no members.
     """
 
     members: tuple[str, ...]
@@ -65,15 +65,15 @@ class BandwidthGroup:
 
 @dataclass(frozen=True)
 class NetEmulationConfig:
-    """The section, with ranges of ranks written out and a trailing ``Group`` taken off names.
+    """The ``net_emulation`` section, with ranges of ranks expanded and a trailing ``Group`` removed from names.
 
     Attributes:
-        symmetric: a pair's delay holds in both directions.
-        crossdc_pairs: who is far from whom.
-        bandwidth_groups: who shares a line.
+        symmetric: True if a pair's delay applies in both directions.
+        crossdc_pairs: sets of workers that are far from each other.
+        bandwidth_groups: sets of workers that share a link.
 
     Raises:
-        ConfigError: a worker is behind two lines.
+        ConfigError: a worker belongs to two bandwidth groups.
     """
 
     symmetric: bool = True
@@ -87,7 +87,7 @@ class NetEmulationConfig:
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> NetEmulationConfig | None:
-        """Reads the section; None where there is none, or it is not enabled.
+        """Read the section; None if there is none, or if it is not enabled.
 
         Raises:
             ConfigError: a key, a name or a number is wrong, or a list of workers is empty.
@@ -96,7 +96,7 @@ class NetEmulationConfig:
 
 
 def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEmulationConfig | None:
-    """Reads the section; None where there is none, or it is not enabled.  Raises ConfigError."""
+    """Read the section; None if there is none, or if it is not enabled. Raises ConfigError."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -120,20 +120,20 @@ def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEm
 
 
 def worker_key(name: str) -> str:
-    """A worker's name as the emulation compares it: ``"EnvGroup:0"`` is ``"Env:0"``."""
+    """Return a worker's name in the form that the emulation compares: ``"EnvGroup:0"`` becomes ``"Env:0"``."""
     group, colon, rank = name.partition(":")
     return (group.removesuffix(_GROUP) or group) + colon + rank
 
 
 def parse_workers(value: Any, key: str) -> tuple[str, ...]:
-    """The names of workers that a configuration means, each once; ``key`` is what it calls them.
+    """Expand the workers of a configuration value, without duplicates; ``key`` names the value in errors.
 
     Example:
         >>> parse_workers(["EnvGroup:0-1", "Actor"], "src")
         ('Env:0', 'Env:1', 'Actor')
 
     Raises:
-        ConfigError: it is no such list, or is empty.
+        ConfigError: the value is not a list of workers, or is empty.
     """
     entries = [value] if isinstance(value, str) else value
     if isinstance(entries, bytes) or not isinstance(entries, Sequence):
@@ -157,7 +157,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def _find_second_line(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
-    """The first line that has a member of an earlier one, and what is wrong with that."""
+    """Return the index of the first group with a member of an earlier group, and an error text; None if disjoint."""
     behind: dict[str, int] = {}
     for number, line in enumerate(lines):
         for member in line.members:
@@ -185,7 +185,7 @@ def _read_line(parent: Section, number: int, entry: Any) -> BandwidthGroup:
 
 
 def _checked(section: Section, key: str, read: Callable[[Any], _Read]) -> _Read:
-    """What is read from a key's value; where that raises, the error says where the key stands."""
+    """Return ``read`` of a key's value; an error names the place of the key."""
     try:
         return read(section.get(key))
     except ConfigError as error:

@@ -16,27 +16,27 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Accelerator, NodeHardwareConfig
 
 CLUSTER_GROUP = "cluster"
-"""The node group of all nodes, with their accelerators."""
+"""Label of the group of all nodes, whose ranks count accelerators."""
 NODE_GROUP = "node"
-"""The node group of all nodes, without their accelerators."""
+"""Label of the group of all nodes, whose ranks count nodes."""
 RESERVED = (CLUSTER_GROUP, NODE_GROUP)
 ACCELERATOR = Accelerator.HW_TYPE
-"""The kind of hardware that ranks of a placement count by default."""
+"""The kind of hardware that placement ranks count by default."""
 
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a cluster, and what the ranks of a placement count in them: pieces of hardware, or the nodes.
+    """Nodes of a cluster under a label. Placement ranks count either the group's hardware or its nodes.
 
-    RLinf calls it ``NodeGroupInfo``.
+    RLinf's name for it is ``NodeGroupInfo``.
 
     Attributes:
-        label: its name.
-        nodes: its nodes, in the order in which their hardware is counted.
-        hardware_type: the kind that is counted; None for accelerators, if it has some.
-        ignore_hardware: the nodes are counted, whatever they have.
-        env_configs: interpreters and variables of its nodes.
-        hardware: pieces that the configuration describes.
+        label: name of the group.
+        nodes: nodes in the order in which their hardware is counted.
+        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has some.
+        ignore_hardware: True if ranks count nodes, regardless of their hardware.
+        env_configs: interpreters and environment variables of the nodes.
+        hardware: hardware that the configuration describes.
     """
 
     label: str
@@ -48,12 +48,12 @@ class NodeGroup:
 
     @property
     def node_ranks(self) -> list[int]:
-        """The nodes' ranks in the cluster."""
+        """Ranks of the nodes in the cluster."""
         return [node.node_rank for node in self.nodes]
 
     @cached_property
     def counted_hardware(self) -> str | None:
-        """The kind of hardware that ranks count; None where they count nodes."""
+        """The kind of hardware that ranks count; None if they count nodes."""
         if self.ignore_hardware:
             return None
         if self.hardware_type is not None:
@@ -62,21 +62,21 @@ class NodeGroup:
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
-        """For each node the rank of its first piece in the group, and at the end the number of all."""
+        """For each node, the rank of its first piece of hardware in the group; then the total."""
         return tuple(accumulate((self.count_on(node) for node in self.nodes), initial=0))
 
     @property
     def hardware_resource_count(self) -> int:
-        """The number of pieces, or of nodes where those are counted."""
+        """The number of pieces of hardware, or of nodes if ranks count nodes."""
         return self.starts[-1]
 
     @property
     def local_hardware_ranks(self) -> list[list[int]]:
-        """For each node the positions of its pieces."""
+        """For each node, the positions of its pieces of hardware."""
         return [list(range(self.count_on(node))) for node in self.nodes]
 
     def count_on(self, node: NodeInfo) -> int:
-        """How many ranks of the group are on a node."""
+        """Return the number of the group's ranks on a node."""
         kind = self.counted_hardware
         if kind is None:
             return 1
@@ -84,18 +84,16 @@ class NodeGroup:
         return max(node.get_hw_resource_count(kind), described)
 
     def get_node_by_hardware_rank(self, hardware_rank: int) -> NodeInfo:
-        """Raises:
-        ConfigError: the group has no such piece.
-        """
+        """Return the node of a piece of hardware. Raises ConfigError if the group has no such piece."""
         return self.locate(hardware_rank)[0]
 
     def get_local_hardware_rank(self, hardware_rank: int) -> int:
-        """The position of a piece among those of its node; -1 where nodes are counted.  Raises ConfigError."""
+        """Return the position of a piece on its node; -1 if ranks count nodes. Raises ConfigError."""
         node_and_position = self.locate(hardware_rank)
         return -1 if self.counted_hardware is None else node_and_position[1]
 
     def locate(self, hardware_rank: int) -> tuple[NodeInfo, int]:
-        """The node of a piece, and its position there.  Raises ConfigError."""
+        """Return the node of a piece of hardware, and its position there. Raises ConfigError."""
         if not 0 <= hardware_rank < self.hardware_resource_count:
             raise ConfigError(
                 f"Hardware rank {hardware_rank} is out of range: node group '{self.label}' has "
@@ -105,7 +103,7 @@ class NodeGroup:
         return self.nodes[index], hardware_rank - self.starts[index]
 
     def group_ranks_to_global_ranks(self, hardware_ranks: Sequence[int], cluster: Sequence[NodeInfo]) -> list[int]:
-        """Where the group's accelerators stand among those of the whole cluster; nodes where those are counted."""
+        """Return the cluster-wide numbers of the group's accelerators, or the node ranks if the group counts nodes."""
         first = dict(zip((node.node_rank for node in cluster), _first_accelerators(cluster), strict=True))
         located = [self.locate(rank) for rank in hardware_ranks]
         if self.counted_hardware is None:
@@ -113,7 +111,7 @@ class NodeGroup:
         return [first[node.node_rank] + position for node, position in located]
 
     def get_hardware_infos(self, node_rank: int) -> list[Any]:
-        """What is known of the pieces of a node that are counted; nothing of accelerators, beside their number."""
+        """Return the details of the counted hardware on a node, from detection or else from the configuration."""
         kind = self.counted_hardware
         found = [info for each in self._node(node_rank).hardware_resources if each.type == kind for info in each.infos]
         if found or self.hardware is None or kind != self.hardware.type:
@@ -121,7 +119,7 @@ class NodeGroup:
         return [config for config in self.hardware.configs if config.node_rank == node_rank]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """The variables of the group's workers on a node.  Raises ConfigError where it is no node of the group."""
+        """Return the variables of the group's workers on a node. Raises ConfigError if the group lacks the node."""
         self._node(node_rank)
         return {
             name: value
@@ -131,10 +129,10 @@ class NodeGroup:
         }
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
-        """The interpreter of the group's workers on a node; None for the node's own.
+        """Return the interpreter of the group's workers on a node; None for the node's own.
 
         Raises:
-            ConfigError: it is no node of the group, or two entries name different ones.
+            ConfigError: the group lacks the node, or two entries set different interpreters.
         """
         self._node(node_rank)
         paths = {
@@ -165,17 +163,17 @@ class NodeGroup:
 
 
 NodeGroupInfo = NodeGroup
-"""RLinf's name."""
+"""RLinf's name for ``NodeGroup``."""
 
 
 def built_in_groups(nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, NodeGroup]:
-    """The groups that every cluster has: ``cluster`` and ``node``, both of all nodes."""
+    """Return the groups that every cluster has: ``cluster`` and ``node``, both with all nodes."""
     ordered = tuple(sorted(nodes, key=lambda node: node.node_rank))
     return NodeGroup(CLUSTER_GROUP, ordered), NodeGroup(NODE_GROUP, ordered, ignore_hardware=True)
 
 
 def labelled_groups(nodes: Sequence[NodeInfo], taken: Collection[str]) -> tuple[NodeGroup, ...]:
-    """A group for each label of the nodes (``labels=`` of a hosts file) that is not taken by another group."""
+    """Return a group for each node label (``labels=`` of a hosts file) that no other group has taken."""
     labels = dict.fromkeys(label for node in nodes for label in node.node_labels if label not in taken)
     return tuple(NodeGroup(label, tuple(node for node in nodes if label in node.node_labels)) for label in labels)
 

@@ -22,12 +22,12 @@ class NodeGroupConfig:
     """One entry of ``node_groups``.
 
     Attributes:
-        label: its name.
-        node_ranks: of its nodes in the cluster, ascending.
-        env_configs: interpreters and variables of its nodes.
-        hardware: what it has that is described rather than found.
-        ignore_hardware: its ranks are nodes, whatever they have.
-        hardware_type: the kind of hardware that its ranks count; None for accelerators, if it has some.
+        label: name of the group.
+        node_ranks: ranks of its nodes in the cluster, ascending.
+        env_configs: interpreters and environment variables of its nodes.
+        hardware: hardware that cannot be detected and is described here.
+        ignore_hardware: True if ranks count nodes, regardless of their hardware.
+        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has some.
     """
 
     label: str
@@ -42,12 +42,12 @@ class NodeGroupConfig:
             object.__setattr__(self, "node_ranks", list(self.node_ranks))
 
     def env_vars(self, node_rank: int) -> dict[str, str]:
-        """The variables of the group's workers on a node; none for a node that nothing is said about."""
+        """Return the variables of the group's workers on a node; empty for a node without an entry."""
         config = self._env_by_rank.get(node_rank)
         return {} if config is None else dict(config.env_vars)
 
     def interpreter(self, node_rank: int) -> str | None:
-        """The interpreter of the group's workers on a node; None for the node's own."""
+        """Return the interpreter of the group's workers on a node; None for the node's own."""
         config = self._env_by_rank.get(node_rank)
         return None if config is None else config.python_interpreter_path
 
@@ -59,24 +59,24 @@ class NodeGroupConfig:
 def read_node_groups(
     entries: Sequence[Any], steps: Steps, origin: Origin | None, num_nodes: int
 ) -> tuple[NodeGroupConfig, ...]:
-    """Reads ``node_groups``.  Raises ConfigError."""
+    """Read ``node_groups``. Raises ConfigError."""
     groups: dict[str, NodeGroupConfig] = {}
     for number, entry in enumerate(entries):
-        here = (*steps, number)
+        path = (*steps, number)
         if not isinstance(entry, Mapping):
-            raise misplaced(here, origin, f"Each node yaml config must be a dictionary, got {entry!r}")
-        group = _read_group(entry, here, origin, num_nodes)
+            raise misplaced(path, origin, f"Each node yaml config must be a dictionary, got {entry!r}")
+        group = _read_group(entry, path, origin, num_nodes)
         if group.label in groups:
-            raise misplaced((*here, "label"), origin, f"there are two node groups with the label {group.label!r}")
-        _check_robots_are_described_once(group, list(groups.values()), here, origin)
+            raise misplaced((*path, "label"), origin, f"there are two node groups with the label {group.label!r}")
+        _check_robots_are_described_once(group, list(groups.values()), path, origin)
         groups[group.label] = group
     return tuple(groups.values())
 
 
-def _read_group(entry: Mapping[Any, Any], here: Steps, origin: Origin | None, num_nodes: int) -> NodeGroupConfig:
+def _read_group(entry: Mapping[Any, Any], path: Steps, origin: Origin | None, num_nodes: int) -> NodeGroupConfig:
     section = Section(
         entry,
-        here,
+        path,
         origin,
         kind="node group",
         known=("label", "node_ranks", "env_configs", "hardware", "ignore_hardware", "hardware_type"),
@@ -108,7 +108,7 @@ def _read_group(entry: Mapping[Any, Any], here: Steps, origin: Origin | None, nu
     return NodeGroupConfig(
         label=label,
         node_ranks=node_ranks,
-        env_configs=read_env_configs(section.entries("env_configs"), (*here, "env_configs"), origin, node_ranks),
+        env_configs=read_env_configs(section.entries("env_configs"), (*path, "env_configs"), origin, node_ranks),
         hardware=hardware,
         ignore_hardware=ignore_hardware,
         hardware_type=hardware.type if hardware is not None else hardware_type,
@@ -145,26 +145,26 @@ def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareC
 
 
 def _check_robots_are_described_once(
-    group: NodeGroupConfig, others: Sequence[NodeGroupConfig], here: Steps, origin: Origin | None
+    group: NodeGroupConfig, others: Sequence[NodeGroupConfig], path: Steps, origin: Origin | None
 ) -> None:
-    """A node's pieces of a kind are counted as one row: what two groups describe, neither could tell apart."""
+    """Raise ConfigError if two groups describe hardware of one kind on one node: its ranks would be ambiguous."""
     if group.hardware is None:
         return
     for number, other in enumerate(others):
         if other.hardware is None or other.hardware.type != group.hardware.type:
             continue
         for index, config in enumerate(group.hardware.configs):
-            for at, theirs in enumerate(other.hardware.configs):
-                if theirs.node_rank != config.node_rank:
+            for other_index, other_config in enumerate(other.hardware.configs):
+                if other_config.node_rank != config.node_rank:
                     continue
-                there = (*here[:-1], number, "hardware", "configs", at)
-                place = f"{origin.locate(there)}: {name_steps(there)}" if origin else name_steps(there)
-                duplicate = "Duplicate hardware configs: " if config == theirs else ""
+                other_path = (*path[:-1], number, "hardware", "configs", other_index)
+                place = f"{origin.locate(other_path)}: {name_steps(other_path)}" if origin else name_steps(other_path)
+                duplicate = "Duplicate hardware configs: " if config == other_config else ""
                 raise misplaced(
-                    (*here, "hardware", "configs", index),
+                    (*path, "hardware", "configs", index),
                     origin,
                     f"{duplicate}node groups {other.label!r} and {group.label!r} both describe {group.hardware.type} "
-                    f"on node {config.node_rank}: {config} here, {theirs} at {place}; describe all of a node's "
+                    f"on node {config.node_rank}: {config} here, {other_config} at {place}; describe all of a node's "
                     f"{group.hardware.type} in one group, and give another that shares them "
                     f"hardware_type: {group.hardware.type}",
                 )

@@ -1,4 +1,4 @@
-"""Parses and formats lists of ranks in a configuration: ``3``, ``0-7``, ``0-3,6``, ``all``, or a list of these."""
+"""Parser and formatter of rank lists in a configuration: ``3``, ``0-7``, ``0-3,6``, ``all``, or a list of these."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _RANKS = re.compile(r"([0-9]{1,9})(?:\s*-\s*([0-9]{1,9}))?", re.ASCII)
 
 
 def parse_range(text: str, whole: str) -> range:
-    """``3`` or ``0-3``; ``whole`` is what errors quote.  Raises ConfigError."""
+    """Parse ``3`` or ``0-3``; errors quote ``whole``. Raises ConfigError."""
     match = _RANKS.fullmatch(text.strip())
     if match is None:
         raise ConfigError(
@@ -29,12 +29,12 @@ def parse_range(text: str, whole: str) -> range:
 def parse_rank_config(
     rank_config: Any, available_ranks: Collection[int] | None = None, rank_type: str | None = None
 ) -> list[int]:
-    """The ranks that are meant, ascending.
+    """Return the ranks that a configuration value lists, ascending.
 
     Args:
-        rank_config: an int, a text with commas, or a list of both.
-        available_ranks: what ``all`` stands for, and what every rank must be among.
-        rank_type: what errors call them, for example ``"node"``.
+        rank_config: an int, a comma-separated text, or a list of both.
+        available_ranks: all valid ranks, for which ``all`` stands; None if they are not known.
+        rank_type: kind of rank for errors, such as ``"node"``.
 
     Example:
         >>> parse_rank_config("0-2,5")
@@ -43,7 +43,7 @@ def parse_rank_config(
         [0, 2, 3]
 
     Raises:
-        ConfigError: it is malformed, names a rank twice, or one that is not available.
+        ConfigError: the value is malformed, repeats a rank, or has an unavailable one.
     """
     kind = f"{rank_type} rank" if rank_type else "rank"
     known = None if available_ranks is None else set(available_ranks)
@@ -68,7 +68,7 @@ def parse_rank_config(
 
 
 def format_ranks(ranks: Sequence[int]) -> str:
-    """Ascending ranks in the grammar of the configuration: ``[0, 1, 2, 5]`` is ``0-2,5``."""
+    """Format ascending ranks as a configuration writes them: ``[0, 1, 2, 5]`` is ``0-2,5``."""
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:

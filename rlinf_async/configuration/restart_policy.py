@@ -1,4 +1,4 @@
-"""``RestartPolicy``, and ``cluster.supervision``, which gives one to each group: ranks that died are started again."""
+"""``RestartPolicy`` of a group, and the parser of ``cluster.supervision``, which sets one for each group."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.configuration.section import Section, did_you_mean, misplaced
 from rlinf_async.errors import ConfigError
 
 RESTARTS: Final = "RLINF_RESTARTS"
-"""In a worker's environment: how often its rank was started before."""
+"""Name of a worker's environment variable with the number of earlier starts of its rank."""
 
 _KINDS: Final = ("never", "rank", "group")
 
@@ -23,16 +23,17 @@ _KEYS: Final = ("restart", "max_restarts", "window", "order")
 
 @dataclass(frozen=True)
 class RestartPolicy:
-    """Which workers are started again when one of a group has died, and how often.
+    """Rule for restarting the workers of a group after one of them has died.
 
     Attributes:
-        restart: ``"never"``; ``"rank"``, the one that has died; ``"group"``, all ranks of its group.
-        max_restarts: of one rank, or of the group, within ``window`` seconds; with one more, it is lost for good.
-        window: in seconds.
-        order: ``"group"``, calls of all ranks wait while one is away; ``"rank"``, only those of that rank.
+        restart: ``"never"``; ``"rank"`` restarts the dead rank; ``"group"`` restarts all ranks of its group.
+        max_restarts: restarts of one rank (or of the group) allowed within ``window`` seconds; after one more death,
+            the rank is lost for good.
+        window: seconds over which restarts are counted.
+        order: ``"group"`` makes calls to all ranks wait while one is away; ``"rank"``, only calls to that rank.
 
     Raises:
-        ConfigError: one of them has no such value.
+        ConfigError: one of the values is not allowed.
     """
 
     restart: str = "never"
@@ -55,31 +56,31 @@ class RestartPolicy:
 
     @property
     def restarts(self) -> bool:
-        """Whether anything is."""
+        """True if dead ranks are restarted."""
         return self.restart != "never"
 
     @property
     def restarts_group(self) -> bool:
-        """Whether all ranks are, with the one that has died."""
+        """True if a death restarts all ranks of the group."""
         return self.restart == "group"
 
     @property
     def by_rank(self) -> bool:
-        """Whether a rank that is away holds up its own calls only."""
+        """True if a rank that is away delays only its own calls."""
         return self.order == "rank"
 
     @classmethod
     def of(
         cls, restart: Any, max_restarts: Any, window: Any, order: Any, configured: RestartPolicy | None
     ) -> RestartPolicy:
-        """What ``launch()`` says, for each None what is configured.
+        """Return the policy that the arguments of ``launch()`` give; None keeps the configured value.
 
         Raises:
-            ConfigError: it says what cannot be.
+            ConfigError: the values are not allowed, or contradict each other.
         """
         before = configured or cls()
         if restart is not None and restart != before.restart:
-            before = dataclasses.replace(before, order="group")  # which goes with what is overruled
+            before = dataclasses.replace(before, order="group")  # the configured order belongs to the overruled restart
         given = {"restart": restart, "max_restarts": max_restarts, "window": window, "order": order}
         try:
             return dataclasses.replace(before, **{name: each for name, each in given.items() if each is not None})
@@ -92,13 +93,13 @@ class RestartPolicy:
 def read_supervision(
     value: Any, steps: Steps, origin: Origin | None, components: Collection[str]
 ) -> Mapping[str, RestartPolicy]:
-    """Reads the section: a policy by the name of a group, or of a component.
+    """Read the section: a restart policy by the name of a group or component.
 
     Args:
-        components: those of the component placement, which are then all that there are; empty without.
+        components: all components of the placement; empty without a placement, and then any name is allowed.
 
     Raises:
-        ConfigError: it is malformed, or names none of the components.
+        ConfigError: the section is malformed, or names an unknown component.
     """
     if value is None:
         return {}
@@ -107,13 +108,13 @@ def read_supervision(
         raise misplaced(steps, origin, f"{example}, got {value!r}")
     found = {}
     for name, entry in value.items():
-        here = (*steps, str(name))
+        policy_steps = (*steps, str(name))
         if components and name not in components:
             text = f"{name!r} is no component{did_you_mean(str(name), components)}; there are: {', '.join(components)}"
-            raise misplaced(here, origin, text)
+            raise misplaced(policy_steps, origin, text)
         if not isinstance(entry, Mapping):
-            raise misplaced(here, origin, f"{example}, got {entry!r}")
-        section = Section(entry, here, origin, kind="supervision", known=_KEYS, needed=("restart",))
+            raise misplaced(policy_steps, origin, f"{example}, got {entry!r}")
+        section = Section(entry, policy_steps, origin, kind="supervision", known=_KEYS, needed=("restart",))
         try:
             given = {key: section.get(key) for key in _KEYS[1:] if section.get(key) is not None}
             found[str(name)] = RestartPolicy(section.get("restart"), **given)

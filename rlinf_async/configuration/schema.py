@@ -1,6 +1,6 @@
-"""Reads a job's own YAML file and command-line overrides by a dataclass schema; refuses unknown keys.
+"""Reader of a job's own YAML file and command-line overrides by a dataclass schema; refuses unknown keys.
 
-A key that the schema does not have is an error, wherever it stands, with the key that it resembles::
+Every unknown key is an error that suggests the most similar known key::
 
     @dataclass
     class Runner:
@@ -33,15 +33,14 @@ if TYPE_CHECKING:
 _PLACEMENT: Final = "cluster.component_placement."
 
 Claim = tuple[str, bool, str]
-"""A key, whether its value makes sense, and what it must be: ``("algorithm.gamma", gamma <= 1, "must be at most 1")``.
-"""
+"""A key, whether its value is valid, and the rule: ``("algorithm.gamma", gamma <= 1, "must be at most 1")``."""
 
 
 def find_configuration(name: str, folder: Path) -> Path:
-    """A path to a YAML file as it is, or the file of that name in ``folder``.
+    """Return a path to a YAML file unchanged; look up any other name in ``folder``.
 
     Raises:
-        ConfigError: there is no such name; says which one it resembles.
+        ConfigError: there is no such file; the message suggests a similar name.
     """
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return Path(name)
@@ -55,19 +54,19 @@ def find_configuration(name: str, folder: Path) -> Path:
 def read_configuration(
     schema: type, path: Path, overrides: Sequence[str] = (), components: Collection[str] = ()
 ) -> DictConfig:
-    """``path`` and then ``overrides`` over the schema's defaults.
+    """Load ``path`` over the schema's defaults, then apply ``overrides``.
 
     Args:
-        schema: a dataclass of dataclasses, as OmegaConf understands them; ``omegaconf.MISSING`` is what has to be
-            given.
-        overrides: ``key.of.it=value``, values in YAML; a placement is text, also where YAML would read a number to
-            base 60 (``1:0``).
-        components: what ``cluster.component_placement`` may place, several at a time too (``actor,rollout``); empty:
-            whatever it names.
+        schema: a dataclass of dataclasses, as OmegaConf understands them; a field with ``omegaconf.MISSING`` is
+            mandatory.
+        overrides: ``key.of.it=value`` pairs, with values in YAML. A placement is always text, even if YAML would read
+            it as a base-60 number (``1:0``).
+        components: components that ``cluster.component_placement`` may place, alone or joined (``actor,rollout``);
+            empty to allow any.
 
     Raises:
-        ConfigError: the file cannot be read, is no YAML mapping, or an override is none; a key is unknown, missing or
-            ill-typed.  Names the file and the line, or the override, and the key.
+        ConfigError: the file cannot be read or is not a YAML mapping, an override is malformed, or a key is unknown,
+            missing or of the wrong type. The message names the key, and the file and line or the override.
     """
     import yaml
     from omegaconf import OmegaConf
@@ -88,10 +87,10 @@ def read_configuration(
 
 
 def check_values(cfg: DictConfig, claims: Iterable[Claim], path: Path, overrides: Sequence[str] = ()) -> None:
-    """What types cannot say.
+    """Check claims about values that types cannot express.
 
     Raises:
-        ConfigError: a claim does not hold; names the key, its value and where that may come from.
+        ConfigError: a claim does not hold; the message names the key, its value and its possible sources.
     """
     from omegaconf import OmegaConf
 
@@ -120,7 +119,7 @@ def _parse_override(text: str) -> DictConfig:
 def _merge(
     cfg: DictConfig, addition: Any, source: str, components: Collection[str], text: str | None = None
 ) -> DictConfig:
-    """Both, if all keys are known.  ``source`` is the file of ``addition``, which has that text, or the override."""
+    """Check the keys of ``addition``, read from the file or override ``source``, and merge it into ``cfg``."""
     from omegaconf import DictConfig, OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -142,14 +141,13 @@ def _merge(
 
 
 def _locate(source: str, text: str | None, key: str) -> str:
-    """Where a key stands: file and line, or the override."""
     return source if text is None else find_origin(source, text).locate(tuple(key.split(".")))
 
 
 def _unknown_keys(
     section: DictConfig, given: dict[Any, Any], components: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[str, str, list[str]]]:
-    """For each key of ``given`` that the schema lacks: its section, its name, and the names that the section has."""
+    """Yield the section, the name, and the section's known names for each key that the schema lacks."""
     from omegaconf import OmegaConf
 
     known = [str(key) for key in section]

@@ -11,18 +11,18 @@ from rlinf_async.errors import ConfigError
 
 
 class Section:
-    """A mapping whose keys are known beforehand.
+    """A mapping with a known set of keys.
 
     Args:
         values: plain values.
-        steps: where it stands in the configuration.
-        origin: the file, where it is known.
-        known: the keys that it may have.
-        needed: those that it must have.
-        kind: what it is, for errors, for example ``"node group"``.
+        steps: path of the section in the configuration.
+        origin: file of the configuration, if known.
+        known: allowed keys.
+        needed: mandatory keys.
+        kind: description of the section for errors, such as ``"node group"``.
 
     Raises:
-        ConfigError: a key is unknown (with the one that it resembles) or missing.
+        ConfigError: a mandatory key is missing, or a key is unknown; the message suggests a similar one.
     """
 
     def __init__(
@@ -53,16 +53,16 @@ class Section:
         return self._values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value; the default also where it is null."""
+        """Return the value of a key; the default if the key is missing or null."""
         value = self._values.get(key)
         return default if value is None else value
 
     def error(self, text: str, *further: str | int) -> ConfigError:
-        """An error that says where: this section, or what the further steps lead to."""
+        """Return an error with the place of the section, or of the value that the further steps lead to."""
         return misplaced((*self.steps, *further), self.origin, text)
 
     def text(self, key: str) -> str | None:
-        """A string; numbers are none."""
+        """Return a non-empty string, or None if the key is missing. Raises ConfigError."""
         value = self.get(key)
         if value is None:
             return None
@@ -77,7 +77,7 @@ class Section:
         return value
 
     def number(self, key: str) -> float | None:
-        """A number that is not negative."""
+        """Return a non-negative number, or None if the key is missing. Raises ConfigError."""
         value = self.get(key)
         if value is None:
             return None
@@ -86,14 +86,14 @@ class Section:
         return float(value)
 
     def entries(self, key: str) -> Sequence[Any]:
-        """A list; nothing where the key is not there."""
+        """Return a list; empty if the key is missing. Raises ConfigError."""
         value = self.get(key, ())
         if isinstance(value, str | bytes) or not isinstance(value, Sequence):
             raise self.error(f"{key} must be a list, got {value!r}", key)
         return value
 
     def mapping(self, key: str) -> Mapping[Any, Any]:
-        """A mapping; an empty one where the key is not there."""
+        """Return a mapping; empty if the key is missing. Raises ConfigError."""
         value = self.get(key, {})
         if not isinstance(value, Mapping):
             raise self.error(f"{key} must be a mapping, got {value!r}", key)
@@ -101,14 +101,14 @@ class Section:
 
 
 def misplaced(steps: Steps, origin: Origin | None, text: str) -> ConfigError:
-    """``config.yaml:7: cluster.node_groups[0]: text``, as far as it is known."""
+    """Return an error such as ``config.yaml:7: cluster.node_groups[0]: text``, with the known parts of the place."""
     where = [origin.locate(steps)] if origin is not None else []
     where += [name_steps(steps)] if steps else []
     return ConfigError(": ".join([*where, text]))
 
 
 def did_you_mean(name: str, known: Collection[str]) -> str:
-    """`` (did you mean 'label'?)`` where something resembles the name, else nothing."""
+    """Return `` (did you mean 'label'?)`` if a known name is similar, else an empty string."""
     by_lower = {each.lower(): each for each in known}
     close = get_close_matches(name.lower(), list(by_lower), 1)
     return f" (did you mean {by_lower[close[0]]!r}?)" if close else ""

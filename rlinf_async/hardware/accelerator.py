@@ -1,4 +1,4 @@
-"""``AcceleratorFamily``, the interface to one maker's accelerators, and ``Accelerators``, those that a node has."""
+"""``AcceleratorFamily``, the interface to one vendor's accelerators, and ``Accelerators``, the devices of a node."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async.hardware.cards import Card, Device, all_devices, visible_device
 
 
 class AcceleratorType(StrEnum):
-    """The families that are known; each is equal to its name."""
+    """Names of the known families."""
 
     NV_GPU = "NV_GPU"
     AMD_GPU = "AMD_GPU"
@@ -25,16 +25,16 @@ class AcceleratorType(StrEnum):
 
 
 class AcceleratorFamily(ABC):
-    """Interface to one maker's accelerators: detection, visibility variables, back ends of torch.
+    """Interface to one vendor's accelerators: detection, visibility variables, torch back ends.
 
     Attributes:
-        type: the family's name; an ``AcceleratorType``, or a word of its own.
-        visibility_variable: the environment variable that says which devices a process sees.
-        collective_backend: of ``torch.distributed``.
-        nic_variable: tells that back end which network interface to use.
-        torch_platform: the module below ``torch`` that drives the devices; also their name in ``torch.device``.
-        torch_extension: what must be imported for that module to be there.
-        sends_directly: two workers exchange device memory through the collective back end.
+        type: the family's name; an ``AcceleratorType``, or a custom name.
+        visibility_variable: environment variable that limits the devices visible to a process.
+        collective_backend: name of the ``torch.distributed`` back end.
+        nic_variable: environment variable that selects the back end's network interface.
+        torch_platform: submodule of ``torch`` that drives the devices; also their name in ``torch.device``.
+        torch_extension: module to import before that submodule exists.
+        sends_directly: True if two workers can exchange device memory through the collective back end.
     """
 
     type: ClassVar[str]
@@ -47,47 +47,47 @@ class AcceleratorFamily(ABC):
 
     @abstractmethod
     def read_cards(self, root: Path) -> Sequence[Card]:
-        """All devices of this machine; none, quietly, without the driver.
+        """Return all devices of this machine; empty, without a warning, if there is no driver.
 
         Args:
-            root: where ``dev`` and ``sys`` are.
+            root: folder that contains ``dev`` and ``sys``.
         """
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
-        """The devices that the environment leaves to its processes, in its order."""
+        """Return the devices that the environment leaves visible, in the environment's order."""
         value = environ.get(self.visibility_variable)
         return all_devices(cards) if value is None else visible_devices(self.visibility_variable, value, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
-        """The environment of a process that shall see these devices and no other."""
+        """Return environment variables that make exactly these devices visible."""
         return {self.visibility_variable: ",".join(visible)}
 
     def read_variables(self, environ: Mapping[str, str]) -> list[str]:
-        """The ids of the devices that a process with this environment sees; the reverse of ``get_variables``."""
+        """Return the ids of the devices that an environment makes visible; the reverse of ``get_variables``."""
         value = environ.get(self.visibility_variable, "")
         return [entry.strip() for entry in value.split(",") if entry.strip()]
 
 
 FAKE_MODEL: Final = "fake"
-"""The model of a device that is only declared."""
+"""Model name of a fake device."""
 
 REHEARSAL: Final = "RLINF_REHEARSAL"
-"""Set to 1 in the environment of workers on a node that only declares its devices."""
+"""Name of the variable that is 1 in the environment of workers on a node with fake devices."""
 
 
 def is_rehearsal(environ: Mapping[str, str]) -> bool:
-    """Whether the accelerators of the process with this environment are only declared."""
+    """True if a process with this environment runs with fake accelerators."""
     return environ.get(REHEARSAL) == "1"
 
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The accelerators of a node that workers may use: all of one family.
+    """The accelerators of a node that workers may use, all of one family.
 
     Attributes:
-        type: the family; ``"NO_ACCEL"`` without devices.
-        devices: in the order in which they are counted.
-        rehearsed: they are only declared.
+        type: the family's name; ``"NO_ACCEL"`` without devices.
+        devices: the devices in counting order.
+        rehearsed: True if the devices are fake.
     """
 
     type: str = AcceleratorType.NO_ACCEL.value
@@ -96,5 +96,5 @@ class Accelerators:
 
     @property
     def model(self) -> str:
-        """Of the node, which is its first device's: for example ``"NV_GPU:H200"``; empty without one."""
+        """Model of the node's first device, such as ``"NV_GPU:H200"``; empty without devices."""
         return f"{self.type}:{self.devices[0].model}" if self.devices else ""

@@ -13,7 +13,7 @@ logger = own_logger(__name__)
 
 @dataclass(frozen=True)
 class Device:
-    """A device for a worker: ``id`` is an entry of a list of visible devices, ``model`` for example ``"H200"``."""
+    """A device for a worker: ``id`` is an entry of a visibility variable, ``model`` a name such as ``"H200"``."""
 
     id: str
     model: str
@@ -21,13 +21,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Card:
-    """One physical device as its driver tells of it.
+    """One physical device, as reported by its driver.
 
     Attributes:
-        index: its number in a list of visible devices.
-        uuid: its other name there; empty where the driver has none.
-        model: for example ``"H200"``.
-        slices: the UUIDs of what it is cut into (MIG); None for a card that is whole.
+        index: number of the device in a visibility variable.
+        uuid: alternative name of the device there; empty if the driver has none.
+        model: name such as ``"H200"``.
+        slices: UUIDs of the card's MIG slices; None if MIG is off.
     """
 
     index: int
@@ -37,7 +37,7 @@ class Card:
 
 
 def all_devices(cards: Sequence[Card]) -> tuple[Device, ...]:
-    """Every card by its index; of a card that is cut, its slices, which is all that can be used of it."""
+    """Return every card by its index, and a card with MIG as its slices: nothing else of such a card is usable."""
     devices: list[Device] = []
     for card in cards:
         if card.slices is None:
@@ -48,9 +48,9 @@ def all_devices(cards: Sequence[Card]) -> tuple[Device, ...]:
 
 
 def visible_devices(variable: str, value: str, cards: Sequence[Card]) -> tuple[Device, ...]:
-    """What the value of ``CUDA_VISIBLE_DEVICES`` or of its like leaves visible, in its order.
+    """Return the devices that a visibility variable such as ``CUDA_VISIBLE_DEVICES`` leaves visible, in its order.
 
-    Entries are kept as they are written; the first that means no device ends the list, as CUDA has it.
+    The ids are the entries as written. As in CUDA, the first invalid entry ends the list.
     """
     devices: list[Device] = []
     for entry in (part.strip() for part in value.split(",")):
@@ -65,28 +65,28 @@ def visible_devices(variable: str, value: str, cards: Sequence[Card]) -> tuple[D
 
 
 def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
-    """The device that the hosts file names.
+    """Return the device that an entry of the hosts file names.
 
     Raises:
-        ConfigError: it is not there; says what is.
+        ConfigError: the node has no such device; the message lists its devices.
     """
     card = find_card(entry, cards)
     if card is None:
-        there = ", ".join(device.id for device in all_devices(cards)) or "none (or no driver)"
+        known = ", ".join(device.id for device in all_devices(cards)) or "none (or no driver)"
         raise ConfigError(
-            f"gpus= names GPU {entry}, which this node does not have; it has: {there}\n"
+            f"gpus= names GPU {entry}, which this node does not have; it has: {known}\n"
             "  fix: correct gpus= in the hosts file, or leave it out"
         )
     return Device(entry, card.model)
 
 
 def find_card(entry: str, cards: Sequence[Card]) -> Card | None:
-    """The card that an entry of such a list means; UUIDs may be cut short where that is unmistakable."""
+    """Return the card that an entry of a visibility variable names; an unambiguous prefix of a UUID is enough."""
     if entry.isascii() and entry.isdecimal():
         return next((card for card in cards if card.index == int(entry)), None)
     if entry.startswith("GPU-"):
         found = [card for card in cards if card.uuid.startswith(entry)]
-    elif entry.startswith("MIG-GPU-"):  # the older way to name a slice: MIG-<card>/<instance>/<instance>
+    elif entry.startswith("MIG-GPU-"):  # the older name of a slice: MIG-<card>/<instance>/<instance>
         found = [card for card in cards if entry.startswith(f"MIG-{card.uuid}/")]
     elif entry.startswith("MIG-"):
         found = [card for card in cards if any(uuid.startswith(entry) for uuid in card.slices or ())]

@@ -21,12 +21,12 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """EGL's number for each device id that it renders on.
+    """Return the EGL device number of each device id; ids of devices that EGL does not list are left out.
 
     Args:
-        ids: entries of a list of visible devices.
+        ids: entries of a visibility variable.
         cards: the machine's GPUs.
-        ordinals: for every EGL device the index of its GPU; None for another maker's.
+        ordinals: for each EGL device, the index of its GPU; None for other vendors' devices.
     """
     numbers = {index: number for number, index in enumerate(ordinals) if index is not None}
     found = {id_: find_card(id_, cards) for id_ in ids}
@@ -34,7 +34,7 @@ def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Seque
 
 
 def read_ordinals(library: Any) -> list[int | None]:
-    """For every EGL device the index of its GPU, with the extensions that list devices; none where they are missing."""
+    """Return the GPU index of each EGL device; empty if EGL lacks the extensions that list devices."""
     library.eglGetProcAddress.restype = ctypes.c_void_p
     devices_address = library.eglGetProcAddress(b"eglQueryDevicesEXT")
     attribute_address = library.eglGetProcAddress(b"eglQueryDeviceAttribEXT")
@@ -55,7 +55,7 @@ def read_ordinals(library: Any) -> list[int | None]:
 
 
 def main() -> None:
-    # CUDA's numbers, which EGL answers with, are the driver's own only in this order and with nothing hidden.
+    # EGL answers with CUDA's numbers, which equal the driver's only in this order and with no device hidden.
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:

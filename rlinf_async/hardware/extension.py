@@ -1,4 +1,4 @@
-"""Loads the user's extension module (``RLINF_EXT_MODULE``) and calls its ``register()``, once per process."""
+"""Loader of the user's extension module (``RLINF_EXT_MODULE``), whose ``register()`` runs once per process."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Final
 from rlinf_async._core.own_logger import own_logger
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
-"""The variable that names the module with hardware of the user's own."""
+"""Name of the variable that names the user's extension module."""
 
 _loaded: set[str] = set()
 
 
 def load_extension(environ: Mapping[str, str]) -> str:
-    """Imports the module that the variable names and calls its ``register()``, once in a process.
+    """Import the module that the variable names and call its ``register()``, once per process.
 
-    What goes wrong in it is a warning, in the log of the name ``RLinf``, and the process goes on without it.
+    A failure is only logged as a warning, by the logger ``RLinf``, and the process goes on without the module.
 
     Returns:
-        That warning; empty where there is none.
+        The warning; empty if the module was loaded, or none is named.
     """
     name = environ.get(EXTENSION, "").strip()
     if not name or name in _loaded:
@@ -41,5 +41,5 @@ def load_extension(environ: Mapping[str, str]) -> str:
 
 
 def load_user_extension_module(logger: logging.Logger | None = None) -> None:
-    """Load the module that ``RLINF_EXT_MODULE`` names, as ``load_extension`` does; RLinf's name for it."""
+    """RLinf's name for ``load_extension`` of the process's own environment."""
     load_extension(os.environ)

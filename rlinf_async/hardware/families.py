@@ -20,22 +20,22 @@ Family = TypeVar("Family", bound="type[AcceleratorFamily]")
 
 _HUAWEI: Final = 0x19E5
 _MOORE_THREADS: Final = 0x1ED5
-"""Vendors' numbers on PCI."""
+"""PCI vendor ids."""
 
 _ASCEND_MODELS: Final = {0xD100: "310", 0xD500: "310P", 0xD801: "910", 0xD802: "910B", 0xD803: "910C"}
 
 FAMILIES: Final[dict[str, AcceleratorFamily]] = {}
-"""By name, in the order in which a node is searched for them."""
+"""Families by name, in the order of detection."""
 
 
 def register_accelerator(family: Family) -> Family:
-    """Decorates one more family: nodes are searched for its devices too, after all others."""
+    """Class decorator that registers another family; detection tries it after all earlier ones."""
     FAMILIES[str(family.type)] = family()
     return family
 
 
 class AscendProcessors(AcceleratorFamily):
-    """Huawei's: one device node each."""
+    """Huawei's Ascend processors, one device node each."""
 
     type = AcceleratorType.NPU
     visibility_variable = "ASCEND_RT_VISIBLE_DEVICES"
@@ -51,7 +51,7 @@ class AscendProcessors(AcceleratorFamily):
 
 
 class MusaGpus(AcceleratorFamily):
-    """Moore Threads' GPUs, as PCI lists them."""
+    """Moore Threads' GPUs, as listed on the PCI bus."""
 
     type = AcceleratorType.MUSA_GPU
     visibility_variable = "MUSA_VISIBLE_DEVICES"
@@ -62,13 +62,13 @@ class MusaGpus(AcceleratorFamily):
     sends_directly = True
 
     def read_cards(self, root: Path) -> Sequence[Card]:
-        # A card has a function for sound besides.
+        # A card also has a PCI function for audio.
         gpus = [each for each in sysfs.pci_functions(root, _MOORE_THREADS) if each.is_display]
         return [Card(index, "", f"{gpu.device:04x}") for index, gpu in enumerate(gpus)]
 
 
 class KunlunProcessors(AcceleratorFamily):
-    """Baidu's: one device node each; torch drives them under CUDA's name."""
+    """Baidu's Kunlun processors, one device node each; torch drives them as ``cuda``."""
 
     type = AcceleratorType.KUNLUN_XPU
     visibility_variable = "CUDA_VISIBLE_DEVICES"
@@ -85,10 +85,10 @@ for _family in (NvidiaGpus, AmdGpus, AscendProcessors, IntelGpus, MusaGpus, Kunl
 
 
 def get_family(accelerator_type: str) -> AcceleratorFamily | None:
-    """The family of that name; None for ``"NO_ACCEL"``.
+    """Return the family with this name; None for ``"NO_ACCEL"``.
 
     Raises:
-        ConfigError: nobody has registered it.
+        ConfigError: the family is not registered.
     """
     family = FAMILIES.get(str(accelerator_type))
     if family is None and str(accelerator_type) not in ("", AcceleratorType.NO_ACCEL.value):
@@ -102,16 +102,16 @@ def find_accelerators(
     fake: int | None = None,
     root: Path = Path("/"),
 ) -> Accelerators:
-    """The accelerators of this node; the first family that has any here is the node's.
+    """Detect the accelerators of this node; the first family with any device is the node's.
 
     Args:
-        environ: its family's variable (``CUDA_VISIBLE_DEVICES``) is honoured as the driver would.
-        wanted: ids from the hosts file, in place of the variable.
-        fake: so many devices are declared, whatever is there.
-        root: where ``dev`` and ``sys`` are.
+        environ: environment whose visibility variable (``CUDA_VISIBLE_DEVICES``) selects devices, as for the driver.
+        wanted: device ids from the hosts file, which replace the variable.
+        fake: number of fake devices to declare, regardless of real ones.
+        root: folder that contains ``dev`` and ``sys``.
 
     Raises:
-        ConfigError: ``wanted`` names a device that is not there.
+        ConfigError: ``wanted`` names a device that the node does not have.
     """
     if fake is not None:
         declared = tuple(Device(str(index), FAKE_MODEL) for index in range(fake))
@@ -132,7 +132,7 @@ def find_accelerators(
 
 @Hardware.register(is_default_hw=True)
 class Accelerator(Hardware):
-    """Accelerators as a kind of hardware; the models are those of ``AcceleratorType``, ``"NV_GPU:H200"``."""
+    """Accelerators as a kind of hardware; the model is an ``AcceleratorType`` and a name, such as ``"NV_GPU:H200"``."""
 
     HW_TYPE = "Accelerator"
 

@@ -19,8 +19,8 @@ class HardwareInfo:
     """One piece of hardware.
 
     Attributes:
-        type: its kind, for example ``"Accelerator"`` or ``"Franka"``.
-        model: for example ``"NV_GPU:H200"``.
+        type: kind of hardware, such as ``"Accelerator"`` or ``"Franka"``.
+        model: name such as ``"NV_GPU:H200"``.
     """
 
     type: str
@@ -29,7 +29,7 @@ class HardwareInfo:
 
 @dataclass(frozen=True)
 class HardwareResource:
-    """All pieces of one kind that a node has; their places in ``infos`` are their local ranks."""
+    """All pieces of one kind on a node; the index of a piece in ``infos`` is its local rank."""
 
     type: str
     infos: tuple[HardwareInfo, ...] = ()
@@ -41,22 +41,22 @@ class HardwareResource:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """The configuration of one piece; the fields of a kind's own subclass are its keys in the YAML."""
+    """Configuration of one piece of hardware; a subclass for each kind adds the kind's YAML keys as fields."""
 
     node_rank: int
 
     given: ClassVar[frozenset[str]] = frozenset()
-    """The fields that a configuration names, of one that was read; the others have their defaults."""
+    """Names of the fields that the configuration sets explicitly."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if isinstance(getattr(self, each.name), list):  # as YAML has it
+            if isinstance(getattr(self, each.name), list):  # lists come from YAML; a tuple keeps the config hashable
                 object.__setattr__(self, each.name, tuple(getattr(self, each.name)))
         if not isinstance(self.node_rank, int) or isinstance(self.node_rank, bool) or self.node_rank < 0:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")
 
     def to_mapping(self) -> dict[str, Any]:
-        """What a configuration says of it: with the fields that are given, or are not as by default."""
+        """Return the fields that are set explicitly or differ from their defaults."""
         values = asdict(self)
         own = {each.name: each for each in fields(self)}
         return {name: value for name, value in values.items() if name in self.given or value != own[name].default}
@@ -67,17 +67,17 @@ ConfigRegistry = dict[str, type[HardwareConfig]]
 
 @dataclass(frozen=True)
 class NodeHardwareConfig:
-    """The ``hardware`` section of a node group: pieces of one kind, each on its node."""
+    """The ``hardware`` section of a node group: pieces of one kind, each with its node."""
 
     type: str
     configs: tuple[HardwareConfig, ...] = field(default=())
 
     config_registry: ClassVar[ConfigRegistry] = {}
-    """Kind → the class of its configurations."""
+    """Configuration class of each kind."""
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[ConfigClass], ConfigClass]:
-        """Decorates the subclass of ``HardwareConfig`` that reads the configurations of a kind."""
+        """Class decorator that registers the configuration class of a kind."""
 
         def register(config_class: ConfigClass) -> ConfigClass:
             cls.config_registry[type] = config_class
@@ -87,10 +87,10 @@ class NodeHardwareConfig:
 
     @classmethod
     def from_mapping(cls, section: Mapping[str, Any]) -> NodeHardwareConfig:
-        """Reads ``{"type": …, "configs": [{"node_rank": …, …}, …]}``.
+        """Read ``{"type": …, "configs": [{"node_rank": …, …}, …]}``.
 
         Raises:
-            ConfigError: a key is unknown or missing, or nobody has registered the kind.
+            ConfigError: a key is unknown or missing, or the kind is not registered.
         """
         _check_fields("hardware", section, ("type", "configs"), ("type", "configs"))
         hw_type = str(section["type"])
@@ -98,7 +98,7 @@ class NodeHardwareConfig:
         if config_class is None:
             known = ", ".join(sorted(cls.config_registry)) or "none"
             raise ConfigError(
-                f"Unsupported hardware type {hw_type!r}{_meant(hw_type, cls.config_registry)}; known are: {known}. "
+                f"Unsupported hardware type {hw_type!r}{_hint(hw_type, cls.config_registry)}; known are: {known}. "
                 "Hardware of your own is registered by the module that RLINF_EXT_MODULE names"
             )
         own = {each.name: each for each in fields(config_class)}
@@ -118,7 +118,7 @@ class NodeHardwareConfig:
 
 
 class Hardware(ABC):
-    """A kind of hardware; a subclass knows how to find what a node has of it.
+    """A kind of hardware; a subclass detects the pieces of its kind on a node.
 
     Example:
         @dataclass(frozen=True)
@@ -134,19 +134,19 @@ class Hardware(ABC):
                 ports = sorted(Path("/dev").glob("ttyARM*"))
                 return HardwareResource("Arm", tuple(ArmInfo("Arm", "v2", str(port)) for port in ports))
 
-    A kind that is described in the cluster's configuration registers a ``HardwareConfig`` too, with
-    ``NodeHardwareConfig.register_hardware_config``.  ``RLINF_EXT_MODULE`` names a module that does
-    both in its function ``register()``; it is imported, and that is called, on every node.
+    A kind that the cluster's configuration describes also registers a ``HardwareConfig`` with
+    ``NodeHardwareConfig.register_hardware_config``. The module that ``RLINF_EXT_MODULE`` names does both in its
+    function ``register()``; every node imports the module and calls the function.
     """
 
     HW_TYPE: ClassVar[str]
     DEFAULT_HW_TYPE: ClassVar[str | None] = None
-    """The kind that ranks of a placement count where a node group says nothing: accelerators."""
+    """The kind that placement ranks count in a node group without ``hardware_type``: accelerators."""
     policy_registry: ClassVar[dict[str, type[Hardware]]] = {}
 
     @classmethod
     def register(cls, is_default_hw: bool = False) -> Callable[[HardwareClass], HardwareClass]:
-        """Decorates a kind, which is then looked for on every node."""
+        """Class decorator that registers a kind; every node then looks for it."""
 
         def decorate(hardware: HardwareClass) -> HardwareClass:
             Hardware.policy_registry[hardware.HW_TYPE] = hardware
@@ -159,24 +159,24 @@ class Hardware(ABC):
     @classmethod
     @abstractmethod
     def enumerate(cls, node_rank: int, configs: Sequence[HardwareConfig] | None = None) -> HardwareResource | None:
-        """What the node that this runs on has; None where it has nothing of the kind.
+        """Return the pieces of this kind on this node; None if there are none.
 
         Args:
-            node_rank: of this node.
-            configs: what the cluster's configuration says of this kind, other nodes' pieces included.
+            node_rank: rank of this node.
+            configs: all pieces of this kind that the cluster's configuration describes, including those of other nodes.
         """
 
 
-def _check_fields(what: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:
+def _check_fields(kind: str, given: Mapping[str, Any], known: Any, needed: Sequence[str]) -> None:
     unknown = [str(name) for name in given if name not in known]
     if unknown:
-        hints = "".join(_meant(name, known) for name in unknown)
-        raise ConfigError(f"Unknown fields {set(unknown)} detected in {what}{hints}; it has: {', '.join(known)}")
+        hints = "".join(_hint(name, known) for name in unknown)
+        raise ConfigError(f"Unknown fields {set(unknown)} detected in {kind}{hints}; it has: {', '.join(known)}")
     missing = [name for name in needed if name not in given]
     if missing:
-        raise ConfigError(f"Missing fields {missing} detected in {what}")
+        raise ConfigError(f"Missing fields {missing} detected in {kind}")
 
 
-def _meant(name: str, known: Any) -> str:
+def _hint(name: str, known: Any) -> str:
     close = get_close_matches(name, list(known), 1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -26,7 +26,7 @@ class IntelGpus(AcceleratorFamily):
         return [Card(index, "", f"{gpu.device:04x}") for index, gpu in enumerate(gpus)]
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
-        """Of a selector's terms, the one for Level Zero's devices counts: ``level_zero:0,1`` or ``level_zero:gpu``."""
+        """Apply only the selector's term for Level Zero devices, such as ``level_zero:0,1`` or ``level_zero:gpu``."""
         selector = environ.get(self.visibility_variable)
         if selector is None:
             return all_devices(cards)
@@ -36,7 +36,7 @@ class IntelGpus(AcceleratorFamily):
         return visible_devices(self.visibility_variable, numbers, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
-        # A selector must select something: to see none is to rule all out.
+        # A selector must select something, so an exclusion of all devices stands for the empty list.
         return {self.visibility_variable: _DRIVER + ",".join(visible) if visible else f"!{_DRIVER}*"}
 
     def read_variables(self, environ: Mapping[str, str]) -> list[str]:
@@ -44,7 +44,7 @@ class IntelGpus(AcceleratorFamily):
 
 
 def _numbers(selector: str) -> str:
-    """What stands behind ``level_zero:`` or ``*:``; nothing where no term accepts Level Zero's devices."""
+    """Return the device part of the ``level_zero:`` or ``*:`` term; empty if no term accepts Level Zero devices."""
     for term in selector.split(";"):
         driver, _, devices = term.strip().lower().partition(":")
         if driver in ("level_zero", "*"):

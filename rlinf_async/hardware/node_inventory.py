@@ -1,6 +1,6 @@
-"""Enumerates a node's hardware of registered kinds (robots, cameras) in a subprocess, since it may be user code.
+"""Enumerator of a node's registered hardware (robots, cameras), in a subprocess because it may run user code.
 
-The daemon runs ``python -m rlinf_async.hardware.node_inventory``: user code can neither hold it up nor end it.
+The daemon runs ``python -m rlinf_async.hardware.node_inventory``, so user code can neither block nor crash it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rlinf_async.hardware.hardware import Hardware, HardwareConfig, HardwareReso
 
 
 def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tuple[HardwareResource, ...]:
-    """What this machine has of every kind that is registered in this process, accelerators aside.
+    """Enumerate this machine's hardware of every kind registered in this process, except accelerators.
 
     Args:
-        node_rank: of this machine.
+        node_rank: rank of this machine's node.
         sections: the ``hardware`` sections of the cluster's configuration.
 
     Raises:
-        ConfigError: a section names an unknown kind or field, or a kind's own search says so.
+        ConfigError: a section names an unknown kind or field, or the enumeration of a kind failed.
     """
     configs: dict[str, list[HardwareConfig]] = {}
     for section in sections:
@@ -46,20 +46,21 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
 
 
 def main() -> None:
-    """Reads one JSON object from stdin, ``{"node_rank", "sections", "sys_path"}``; answers with one on stdout:
-    ``resources`` (a pickle, in hex: the kinds' own classes), ``warning``, ``error``.
+    """Read a JSON object ``{"node_rank", "sections", "sys_path"}`` from stdin, and write one to stdout.
+
+    The answer has ``resources`` (a hex-encoded pickle, because kinds have their own classes), ``warning``, ``error``.
     """
-    asked = json.load(sys.stdin)
-    answer = os.dup(1)
-    os.dup2(2, 1)  # what the user's code prints is no answer
-    sys.path[:] = [*asked["sys_path"], *(entry for entry in sys.path if entry not in asked["sys_path"])]
-    told = {"resources": "", "warning": load_extension(os.environ), "error": ""}
+    request = json.load(sys.stdin)
+    stdout_fd = os.dup(1)
+    os.dup2(2, 1)  # keeps the output of user code out of the answer
+    sys.path[:] = [*request["sys_path"], *(entry for entry in sys.path if entry not in request["sys_path"])]
+    reply = {"resources": "", "warning": load_extension(os.environ), "error": ""}
     try:
-        told["resources"] = pickle.dumps(take_inventory(asked["node_rank"], asked["sections"])).hex()
+        reply["resources"] = pickle.dumps(take_inventory(request["node_rank"], request["sections"])).hex()
     except Exception as error:
-        told["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
-    with open(answer, "w") as stream:
-        json.dump(told, stream)
+        reply["error"] = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+    with open(stdout_fd, "w") as stream:
+        json.dump(reply, stream)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ logger = own_logger(__name__)
 
 _ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
 _ORDER: Final = "PCI_BUS_ID"
-"""How the driver's library numbers GPUs, and nvidia-smi; CUDA's own default is the fastest first."""
+"""The order of GPUs in NVML and nvidia-smi; CUDA's default order is fastest first."""
 
 
 class NvidiaGpus(AcceleratorFamily):
@@ -37,13 +37,13 @@ class NvidiaGpus(AcceleratorFamily):
         return super().get_visible(environ, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
-        # NCCL's cuMem allocator costs memory beside CUDA graphs; inference engines switch it off too, and both
+        # NCCL's cuMem allocator costs extra memory beside CUDA graphs. Inference engines switch it off, too, and both
         # ends of a communicator must agree.
         return {**super().get_variables(visible), _ORDER_VARIABLE: _ORDER, "NCCL_CUMEM_ENABLE": "0"}
 
 
 def read_cards() -> tuple[Card, ...]:
-    """All GPUs of this machine that the driver lets us see; none, quietly, without its library."""
+    """Return all GPUs of this machine that the driver shows; empty, without a warning, if NVML is not installed."""
     with _library() as nvml:
         if nvml is None:
             return ()
@@ -59,9 +59,9 @@ def read_cards() -> tuple[Card, ...]:
 
 
 def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Bytes of memory, ``used`` of ``memory``, and ``percent`` of the last second at work, by device id.
+    """Return by device id the bytes ``used`` of ``memory``, and the utilization over the last second in ``percent``.
 
-    A device that does not tell is left out; of a MIG slice the work is not known.
+    Devices that do not answer are left out. MIG slices have no utilization.
     """
     found: dict[str, dict[str, int]] = {}
     with _library() as nvml:
@@ -79,13 +79,12 @@ def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    """The library, open; None where it does not answer."""
-    import pynvml  # not at the top: what imports the framework need not wait for it
+    import pynvml  # deferred: importing the framework should not load NVML
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        # So a machine without GPUs answers; every other failure is worth a line in the log.
+        # Machines without GPUs report these two errors; any other failure deserves a warning.
         if error.value not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             logger.warning("no GPU is used: the NVIDIA driver does not answer: %s", error)
         yield None
@@ -97,10 +96,9 @@ def _library() -> Iterator[Any]:
 
 
 def _slices(nvml: Any, handle: object) -> tuple[str, ...] | None:
-    """UUIDs of a card's MIG slices; None for a card that is whole."""
     try:
         current, _ = nvml.nvmlDeviceGetMigMode(handle)
-    except nvml.NVMLError:  # a card that cannot be cut
+    except nvml.NVMLError:  # the card does not support MIG
         return None
     if current != nvml.NVML_DEVICE_MIG_ENABLE:
         return None
@@ -108,6 +106,6 @@ def _slices(nvml: Any, handle: object) -> tuple[str, ...] | None:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             slices.append(nvml.nvmlDeviceGetUUID(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
-        except nvml.NVMLError:  # a number that no slice has
+        except nvml.NVMLError:  # no slice has this number
             continue
     return tuple(slices)

@@ -1,4 +1,4 @@
-"""Base classes of robots: each configured in the cluster's configuration, gaps filled from its node's environment."""
+"""Base classes of robots, whose configuration is completed from environment variables of their node."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "int": (int, "a number"),
     "str": (str, "text"),
 }
-"""Annotations whose values are checked, and converted from text: their type, and its name for people."""
+"""Checked annotations: the type of their values, and a description for errors."""
 
 _TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
 
 @dataclass(frozen=True)
 class RobotConfig(HardwareConfig):
-    """One robot.
+    """Configuration of one robot.
 
-    A field that its configuration leaves out is taken from the variable of the same name, in capitals, on the robot's
-    node: one value per robot there, with commas between.  The items of a list have ``;`` between, or commas where the
-    node has one robot.  An empty value leaves the default.  Ranks of nodes never come from there.
+    A field missing in the configuration takes its value from an environment variable of the robot's node, with the same
+    name in capitals and one comma-separated value per robot of that node. Items of a list are separated by ``;``, or by
+    commas if the node has one robot. An empty value keeps the default. Node ranks are never read from variables.
     """
 
     IDENTIFIER: ClassVar[str]
-    """The field without which there is no robot, and in which no two robots of a node agree; empty for a kind that
-    has none, whose robots are those of the configuration."""
+    """Name of the mandatory field that differs between the robots of a node; empty for a kind without such a field,
+    whose robots must all be configured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,19 +51,19 @@ class RobotConfig(HardwareConfig):
                 raise ConfigError(f"{field.name} must be {name}, got {value!r}{quotes}")
 
     def lacks(self, field: str, default: Any) -> bool:
-        """Whether its node's environment may say what a field is."""
+        """True if an environment variable of the node may set this field."""
         return field not in self.given and getattr(self, field) == default and not field.endswith("node_rank")
 
 
 @dataclass(frozen=True)
 class RobotInfo(HardwareInfo):
-    """A robot that a node has, and its complete configuration."""
+    """A robot of a node, with its complete configuration."""
 
     config: RobotConfig = dataclass_field(hash=False)
 
 
 class Robot(Hardware):
-    """A kind of robot; a subclass names its configuration."""
+    """A kind of robot; a subclass names its configuration class."""
 
     CONFIG: ClassVar[type[RobotConfig]]
     INFO: ClassVar[type[RobotInfo]] = RobotInfo
@@ -79,11 +79,13 @@ class Robot(Hardware):
 def resolve(
     kind: type[RobotConfig], node_rank: int, configs: Sequence[RobotConfig], environ: Mapping[str, str]
 ) -> list[RobotConfig]:
-    """The robots of a node, complete: those that are configured, or else as many as the identifier's variable names.
+    """Return the complete configurations of a node's robots.
+
+    Without configured robots, the node has one for each value of the identifier's variable.
 
     Raises:
-        ConfigError: a variable has another number of values than there are robots, or a value of another type; a
-            robot has no identifier, or that of another one.
+        ConfigError: a variable has a wrong number of values or a value of a wrong type, or a robot lacks an identifier
+            or repeats one.
     """
     identifier = kind.IDENTIFIER.upper()
     if not configs:
@@ -137,7 +139,7 @@ def _convert(name: str, text: str, annotation: Any) -> Any:
 
 
 def _kind(annotation: Any) -> tuple[type | None, str]:
-    """The type that a field's values have beside None, and its name for people; None for one that is not known."""
+    """Return the type of a field's values (apart from None) and its description; (None, "") for other annotations."""
     written = annotation.__name__ if isinstance(annotation, type) and not get_args(annotation) else str(annotation)
     written = written.removeprefix("typing.Optional[").removesuffix("]") if "Optional" in written else written
     return _KINDS.get(written.removesuffix(" | None"), (None, ""))

@@ -1,4 +1,4 @@
-"""Robots with built-in support (Franka, GimArm, DOS-W1, Turtle2): configuration keys, facts, registration."""
+"""Built-in robots (Franka, GimArm, DOS-W1, Turtle2): configuration keys, info classes, registration."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async.hardware.robot import Robot, RobotConfig, RobotInfo
 @NodeHardwareConfig.register_hardware_config("Franka")
 @dataclass(frozen=True)
 class FrankaConfig(RobotConfig):
-    """A Franka arm; ``controller_node_rank`` is the node that drives it, where that is another."""
+    """A Franka arm; ``controller_node_rank`` is the node that drives it, if not its own."""
 
     IDENTIFIER: ClassVar[str] = "robot_ip"
 
@@ -28,7 +28,7 @@ class FrankaConfig(RobotConfig):
 @NodeHardwareConfig.register_hardware_config("DualFranka")
 @dataclass(frozen=True)
 class DualFrankaConfig(RobotConfig):
-    """Two Franka arms with one environment; each may be driven by another node."""
+    """Two Franka arms in one environment; a different node may drive each."""
 
     IDENTIFIER: ClassVar[str] = "left_robot_ip"
 
@@ -66,7 +66,7 @@ class GimArmConfig(RobotConfig):
 @NodeHardwareConfig.register_hardware_config("DOSW1")
 @dataclass(frozen=True)
 class DOSW1HWConfig(RobotConfig):
-    """A DOS-W1 robot, reached by its service's URL; ports of its follower and leader arms."""
+    """A DOS-W1 robot, reached by its service's URL, with the ports of its follower and leader arms."""
 
     IDENTIFIER: ClassVar[str] = "robot_url"
 
@@ -81,7 +81,7 @@ class DOSW1HWConfig(RobotConfig):
 @NodeHardwareConfig.register_hardware_config("Turtle2")
 @dataclass(frozen=True)
 class Turtle2Config(RobotConfig):
-    """A Turtle2, which its node drives itself."""
+    """A Turtle2, driven by its own node."""
 
     IDENTIFIER: ClassVar[str] = ""
 

@@ -1,4 +1,4 @@
-"""Reads PCI functions, device nodes and property files from ``/sys`` and ``/dev``, for detection of accelerators."""
+"""Reader of PCI functions, device nodes and property files in ``/sys`` and ``/dev``, for accelerator detection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class PciFunction:
-    """One function of a PCI device: its address (``"0000:3b:00.0"``), and numbers as the standard defines them."""
+    """A PCI function: its address (such as ``"0000:3b:00.0"``), device id and class code."""
 
     address: str
     device: int
@@ -22,32 +22,32 @@ class PciFunction:
 
     @property
     def is_on_board(self) -> bool:
-        """It sits on the processor's own bus, as integrated graphics do."""
+        """True for devices on the processor's own bus, such as integrated graphics."""
         return self.address.split(":")[1:2] == ["00"]
 
 
 def pci_functions(root: Path, vendor: int) -> Iterator[PciFunction]:
-    """The PCI functions of one maker, by address."""
+    """Yield the PCI functions of one vendor, by address."""
     for folder in sorted((root / "sys/bus/pci/devices").glob("*")):
         if _number(folder / "vendor") == vendor:
             yield PciFunction(folder.name, _number(folder / "device"), _number(folder / "class"))
 
 
 def device_nodes(root: Path, prefix: str) -> list[int]:
-    """The numbers of ``/dev/<prefix>0``, ``/dev/<prefix>1``, …, ascending."""
+    """Return the numbers of ``/dev/<prefix>0``, ``/dev/<prefix>1``, …, ascending."""
     pattern = re.compile(re.escape(prefix) + r"([0-9]+)", re.ASCII)
     found = (pattern.fullmatch(node.name) for node in (root / "dev").glob(f"{prefix}*"))
     return sorted(int(match[1]) for match in found if match)
 
 
 def properties(path: Path) -> dict[str, int]:
-    """A file of lines ``name number``."""
+    """Parse a file of lines ``name number``."""
     lines = (line.split() for line in read_text(path).splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
 
 
 def read_text(path: Path) -> str:
-    """Empty where the file cannot be read."""
+    """Return the stripped content of a file; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""``Chart`` of a placement, as data for tables and drawings: the ranks of each component on each device and node."""
+"""``Chart`` of a placement: the ranks of each component on each device and node, as data for tables and drawings."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlinf_async.placement.resolver import groups_of
 
 @dataclass(frozen=True)
 class Spot:
-    """A device of a node, or the node itself.
+    """A device of a node, or the node itself for ranks without a device.
 
     Attributes:
-        name: for example ``"NV_GPU 0"``, ``"Franka 1"``; empty for the node itself.
-        ranks: component → its ranks there, ascending; components without ranks are missing.
+        name: such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
+        ranks: component → its ranks on this device, ascending; components without ranks are left out.
     """
 
     name: str
@@ -26,7 +26,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class NodeChart:
-    """A node with its node groups; its devices in order, and then itself, if ranks run there without a device."""
+    """A node with its node groups and devices; the node itself is the last spot if ranks run there without a device."""
 
     rank: int
     name: str
@@ -36,7 +36,7 @@ class NodeChart:
 
 @dataclass(frozen=True)
 class Chart:
-    """A cluster with what runs on it; components in the order in which they were given."""
+    """The nodes of a cluster and the components placed on them, in the order in which the components were given."""
 
     components: tuple[str, ...]
     nodes: tuple[NodeChart, ...]
@@ -44,7 +44,7 @@ class Chart:
 
 
 def make_chart(cluster: ClusterShape, placements: Mapping[str, Sequence[Placement]]) -> Chart:
-    """Draws up the chart of components that have been placed on a cluster."""
+    """Build the chart of components that have been placed on a cluster."""
     found: dict[tuple[int, str, int], dict[str, list[int]]] = {}
     for component, ranks in placements.items():
         for placement in ranks:

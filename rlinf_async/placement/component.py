@@ -14,9 +14,9 @@ from rlinf_async.placement.flexible import FlexiblePlacementStrategy
 from rlinf_async.placement.modes import PlacementMode
 from rlinf_async.placement.node_strategy import NodePlacementStrategy
 from rlinf_async.placement.numbering import ClusterShape, describe_nodes
-from rlinf_async.placement.ranges import Segment, parse_rule
+from rlinf_async.placement.ranges import RuleSegment, parse_rule
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, describe_groups, find_groups, nodes_of
-from rlinf_async.placement.rules import Rule, read_rules, whole
+from rlinf_async.placement.rules import Rule, load_configuration, read_rules
 from rlinf_async.placement.strategy import PlacementStrategy
 
 
@@ -31,8 +31,9 @@ class _Component:
 class ComponentPlacement:
     """Places each component of a job as its rule in ``cluster.component_placement`` says.
 
-    A rule names hardware, counted through the node groups (the whole cluster, where it names none), or nodes where
-    one of the groups has no hardware; and optionally, after a colon, the processes on them::
+    A rule lists the hardware of a component and, optionally after a colon, the processes on that hardware. Hardware
+    ranks count through the rule's node groups (by default the whole cluster). If one of the groups has no hardware, the
+    rule lists nodes instead::
 
         cluster:
           component_placement:
@@ -43,25 +44,25 @@ class ComponentPlacement:
               node_group: node
               placement: 0-1:0-399
 
-    ``all`` is every piece.  Processes are numbered from 0 without gaps; either their number divides that of the
-    hardware or the other way round, and without a colon there is one for each piece.  Ranges may follow each other with
-    commas, ``0-1:0-3,4:4``.  Components of one entry are placed alike.
+    ``all`` stands for all hardware. Process ranks start at 0 and have no gaps. The number of processes must divide the
+    number of pieces of hardware, or the other way round; without a colon, each piece gets one process. A rule may join
+    ranges with commas: ``0-1:0-3,4:4``. An entry that names several components places all of them alike.
 
     Args:
-        config: the path of a YAML file, ``cluster.config`` of a cluster that was given one, or a mapping, an OmegaConf
-            ``DictConfig`` or an object with attributes that holds the section ``cluster``.  A rule is a string, an
-            integer, a list of these, or a mapping as above, whose ``node_group`` is a label, labels with commas
-            between, or a list of labels.
-        cluster: anything with ``nodes``, and with ``node_groups`` where there are some.
+        config: path of a YAML file, the ``cluster.config`` of a configured cluster, or a mapping, an OmegaConf
+            ``DictConfig`` or an object with attributes that has the section ``cluster``. A rule is a string, an
+            integer, a list of these, or a mapping as above; its ``node_group`` is a label, several labels joined by
+            commas, or a list of labels.
+        cluster: object with ``nodes`` and, if there are any, ``node_groups``.
 
     Raises:
-        ConfigError: a section is missing, a rule is malformed, a component is named twice, or one asks for what
-            the cluster does not have.
+        ConfigError: a section is missing, a rule is malformed, a component is placed twice, or a rule lists hardware
+            that the cluster does not have.
     """
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
         self._components: dict[str, _Component] = {}
-        self._config = whole(config)
+        self._config = load_configuration(config)
         for rule in read_rules(self._config):
             component = _plan(rule, cluster)
             for name in rule.components:
@@ -78,28 +79,28 @@ class ComponentPlacement:
 
     @property
     def components(self) -> list[str]:
-        """The names of the components, in the order of the configuration."""
+        """Name of each component, in the order of the configuration."""
         return list(self._components)
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """Return the strategy to launch the component with; by RLinf's rules, one object for all of a placement rule.
+        """Return the strategy of a component. By RLinf's rules, all components of one entry get the same object.
 
         Raises:
-            ConfigError: there is no such component, as all of these do.
+            ConfigError: there is no such component. The other methods raise it, too.
         """
         strategy = self._find_strategy(component_name)
         if dialect.is_rlinf:
             return strategy
         strategy = copy.copy(strategy)
-        object.__setattr__(strategy, "component", component_name)  # a frozen one, which its maker may still label
+        object.__setattr__(strategy, "component", component_name)  # the dataclass is frozen
         return strategy
 
     def get_world_size(self, component_name: str) -> int:
-        """The number of the component's processes."""
+        """Return the number of the component's processes."""
         return self._get(component_name).world_size
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """The hardware of the component (nodes, where those are counted), counted in its groups, each once."""
+        """Return the component's hardware (or nodes, if its rule lists nodes), counted through its node groups."""
         return list(self._get(component_name).resources)
 
     def _find_strategy(self, component_name: str) -> PlacementStrategy:
@@ -116,7 +117,7 @@ class ComponentPlacement:
 
 
 class HybridComponentPlacement(ComponentPlacement):
-    """``ComponentPlacement`` as it is: every component where its rule says, together with others or alone."""
+    """``ComponentPlacement`` under RLinf's name: each component has its own rule and may share hardware with others."""
 
 
 def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
@@ -124,7 +125,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
         raise rule.error(f"{rule.who} cannot be placed: the cluster has no nodes")
     try:
         groups = find_groups(cluster, rule.node_group)
-        # Where one of the groups has no hardware, the ranks of all of them are nodes.
+        # The ranks are nodes if any of the groups has no hardware: a rule cannot mix nodes and hardware.
         by_node = any(group.counted_hardware is None for group in groups)
         resolver = None if by_node else MultiNodeGroupResolver(groups)
         nodes = nodes_of(groups) if by_node else []
@@ -152,7 +153,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
 
 
 def _check_resources_exist(
-    rule: Rule, segments: list[Segment], noun: str, count: int, have: str, groups: Sequence[NodeGroup]
+    rule: Rule, segments: list[RuleSegment], noun: str, count: int, have: str, groups: Sequence[NodeGroup]
 ) -> None:
     for segment in segments:
         if segment.resources.stop > count:
@@ -163,7 +164,7 @@ def _check_resources_exist(
 
 
 def _rehearsal(noun: str, most: int, groups: Sequence[NodeGroup]) -> str:
-    """Advice on trying a placement that needs ``most`` nodes or accelerators where there are fewer; none for robots."""
+    """Return advice on how to rehearse a placement that needs more nodes or accelerators; empty for custom groups."""
     if any(group.label not in (CLUSTER_GROUP, NODE_GROUP) for group in groups):
         return ""
     by_node = f"`rlinf-launch --local-nodes {most}` (or Cluster(local_nodes={most})) tries it on this machine"

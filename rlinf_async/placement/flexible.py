@@ -14,21 +14,22 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 
 @dataclass(frozen=True)
 class FlexiblePlacementStrategy(PlacementStrategy):
-    """One process per list of hardware; several processes may share a piece.
+    """Gives each process an explicit list of hardware; several processes may share a piece.
 
-    Rank ``i`` gets the ``i``-th list, and sees its devices in the order of the list.
+    Rank ``i`` gets the ``i``-th list and sees its devices in the order of that list.
 
     Args:
-        hardware_ranks_list: for each process its hardware, counted through the node groups and all on one node.
-        node_group_label: the node group that ranks are counted in, or several; the whole cluster by default.
+        hardware_ranks_list: for each process, its hardware ranks, counted through the node groups; all on one node.
+        node_group_label: one or several node groups whose hardware is counted; by default the whole cluster.
 
     Example:
         >>> FlexiblePlacementStrategy([[4], [2, 1], [2]]).hardware_ranks_list
         ((4,), (2, 1), (2,))
 
     Raises:
-        ConfigError: a list is empty, has a negative rank or one twice; in ``get_placement``, the groups have no
-            hardware, or not that, a process would span nodes or kinds of hardware, or a node group is unknown.
+        ConfigError: a list is empty, has a negative rank, or repeats a rank. ``get_placement`` raises it if the groups
+            lack one of these ranks or have no hardware, if a process would span nodes or kinds of hardware, or if a
+            group is unknown.
     """
 
     hardware_ranks_list: Sequence[Sequence[int]]

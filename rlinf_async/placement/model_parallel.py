@@ -8,7 +8,7 @@ from rlinf_async.configuration import ACCELERATOR, ClusterConfig, format_ranks
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.component import ComponentPlacement
 from rlinf_async.placement.modes import PlacementMode, RolloutSyncMode, placement_mode_to_rollout_sync_mode
-from rlinf_async.placement.numbering import ClusterShape, Inventory
+from rlinf_async.placement.numbering import AcceleratorNumbering, ClusterShape
 from rlinf_async.placement.packed import PackedPlacementStrategy
 from rlinf_async.placement.sizes import ParallelSizes, SizesByName, engine_sizes, lookup, trainer_sizes
 from rlinf_async.placement.strategy import PlacementStrategy
@@ -17,33 +17,33 @@ _TRAINERS = ("actor", "inference", "critic", "critic_inference")
 _POSITIONED = (*_TRAINERS, "rollout")
 _SYNONYMS = {"actor_inference": "inference"}
 _SCORES = {"inference": "actor", "critic_inference": "critic"}
-"""Whose model it is."""
+"""The component whose model each of these components scores with."""
 
 
 class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
-    """Places actor, rollout and reward, and what else the job has, so that model parallel groups lie together.
+    """Places actor, rollout, reward and a job's other components so that model-parallel groups are contiguous.
 
-    The actor has one process per accelerator, and so have inference, critic and critic_inference.  A rollout process
-    is one engine, with the accelerators of one replica.  How they are placed depends on where their rules put them:
+    The components actor, inference, critic and critic_inference have one process per accelerator. A rollout process is
+    one engine and has all accelerators of one replica. The rules of the components decide the mode:
 
-    * COLLOCATED, actor and rollout on the same accelerators.  With more tensor parallel ranks in the actor than in
-      the rollout, an engine takes every ``actor_tp / rollout_tp``-th accelerator, so that its parts of the weights
-      are where the actor has them.
-    * DISAGGREGATED, actor, rollout and inference on accelerators of their own.
-    * AUTO, with ``cluster.auto_scheduler``: the same to begin with, in the order actor, rollout, inference, and all
-      of the cluster; a scheduler moves them.  The actor has a process on every accelerator, and with
-      ``cluster.use_pre_process_policy`` the rollout has engines on the actor's too.
+    * COLLOCATED: actor and rollout share the same accelerators. If the actor has more tensor-parallel ranks than the
+      rollout, an engine takes every ``actor_tp / rollout_tp``-th accelerator, so that its shards of the weights are
+      where the actor has them.
+    * DISAGGREGATED: actor, rollout and inference have separate accelerators.
+    * AUTO, with ``cluster.auto_scheduler``: separate accelerators at first, in the order actor, rollout, inference, and
+      without gaps; later, a scheduler moves the components. The actor has a process on every accelerator. With
+      ``cluster.use_pre_process_policy``, the rollout also has engines on the actor's accelerators.
 
-    Other components, the reward and agents among them, are placed by their rules.
+    Other components, such as reward and agents, are placed by their rules.
 
     Args:
-        config: with ``cluster.component_placement``, and the parallel sizes in ``actor.model``, ``rollout``,
-            ``inference.model``, ``critic.model``; a size that is not given is 1, inference's the actor's.
-        cluster: anything with ``nodes``.
+        config: configuration with ``cluster.component_placement`` and the parallel sizes in ``actor.model``,
+            ``rollout``, ``inference.model`` and ``critic.model``. A missing size is 1, for inference the actor's size.
+        cluster: object with ``nodes``.
 
     Raises:
-        ConfigError: beside what ``ComponentPlacement`` raises, a component is missing, its accelerators have gaps or
-            do not divide, or they fit none of the modes.
+        ConfigError: as in ``ComponentPlacement``; or a component is missing, its accelerators have gaps or do not
+            divide, or the rules fit none of the modes.
     """
 
     _NEEDED: tuple[str, ...] = ("actor", "rollout", "reward")
@@ -66,7 +66,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
                 f"model-parallel placement needs {', '.join(map(repr, self._NEEDED))} in component_placement; "
                 f"{', '.join(map(repr, missing))} is missing"
             )
-        self._cluster_num_gpus = Inventory(cluster).num_accelerators
+        self._cluster_num_gpus = AcceleratorNumbering(cluster).num_accelerators
         self._accelerators = {
             name: self._find_accelerators(name, cluster) for name in _POSITIONED if name in self._components
         }
@@ -76,7 +76,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         for strategy in self._strategies.values():
             strategy.get_placement(cluster)
 
-    # -- what is placed where -----------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     @property
     def placement_mode(self) -> PlacementMode:
@@ -104,16 +104,16 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
     @property
     def is_pipeline(self) -> bool:
-        """Components work at the same time, on accelerators of their own."""
+        """True if the components run at the same time, on accelerators of their own."""
         return self.is_disaggregated or self.is_auto
 
     @property
     def has_dedicated_inference(self) -> bool:
-        """The actor's log probabilities are computed again on accelerators of their own."""
+        """True if separate accelerators recompute the actor's log probabilities."""
         return "inference" in self._accelerators
 
     def has_dedicated_inference_for_role(self, role: str) -> bool:
-        """The same for ``"actor"`` or ``"critic"``.
+        """True if the role, ``"actor"`` or ``"critic"``, has separate accelerators for inference.
 
         Raises:
             ConfigError: there is no such role.
@@ -129,10 +129,10 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
     # -- sizes --------------------------------------------------------------------------------------------------
 
     def get_sizes(self, component_name: str) -> ParallelSizes:
-        """The parallel sizes of a component that has them.
+        """Return the parallel sizes of a model-parallel component.
 
         Raises:
-            ConfigError: it has none, or is not placed.
+            ConfigError: the component has no parallel sizes, or is not placed.
         """
         name = _SYNONYMS.get(component_name, component_name)
         if name not in self._sizes:
@@ -150,10 +150,9 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
             owner = _SCORES[name]
         return trainer_sizes(self._config, owner, world_size, placed_as=name)
 
-    # -- how they lie -------------------------------------------------------------------------------------------
+    # -- modes --------------------------------------------------------------------------------------------------
 
     def _find_accelerators(self, name: str, cluster: ClusterShape) -> list[int]:
-        """The accelerators of a component, counted through the cluster."""
         component = self._components[name]
         ranks = component.resources
         placements = component.strategy.get_placement(cluster)
@@ -214,14 +213,14 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
                 f"and cover the {self._cluster_num_gpus} accelerators of the cluster; they have: {placed}"
             )
 
-    # -- their strategies ---------------------------------------------------------------------------------------
+    # -- strategies ---------------------------------------------------------------------------------------------
 
     def _pack(self, name: str) -> PackedPlacementStrategy:
         self._check_rule_is_followed(name)
         rule, ranks = self._components[name].rule, self._components[name].resources
         node_group = rule.node_group
         first, last = ranks[0], ranks[-1]
-        if self.is_auto:  # moved within the whole cluster, so counted there
+        if self.is_auto:  # the scheduler moves the component within the whole cluster, so its ranks count there
             first, last, node_group = self._accelerators[name][0], self._accelerators[name][-1], None
             if name == "actor":
                 first, last = 0, self._cluster_num_gpus - 1
@@ -236,7 +235,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
             raise rule.error(f"{rule.who}: {error}") from None
 
     def _find_stride(self) -> int:
-        """The distance between the accelerators of an engine."""
+        """Return the distance between the accelerators of an engine."""
         if not self.is_collocated or "actor" not in self._sizes:
             return 1
         actor, rollout = self._sizes["actor"].tp, self._sizes["rollout"].tp
@@ -250,7 +249,6 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         return actor // rollout
 
     def _check_rule_is_followed(self, name: str) -> None:
-        """A rule may say how many processes there are only as it would be anyway."""
         component, sizes = self._components[name], self._sizes[name]
         fitting = {sizes.world_size, sizes.dp} if name == "rollout" else {sizes.world_size}
         if component.world_size not in fitting:
@@ -262,7 +260,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
 
 class ModelParallelEvalComponentPlacement(ModelParallelComponentPlacement):
-    """The same for a job that only evaluates: rollout and reward, and no actor."""
+    """``ModelParallelComponentPlacement`` for a job that only evaluates: it has rollout and reward, but no actor."""
 
     _NEEDED = ("rollout", "reward")
 
@@ -271,6 +269,6 @@ class ModelParallelEvalComponentPlacement(ModelParallelComponentPlacement):
 
 
 MultiAgentModelParallelComponentPlacement = ModelParallelComponentPlacement
-"""RLinf's name; agents are placed by their rules."""
+"""RLinf's name for the same class; agents are placed by their rules."""
 MultiAgentModelParallelEvalComponentPlacement = ModelParallelEvalComponentPlacement
-"""RLinf's name; agents are placed by their rules."""
+"""RLinf's name for the same class; agents are placed by their rules."""

@@ -11,31 +11,31 @@ class PlacementMode(Enum):
     """Ways in which the components of a job share accelerators."""
 
     COLLOCATED = auto()
-    """All on the same ones, in turn."""
+    """All components take turns on the same accelerators."""
     DISAGGREGATED = auto()
-    """Each on its own, all at once."""
+    """Each component has accelerators of its own, and all run at the same time."""
     HYBRID = auto()
-    """Each as its rule says."""
+    """Each component is placed by its own rule."""
     AUTO = auto()
-    """Each on its own to begin with; a scheduler moves them while the job runs."""
+    """Each component starts on accelerators of its own; a scheduler moves it while the job runs."""
 
 
 class RolloutSyncMode(Enum):
     """Ways in which the rollout gets new weights from the actor."""
 
     COLLOCATED = auto()
-    """Within each accelerator: both have a process there."""
+    """Weights stay on each accelerator, where actor and rollout both have a process."""
     DISAGGREGATED = auto()
-    """From the actor's accelerators to others."""
+    """Weights move from the actor's accelerators to others."""
     AUTO = auto()
-    """Either, as the scheduler has placed them."""
+    """The scheduler's placement decides between the two."""
 
 
 def placement_mode_to_rollout_sync_mode(placement_mode: PlacementMode) -> RolloutSyncMode:
-    """The rollout's way of a mode.
+    """Return the sync mode that a placement mode implies.
 
     Raises:
-        ConfigError: the mode does not decide it, as ``HYBRID`` does not.
+        ConfigError: the placement mode implies none, as ``HYBRID`` does not.
     """
     try:
         return RolloutSyncMode[placement_mode.name]

@@ -13,23 +13,23 @@ from rlinf_async.placement.strategy import PlacementStrategy, Seat, build_placem
 
 
 class NodeRankError(ConfigError, IndexError):
-    """A node that the cluster does not have.  Also an ``IndexError``, which RLinf raises in its place."""
+    """A node rank that the cluster does not have; also an ``IndexError``, which RLinf raises in this case."""
 
 
 @dataclass(frozen=True)
 class NodePlacementStrategy(PlacementStrategy):
-    """One process per entry of ``node_ranks``, on that node; it sees all of the node's accelerators.
+    """Runs one process per entry of ``node_ranks`` on that node; each process sees all accelerators of its node.
 
     Rank ``i`` runs on the ``i``-th entry.
 
     Args:
-        node_ranks: nodes, each as often as processes are wanted there; counted from 0 through the nodes of the
-            groups, which for the whole cluster are the ranks of its nodes.
-        node_group_label: the node group that nodes are counted in, or several; the whole cluster by default.
+        node_ranks: for each process, the rank of its node, counted from 0 through the nodes of the groups; in the whole
+            cluster, these are the ranks of its nodes.
+        node_group_label: one or several node groups whose nodes are counted; by default the whole cluster.
 
     Raises:
-        ConfigError: ``node_ranks`` is empty; in ``get_placement``, an unknown node group, or groups that overlap.
-        NodeRankError: in ``get_placement``, a node that the groups do not have.
+        ConfigError: ``node_ranks`` is empty; in ``get_placement``, a node group is unknown, or two groups overlap.
+        NodeRankError: in ``get_placement``, the groups have no such node.
     """
 
     node_ranks: Sequence[int]

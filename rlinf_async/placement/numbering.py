@@ -14,17 +14,17 @@ _MAX_NAMED_NODES = 8
 
 
 class ClusterShape(Protocol):
-    """The interface of a cluster to placement: its nodes, with ranks 0 to n-1.
+    """Interface of a cluster to placement: its nodes, with ranks 0 to n-1.
 
-    A shape may also have ``node_groups``, a sequence of ``NodeGroup``: those that its configuration names.
+    A shape may also have ``node_groups``, a sequence of the ``NodeGroup`` objects that its configuration defines.
     """
 
     @property
     def nodes(self) -> Sequence[NodeInfo]: ...
 
 
-class Inventory:
-    """The nodes of a cluster by rank; its accelerators are numbered through in the order of the nodes."""
+class AcceleratorNumbering:
+    """Nodes of a cluster by rank; accelerators are numbered from 0, in the order of the nodes."""
 
     def __init__(self, cluster: ClusterShape) -> None:
         self.nodes = sorted(cluster.nodes, key=lambda node: node.node_rank)
@@ -36,12 +36,12 @@ class Inventory:
         return self._starts[-1]
 
     def get_first_accelerators(self) -> dict[int, int]:
-        """Rank of each node → the number of its first accelerator."""
+        """Return the number of each node's first accelerator, by node rank."""
         return {node.node_rank: start for node, start in zip(self.nodes, self._starts, strict=False)}
 
 
 def describe_counts(counts: Sequence[tuple[NodeInfo, int]]) -> str:
-    """For example ``4 (node 0 'a': 2, node 1 'b': 2)``."""
+    """Return text such as ``4 (node 0 'a': 2, node 1 'b': 2)``."""
     named = [f"{name_node(node)}: {count}" for node, count in counts[:_MAX_NAMED_NODES]]
     if len(counts) > _MAX_NAMED_NODES:
         named.append(f"and {len(counts) - _MAX_NAMED_NODES} more nodes")
@@ -49,7 +49,7 @@ def describe_counts(counts: Sequence[tuple[NodeInfo, int]]) -> str:
 
 
 def describe_nodes(nodes: Sequence[NodeInfo]) -> str:
-    """For example ``nodes 0-3``."""
+    """Return text such as ``nodes 0-3``."""
     if not nodes:
         return "no nodes"
     ranks = format_ranks(sorted(node.node_rank for node in nodes))

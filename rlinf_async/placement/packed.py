@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement.node_strategy import NodePlacementStrategy
-from rlinf_async.placement.numbering import ClusterShape, Inventory
+from rlinf_async.placement.numbering import AcceleratorNumbering, ClusterShape
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver, find_groups
 from rlinf_async.placement.strategy import PlacementStrategy, build_placements, take_seat
@@ -15,25 +15,25 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 
 @dataclass(frozen=True)
 class PackedPlacementStrategy(PlacementStrategy):
-    """Fills a range of hardware, with one piece or several for each process and none for two.
+    """Places processes side by side on a range of hardware, each on one piece or on several.
 
-    Hardware is counted through the node groups in their order, and within a group in the order of its nodes.  Each
-    process takes the lowest piece that is free and those that follow it at ``stride``; a process never spans nodes.
+    Hardware is counted through the node groups in their order, and within a group in the order of its nodes. Each
+    process takes the lowest free piece and the next ones at distance ``stride``. A process never spans nodes.
 
     Args:
-        start_hardware_rank, end_hardware_rank: first and last of the range.
+        start_hardware_rank, end_hardware_rank: first and last piece of the range.
         num_hardware_per_process: pieces for each process.
         stride: distance between the pieces of one process.
-        node_group: the node group that ranks are counted in, or several; the whole cluster by default.
+        node_group: one or several of the node groups whose hardware is counted; by default the whole cluster.
 
     Example:
         >>> [list(ranks) for ranks in PackedPlacementStrategy(0, 7, 2, stride=2).get_hardware_ranks()]
         [[0, 2], [1, 3], [4, 6], [5, 7]]
 
     Raises:
-        ConfigError: the range is negative or empty, or does not divide evenly among processes; in
-            ``get_placement``, the groups have no hardware, or less, a process would span nodes or kinds of
-            hardware, or a node group is unknown.
+        ConfigError: the range is negative or empty, or does not divide evenly among the processes. ``get_placement``
+            raises it if the groups have no hardware or not enough, if a process would span nodes or kinds of hardware,
+            or if a group is unknown.
     """
 
     start_hardware_rank: int
@@ -67,8 +67,8 @@ class PackedPlacementStrategy(PlacementStrategy):
         return (self.end_hardware_rank - self.start_hardware_rank + 1) // self.num_hardware_per_process
 
     def get_hardware_ranks(self) -> Iterator[range]:
-        """The hardware of process 0, 1, …, counted through the node groups."""
-        # Strided processes interlock: `stride` of them fill a block without holes, then the next block begins.
+        """Yield the hardware ranks of process 0, 1, …, counted through the node groups."""
+        # Strided processes interleave: `stride` of them fill a block without holes, then the next block begins.
         block = self.num_hardware_per_process * self.stride
         for block_start in range(self.start_hardware_rank, self.end_hardware_rank + 1, block):
             for first in range(block_start, block_start + self.stride):
@@ -87,8 +87,8 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterShape) -> PlacementStrategy:
-    """One process per accelerator of the cluster; without accelerators, one process on node 0."""
-    num_accelerators = Inventory(cluster).num_accelerators
+    """Return one process per accelerator of the cluster or, without accelerators, one process on node 0."""
+    num_accelerators = AcceleratorNumbering(cluster).num_accelerators
     if num_accelerators:
         return PackedPlacementStrategy(0, num_accelerators - 1)
     return NodePlacementStrategy([0])

@@ -15,17 +15,17 @@ class Placement:
         rank: the worker's rank in its group.
         cluster_node_rank: the node's rank in the cluster.
         placement_node_rank: the node's rank among the nodes that this group uses.
-        local_accelerator_rank: position, in the node's list of accelerators, of the first one that belongs to
-            the worker; the first of the node where it has none of its own; -1 on a node without accelerators.
-        accelerator_type: the node's, for example ``"NV_GPU"``, or ``"NO_ACCEL"``.
-        local_rank: place among the group's workers on the node.
+        local_accelerator_rank: position of the worker's first accelerator in the node's list. 0 if the worker has no
+            accelerator of its own but sees the node's; -1 if it sees none.
+        accelerator_type: the node's accelerator type, such as ``"NV_GPU"``, or ``"NO_ACCEL"``.
+        local_rank: the worker's number among the group's workers on the node.
         local_world_size: number of the group's workers on the node.
-        visible_accelerators: ids of the devices that the worker can see, as the node names them (indices or UUIDs).
-        isolate_accelerator: whether a worker with devices of its own sees only those.
-        local_hardware_ranks: positions, in the node's list, of the worker's own hardware; empty without any.
-        node_group_label: the node group that the worker is in.
+        visible_accelerators: ids of the devices that the worker can see, as the node lists them (indices or UUIDs).
+        isolate_accelerator: True if a worker with devices of its own sees only those.
+        local_hardware_ranks: positions of the worker's own hardware in the node's list; empty without hardware.
+        node_group_label: label of the worker's node group.
         global_accelerator_ids: the visible devices, counted through the whole cluster from 0.
-        hardware_type: the kind of the worker's own hardware, ``"Accelerator"`` or a robot's; empty without any.
+        hardware_type: kind of the worker's own hardware, ``"Accelerator"`` or a robot type; empty without hardware.
     """
 
     rank: int
@@ -49,13 +49,13 @@ class Placement:
 
     @property
     def node_local_rank(self) -> int:
-        """``local_rank`` under the name that it has in the worker's environment.
+        """``local_rank`` under its name in the worker's environment.
 
-        (``LOCAL_RANK`` there is another thing: see ``worker_environment``.)
+        The variable ``LOCAL_RANK`` has another meaning; ``worker_environment`` documents it.
         """
         return self.local_rank
 
     @property
     def node_local_world_size(self) -> int:
-        """``local_world_size`` under the name that it has in the worker's environment."""
+        """``local_world_size`` under its name in the worker's environment."""
         return self.local_world_size

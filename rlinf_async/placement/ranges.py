@@ -18,16 +18,16 @@ from rlinf_async.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Consecutive processes on consecutive resources; the number of one divides the number of the other."""
+class RuleSegment:
+    """Consecutive processes on consecutive resources; the larger count is a multiple of the smaller one."""
 
     resources: range
     processes: range
 
     def get_resources_by_process(self) -> Iterator[range]:
-        """The resources of each process in turn.
+        """Yield the resources of each process.
 
-        With more processes than resources, neighbours share one; with fewer, each gets a block.
+        If there are more processes than resources, neighbours share a resource; otherwise, each process gets a block.
         """
         if len(self.processes) > len(self.resources):
             sharers = len(self.processes) // len(self.resources)
@@ -40,20 +40,20 @@ class Segment:
                 yield range(first, first + block)
 
 
-def parse_rule(rule: str, num_resources: int) -> list[Segment]:
-    """Reads a rule; ``all`` stands for resources 0 to ``num_resources - 1``.  The others may lie beyond them.
+def parse_rule(rule: str, num_resources: int) -> list[RuleSegment]:
+    """Parse a rule; ``all`` stands for resources 0 to ``num_resources - 1``. Explicit ranges may exceed that bound.
 
-    Processes are numbered from 0 without gaps, resources ascend, and no resource is named twice.  A segment
-    without processes has one for each resource.
+    Processes are numbered from 0 without gaps, resources ascend, and no resource appears twice. A segment without
+    processes has one process for each resource.
 
     Example:
-        >>> parse_rule("0-1:0-3,4", 8)
-        [Segment(resources=range(0, 2), processes=range(0, 4)), Segment(resources=range(4, 5), processes=range(4, 5))]
+        >>> [(segment.resources, segment.processes) for segment in parse_rule("0-1:0-3,4", 8)]
+        [(range(0, 2), range(0, 4)), (range(4, 5), range(4, 5))]
 
     Raises:
-        ConfigError: with the segment and the reason.
+        ConfigError: the rule is malformed; the message has the segment and the reason.
     """
-    segments: list[Segment] = []
+    segments: list[RuleSegment] = []
     for text in rule.split(","):
         resource_text, colon, process_text = text.partition(":")
         resources = _parse_ranks(resource_text, rule, num_resources)
@@ -72,7 +72,7 @@ def parse_rule(rule: str, num_resources: int) -> list[Segment]:
                 f"{text.strip()!r}{in_rule}: the number of process ranks {len(processes)} must be divisible "
                 f"by the number of resource ranks {len(resources)}, or the other way round"
             )
-        segments.append(Segment(resources, processes))
+        segments.append(RuleSegment(resources, processes))
     return segments
 
 
@@ -85,7 +85,7 @@ def _parse_ranks(text: str, rule: str, num_resources: int | None) -> range:
     return parse_range(text, rule)
 
 
-def _check_resources(resources: range, segments: list[Segment], rule: str) -> None:
+def _check_resources(resources: range, segments: list[RuleSegment], rule: str) -> None:
     if not segments or resources.start >= segments[-1].resources.stop:
         return
     for segment in segments:

@@ -1,4 +1,4 @@
-"""Resolves hardware ranks, counted through one or several node groups, to nodes and pieces; finds groups by label."""
+"""Resolver of hardware ranks, counted through one or several node groups, to nodes and pieces; group lookup."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rlinf_async.placement.numbering import ClusterShape, describe_counts, descr
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One thing that a rank counts: a piece of hardware at a position on its node, or the node itself (-1)."""
+class HardwarePiece:
+    """The target of one rank: a piece of hardware at a position on its node, or the node itself (position -1)."""
 
     group: NodeGroup
     node: NodeInfo
@@ -23,13 +23,13 @@ class Piece:
 
 
 class MultiNodeGroupResolver:
-    """Counts the hardware of several node groups through, in the order of the groups.
+    """Numbers the hardware of several node groups consecutively, in the order of the groups.
 
     Args:
-        node_groups: at least one; no piece of hardware may be in two of them.
+        node_groups: at least one group; no two may share a piece of hardware.
 
     Raises:
-        ConfigError: there is no group, or two have the same hardware.
+        ConfigError: the list is empty, or two groups share hardware.
     """
 
     def __init__(self, node_groups: Sequence[NodeGroup]) -> None:
@@ -47,15 +47,13 @@ class MultiNodeGroupResolver:
 
     @property
     def hardware_types(self) -> list[str] | None:
-        """The kind of hardware that each group counts; None where one of them counts its nodes."""
+        """The kind of hardware that each group counts; None if one of the groups counts nodes."""
         kinds = [group.counted_hardware for group in self.node_groups]
         known = [kind for kind in kinds if kind is not None]
         return known if len(known) == len(kinds) else None
 
     def check_counts_hardware(self, strategy: str) -> None:
-        """Raises:
-        ConfigError: one of the groups has no hardware that ranks could mean.
-        """
+        """Raise ConfigError if the ranks of one of the groups count nodes."""
         bare = [group for group in self.node_groups if group.counted_hardware is None]
         if bare:
             nodes = describe_nodes([node for group in bare for node in group.nodes])
@@ -66,28 +64,27 @@ class MultiNodeGroupResolver:
 
     @property
     def noun(self) -> str:
-        """What a rank counts, in words: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` of several kinds."""
+        """The kind of thing that a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` if mixed."""
         kinds = {group.counted_hardware for group in self.node_groups}
         if len(kinds) > 1:
             return "hardware rank"
         (kind,) = kinds
         return "node" if kind is None else "accelerator" if kind == ACCELERATOR else kind
 
-    def locate(self, hardware_rank: int) -> Piece:
-        """What a rank means.
+    def locate(self, hardware_rank: int) -> HardwarePiece:
+        """Return the piece of hardware, or the node, with this rank.
 
         Raises:
-            ConfigError: there is no such rank.
+            ConfigError: there is no such rank. The methods below raise it, too.
         """
         if not 0 <= hardware_rank < self.hardware_resource_count:
             raise ConfigError(f"Hardware rank {hardware_rank} is out of range: {self.describe()}")
         index = bisect_right(self._starts, hardware_rank) - 1
         group = self.node_groups[index]
         node, position = group.locate(hardware_rank - self._starts[index])
-        return Piece(group, node, -1 if group.counted_hardware is None else position)
+        return HardwarePiece(group, node, -1 if group.counted_hardware is None else position)
 
     def get_node_by_hardware_rank(self, global_hw_rank: int) -> NodeInfo:
-        """Raises ConfigError for a rank that there is not, as all of these do."""
         return self.locate(global_hw_rank).node
 
     def get_node_group(self, global_hw_rank: int) -> NodeGroup:
@@ -97,33 +94,33 @@ class MultiNodeGroupResolver:
         return self.locate(global_hw_rank).group.label
 
     def get_local_hardware_rank(self, global_hw_rank: int) -> int:
-        """The position of a piece among those of its kind on its node; -1 where nodes are counted."""
+        """Return the position of a piece among the pieces of its kind on its node; -1 if its group counts nodes."""
         return self.locate(global_hw_rank).position
 
     def get_hardware_type_for_rank(self, global_hw_rank: int) -> str | None:
         return self.locate(global_hw_rank).group.counted_hardware
 
     def describe(self) -> str:
-        """For example ``the cluster has 4 (node 0 'a': 2, node 1 'b': 2)``."""
+        """Return text such as ``the cluster has 4 (node 0 'a': 2, node 1 'b': 2)``."""
         counts = [(node, group.count_on(node)) for group in self.node_groups for node in group.nodes]
         return f"{describe_groups(self.node_groups)} {describe_counts(counts)}"
 
 
 def groups_of(cluster: ClusterShape) -> dict[str, NodeGroup]:
-    """The node groups of a cluster by label; ``cluster`` and ``node`` are always there."""
+    """Return the node groups of a cluster by label, including the built-in ``cluster`` and ``node``."""
     built_in = built_in_groups(cluster.nodes)
     own: Sequence[NodeGroup] = getattr(cluster, "node_groups", None) or ()
     return {group.label: group for group in (*built_in, *own)}
 
 
 def find_groups(cluster: ClusterShape, labels: str | Sequence[str] | None) -> list[NodeGroup]:
-    """The node groups that are meant, in the order in which they are named.
+    """Return the node groups with these labels, in the order of the labels.
 
     Args:
-        labels: a label, labels with commas between, a list of labels, or None for the whole cluster.
+        labels: a label, several labels joined by commas, a list of labels, or None for the whole cluster.
 
     Raises:
-        ConfigError: a group does not exist, none is named, or one is named twice.
+        ConfigError: a group does not exist, the list is empty, or a label appears twice.
     """
     asked = [CLUSTER_GROUP] if labels is None else _split_labels(labels)
     known = groups_of(cluster)
@@ -141,10 +138,10 @@ def _split_labels(labels: str | Sequence[str]) -> list[str]:
 
 
 def nodes_of(node_groups: Sequence[NodeGroup]) -> list[tuple[NodeGroup, NodeInfo]]:
-    """The nodes of several groups in a row.
+    """Return the nodes of several groups, each with its group.
 
     Raises:
-        ConfigError: a node is in two of them.
+        ConfigError: two of the groups share a node.
     """
     if len(node_groups) > 1:
         _check_no_overlap([(group, None) for group in node_groups])
@@ -152,7 +149,7 @@ def nodes_of(node_groups: Sequence[NodeGroup]) -> list[tuple[NodeGroup, NodeInfo
 
 
 def describe_groups(node_groups: Sequence[NodeGroup]) -> str:
-    """For example ``the cluster has``, ``node groups 'a', 'b' have``."""
+    """Return text such as ``the cluster has`` or ``node groups 'a', 'b' have``."""
     labels = [group.label for group in node_groups]
     if labels in ([CLUSTER_GROUP], [NODE_GROUP]):
         return "the cluster has"

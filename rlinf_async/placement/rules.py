@@ -1,4 +1,4 @@
-"""Reads the entries of ``component_placement``: components, node groups, rule text, and their place for errors."""
+"""Reader of the entries of ``component_placement``: components, node groups, rule text, and their place for errors."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _KEYS = ("node_group", "placement")
 
 @dataclass(frozen=True)
 class Rule:
-    """One entry.
+    """One entry of ``component_placement``.
 
     Attributes:
-        components: the names that share it.
-        text: what goes where, in the grammar of ``ranges``.
-        node_group: as written; None for the whole cluster.
-        hint: what may be wrong, if the text turns out to be.
-        steps, origin: where it stands.
+        components: names of the components that share the entry.
+        text: the rule itself, in the grammar of ``ranges``.
+        node_group: labels as written; None for the whole cluster.
+        hint: advice that errors about the rule append.
+        steps, origin: path of the entry in its document, and the document's file.
     """
 
     components: tuple[str, ...]
@@ -47,13 +47,13 @@ class Rule:
         return f"component '{','.join(self.components)}'"
 
     def error(self, text: str) -> ConfigError:
-        """An error that names the components, and file and line where they are known."""
+        """Return an error that starts with the file and line of the entry, if they are known."""
         where = f"{self.origin.locate(self.steps)}: " if self.origin is not None else ""
         return ConfigError(f"{where}{text}")
 
 
-def whole(config: Any) -> Any:
-    """The configuration around a ``ClusterConfig``, or in the file of a path; any other as it is.
+def load_configuration(config: Any) -> Any:
+    """Load the configuration file if given a path, wrap a ``ClusterConfig``, and return other objects unchanged.
 
     Raises:
         ConfigError: the file cannot be read, or None was given.
@@ -75,7 +75,7 @@ def whole(config: Any) -> Any:
 
 
 def read_rules(config: Any) -> Iterator[Rule]:
-    """The entries of ``cluster.component_placement``, in their order.
+    """Yield the entries of ``cluster.component_placement`` in their order.
 
     Args:
         config: a mapping, an OmegaConf ``DictConfig``, or an object with attributes.
@@ -135,7 +135,6 @@ def _is_labels(value: Any) -> bool:
 
 
 def _get_text(value: Any) -> str:
-    """A rule in the grammar, whichever way YAML has read it."""
     if isinstance(value, str):
         return value
     if isinstance(value, int) and not isinstance(value, bool):

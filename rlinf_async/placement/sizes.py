@@ -11,11 +11,11 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """Parts of one component.
+    """Number of accelerators of a component, and sizes of its parallel dimensions.
 
     Attributes:
-        world_size: accelerators.
-        tp, pp, cp: tensor, pipeline and context parallel parts of one replica.
+        world_size: number of accelerators.
+        tp, pp, cp: tensor-, pipeline- and context-parallel sizes of one replica.
     """
 
     world_size: int
@@ -25,25 +25,25 @@ class ParallelSizes:
 
     @property
     def replica(self) -> int:
-        """Accelerators of one replica."""
+        """Number of accelerators of one replica."""
         return self.tp * self.pp * self.cp
 
     @property
     def dp(self) -> int:
-        """Replicas."""
+        """Number of replicas."""
         return self.world_size // self.replica
 
 
 def trainer_sizes(config: Any, component: str, world_size: int, placed_as: str) -> ParallelSizes:
-    """The sizes of a model that is trained or scored, as ``<component>.model`` says; 1 where it says nothing.
+    """Read the sizes of a trained or scored model from ``<component>.model``; a missing size is 1.
 
     Args:
-        component: whose model it is.
+        component: section of the model.
         world_size: number of accelerators.
-        placed_as: the component that has them.
+        placed_as: component that runs the model, for errors.
 
     Raises:
-        ConfigError: a size is no positive number, or the accelerators do not divide.
+        ConfigError: a size is not a positive integer, or the accelerators do not divide into replicas.
     """
     keys = [f"{component}.model.{kind}_model_parallel_size" for kind in ("tensor", "pipeline")]
     tp, pp = (_read_size(config, key) for key in keys)
@@ -52,13 +52,13 @@ def trainer_sizes(config: Any, component: str, world_size: int, placed_as: str) 
 
 
 def engine_sizes(config: Any, component: str, world_size: int) -> ParallelSizes:
-    """The sizes of an engine that generates, as ``<component>`` says; 1 where it says nothing.  Raises ConfigError."""
+    """Read the sizes of a generation engine from ``<component>``; a missing size is 1. Raises ConfigError."""
     tp, pp = (_read_size(config, f"{component}.{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     return _checked(component, ParallelSizes(world_size, tp, pp))
 
 
 def lookup(config: Any, path: str) -> Any:
-    """What stands at ``a.b.c`` of mappings or objects with attributes; None where there is nothing."""
+    """Return the value at a path ``a.b.c`` of mappings or objects with attributes; None if a step is missing."""
     for name in path.split("."):
         if config is None:
             return None
@@ -88,12 +88,12 @@ def _checked(component: str, sizes: ParallelSizes) -> ParallelSizes:
 
 
 def _size(component: str, size: str) -> Any:
-    """The property of a ``SizesByName`` that is one size of a component."""
+    """Return a property of ``SizesByName`` with one size of a component."""
     return property(lambda placement: getattr(placement.get_sizes(component), size))
 
 
 class SizesByName:
-    """The sizes of components under RLinf's names; ConfigError where the component is not placed."""
+    """Sizes of components as properties with RLinf's names; they raise ConfigError if the component is not placed."""
 
     actor_dp_size: int = _size("actor", "dp")
     actor_tp_size: int = _size("actor", "tp")

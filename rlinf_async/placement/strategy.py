@@ -12,48 +12,48 @@ from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import ACCELERATOR, NODE_GROUP, NodeGroup
 from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import AcceleratorType
-from rlinf_async.placement.numbering import ClusterShape, Inventory, name_node
+from rlinf_async.placement.numbering import AcceleratorNumbering, ClusterShape, name_node
 from rlinf_async.placement.placement import Placement
 from rlinf_async.placement.resolver import MultiNodeGroupResolver
 
 
 class PlacementStrategy(ABC):
-    """Decides where the ranks of a group run.
+    """Decides on which node and devices each rank of a group runs.
 
     Attributes:
-        component: whose rule in ``cluster.component_placement`` it was made from; empty without.
+        component: name of the component whose placement rule made this strategy; empty without a rule.
     """
 
     component: str = ""
 
     @abstractmethod
     def get_placement(self, cluster: ClusterShape, isolate_accelerator: bool = True) -> list[Placement]:
-        """Places every rank: ``result[i]`` is rank ``i``.  The same arguments always give the same answer.
+        """Place every rank: ``result[i]`` is rank ``i``. Equal arguments must give equal results.
 
         Args:
-            cluster: anything with ``nodes``, and with ``node_groups`` where there are some.
-            isolate_accelerator: a worker sees only the accelerators that it was given, not all of its node's.
+            cluster: object with ``nodes`` and, if there are any, ``node_groups``.
+            isolate_accelerator: if True, a worker sees only its own accelerators, not all of its node's.
 
         Raises:
-            ConfigError: the cluster does not have what is asked for.
+            ConfigError: the cluster lacks the requested nodes or hardware.
         """
 
 
 def check_strategy(given: Any) -> PlacementStrategy:
-    """The argument of ``launch(placement_strategy=...)``, if it is a strategy.
+    """Return the argument of ``launch(placement_strategy=...)`` if it is a strategy.
 
     Raises:
-        TypeError: it is something else; says which strategies may have been meant.
+        TypeError: it is not a strategy; the message suggests strategies that the caller may have meant.
     """
     if isinstance(given, type) or not callable(getattr(given, "get_placement", None)):
         got = f"the class {given.__name__}" if isinstance(given, type) else f"{given!r} ({type(given).__name__})"
-        raise TypeError(f"placement_strategy= takes a placement strategy, got {got}: write {_meant(given)}")
+        raise TypeError(f"placement_strategy= takes a placement strategy, got {got}: write {_suggest_strategy(given)}")
     strategy: PlacementStrategy = given
     return strategy
 
 
-def _meant(given: Any) -> str:
-    """The strategies that nodes, accelerators or a number of processes given in place of one may stand for."""
+def _suggest_strategy(given: Any) -> str:
+    """Suggest strategies for nodes, accelerators or a process count that a caller passed instead of a strategy."""
     if isinstance(given, type) and issubclass(given, PlacementStrategy):
         return f"{given.__name__}(...), an instance of it"
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -79,7 +79,7 @@ def _meant(given: Any) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """Place of one process: a node, as a member of a group, and its own pieces of the group's hardware there."""
+    """Place of one process: its node as a member of a group, and its own pieces of the group's hardware there."""
 
     group: NodeGroup
     node: NodeInfo
@@ -87,10 +87,10 @@ class Seat:
 
 
 def take_seat(resolver: MultiNodeGroupResolver, rank: int, hardware_ranks: Sequence[int]) -> Seat:
-    """The seat of a process with certain pieces of hardware.
+    """Return the seat of a process with these pieces of hardware.
 
     Raises:
-        ConfigError: they are of several nodes or kinds.
+        ConfigError: the pieces are on several nodes or of several kinds.
     """
     pieces = [resolver.locate(hardware_rank) for hardware_rank in hardware_ranks]
     first = pieces[0]
@@ -111,14 +111,14 @@ def take_seat(resolver: MultiNodeGroupResolver, rank: int, hardware_ranks: Seque
 
 
 def build_placements(cluster: ClusterShape, seats: Sequence[Seat], *, isolate_accelerator: bool) -> list[Placement]:
-    """Makes the placements of ranks 0, 1, … from their seats.
+    """Build the placements of ranks 0, 1, … from their seats.
 
-    A rank without accelerators of its own sees all of its node's, whatever ``isolate_accelerator`` says, and none in a
-    configured group that ignores them.
+    A rank without accelerators of its own sees all of its node's, regardless of ``isolate_accelerator``. In a
+    configured group that ignores hardware, it sees none.
     """
     workers_on = Counter(seat.node.node_rank for seat in seats)
     node_order = {node_rank: order for order, node_rank in enumerate(workers_on)}
-    first_accelerators = Inventory(cluster).get_first_accelerators()
+    first_accelerators = AcceleratorNumbering(cluster).get_first_accelerators()
     placed: Counter[int] = Counter()
     placements = []
     for rank, seat in enumerate(seats):

@@ -19,24 +19,24 @@ def worker_environment(
     accelerator_model: str = "",
     catch_system_failure: bool = False,
 ) -> dict[str, str]:
-    """The variables of one worker, with which ``torch.distributed.init_process_group()`` needs no arguments.
+    """Return a worker's variables, which let it call ``torch.distributed.init_process_group()`` without arguments.
 
-    ``LOCAL_RANK`` is what ``torch.cuda.set_device`` wants to hear:
+    ``LOCAL_RANK`` is the worker's argument to ``torch.cuda.set_device``:
 
-    * 0 of 1 where the worker is isolated: it numbers the devices that it sees from 0;
-    * without isolation, the position of its first device among those of its node, with as many
-      ``LOCAL_WORLD_SIZE`` as the group has workers there;
-    * its place among the group's workers on the node, where it has no device.
+    * 0 if the worker is isolated, because it numbers its visible devices from 0; ``LOCAL_WORLD_SIZE`` is then 1;
+    * without isolation, the position of the worker's first device on the node; ``LOCAL_WORLD_SIZE`` is the number of
+      the group's workers there;
+    * if the worker has no device, its number among the group's workers on the node.
 
     Args:
-        placement: where the worker runs.
+        placement: place of the worker.
         group: the group's name.
-        name: the worker's name, for example ``"rollout:2"``.
+        name: the worker's name, such as ``"rollout:2"``.
         world_size: number of workers in the group.
-        master_addr, master_port: where rank 0's store listens.
-        run_id: the run's id; it becomes the namespace.
-        accelerator_model: the node's, for example ``"NV_GPU:H200"``.
-        catch_system_failure: whether the worker shows its stacks when a signal ends it.
+        master_addr, master_port: listening address of rank 0's store.
+        run_id: id of the run, which the worker sees as its namespace.
+        accelerator_model: the node's model, such as ``"NV_GPU:H200"``.
+        catch_system_failure: if True, the worker prints its stacks when a signal ends it.
     """
     local_rank, local_world_size = _get_torch_local_rank(placement)
     variables = {
@@ -61,7 +61,7 @@ def worker_environment(
         "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
         "NODE_GROUP_LABEL": placement.node_group_label,
-        # Rank 0's store is opened before the workers are born: torch must connect to it, never open its own.
+        # torch must connect to rank 0's store, which opens before the workers start, and never open a store of its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     family = get_family(placement.accelerator_type)
@@ -81,10 +81,10 @@ def _get_torch_local_rank(placement: Placement) -> tuple[int, int]:
 
 
 def _get_rendering_variables(placement: Placement) -> dict[str, str]:
-    """A guess, which the node's daemon corrects (``Probes.rendering``)."""
+    """Guess the rendering devices; the node's daemon corrects them (``Probes.rendering``)."""
     visible = placement.visible_accelerators
     if not visible:
         return {}
     first_id = visible[0 if placement.isolate_accelerator else placement.local_accelerator_rank]
-    # EGL numbers the machine's GPUs whatever CUDA_VISIBLE_DEVICES says.
+    # EGL numbers all GPUs of the machine, regardless of CUDA_VISIBLE_DEVICES.
     return {"MUJOCO_EGL_DEVICE_ID": first_id, "EGL_DEVICE_ID": first_id} if first_id.isdecimal() else {}

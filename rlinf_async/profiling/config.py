@@ -21,13 +21,13 @@ class ProfileConfig:
 
     Attributes:
         backend: ``"nsight"``, ``"rocprof_sys"`` or ``"torch"``.
-        enabled: false for a section that is kept for later.
-        worker_groups: names of groups, in any case; ``"all"`` stands for every group, None for none.
-        steps: the steps in which a window is opened; None for every step.
-        output_dir: where reports go on each node; by default ``profiles`` in the node's log folder.
+        enabled: False for a section that is kept for later.
+        worker_groups: names of groups, regardless of case; ``"all"`` selects every group, None selects none.
+        steps: steps that have a profiling window; None for every step.
+        output_dir: folder for the reports on each node; by default ``profiles`` in the node's log folder.
 
     Raises:
-        ConfigError: a value is none of these.
+        ConfigError: a value is invalid.
     """
 
     backend: str = ""
@@ -40,7 +40,7 @@ class ProfileConfig:
         self.check()
 
     def check(self) -> None:
-        """Raises ConfigError where something cannot be meant."""
+        """Raise ConfigError for an invalid value."""
         kind = _kind_of(self.backend)
         if not isinstance(self, kind):
             raise ConfigError(f"profiling: backend {self.backend!r} takes a {kind.__name__}, got {type(self).__name__}")
@@ -63,25 +63,25 @@ class ProfileConfig:
         return [groups] if isinstance(groups, str) else list(groups or ())
 
     def profiles_worker_group(self, worker_group_name: str) -> bool:
-        """Whether the workers of that group are profiled."""
+        """True if the workers of this group are profiled."""
         wanted = {group.lower() for group in self._groups()}
         return self.enabled and (ALL in wanted or worker_group_name.lower() in wanted)
 
     def should_profile_step(self, step_idx: int) -> bool:
-        """Whether a window is opened in that step."""
+        """True if this step has a profiling window."""
         return self.enabled and (self.steps is None or step_idx in self.steps)
 
     def command_prefix(self, output_prefix: str) -> list[str]:
-        """The words before a worker's interpreter, or, where they end in ``--``, in its place; none: it runs bare."""
+        """Return the words before a worker's interpreter, or in its place if they end in ``--``; empty for no tool."""
         return []
 
     def environment(self, output_prefix: str) -> dict[str, str]:
-        """Return variables for the tool, whose reports have names that begin so."""
+        """Return environment variables for the tool; its reports get names with this prefix."""
         del output_prefix
         return {}
 
     def window_options(self) -> dict[str, Any]:
-        """Of ``torch.profiler.profile``."""
+        """Return the keyword arguments of ``torch.profiler.profile``."""
         return {}
 
 
@@ -89,12 +89,12 @@ class ProfileConfig:
 class NsightConfig(ProfileConfig):
     """Nsight Systems: every profiled worker runs under ``nsys profile``.
 
-    With ``steps`` the report covers the windows of those steps and is written at their end, unless the options say
-    otherwise; without, it is written when the worker ends, for which its group must be closed with a ``grace`` that
-    is long enough.
+    With ``steps``, the report covers the windows of these steps and is written after the last one, unless the options
+    say otherwise. Without, it is written when the worker exits; close its group with a ``grace`` that leaves enough
+    time.
 
     Attributes:
-        options: of ``nsys profile``, without their dashes: ``{"trace": "cuda,nvtx"}``.
+        options: options of ``nsys profile`` without dashes, such as ``{"trace": "cuda,nvtx"}``.
         flags: options without a value.
     """
 
@@ -114,10 +114,10 @@ class NsightConfig(ProfileConfig):
             raise ConfigError(f"profiling: {', '.join(sorted(twice))} is both an option and a flag: keep one of them")
 
     def to_cli_tokens(self, default_output_prefix: str | None = None) -> list[str]:
-        """The arguments of ``nsys profile`` before the program.
+        """Return the words of ``nsys profile`` before the program.
 
         Args:
-            default_output_prefix: of the report, where the options name none.
+            default_output_prefix: prefix of the report's name, unless the options name one.
         """
         options = {self._ALIASES.get(_bare(name), _bare(name)): value for name, value in self.options.items()}
         if self.steps is not None:
@@ -136,8 +136,8 @@ class RocprofSysConfig(ProfileConfig):
     """ROCm Systems Profiler: every profiled worker runs under ``rocprof-sys-python``.
 
     Attributes:
-        args: its arguments, without their dashes; true for one without a value.
-        env: variables for it, such as ``ROCPROFSYS_USE_SAMPLING``.
+        args: options of the tool without dashes; True for an option without a value.
+        env: environment variables such as ``ROCPROFSYS_USE_SAMPLING``.
     """
 
     backend: str = "rocprof_sys"
@@ -152,13 +152,13 @@ class RocprofSysConfig(ProfileConfig):
                 raise ConfigError(f"profiling.env takes texts, got {name!r}: {value!r}")
 
     def to_cli_tokens(self) -> list[str]:
-        """Return the tool with its arguments, up to the ``--`` that its Python program follows."""
+        """Return the tool and its options, up to the ``--`` before the Python program."""
         named = {_bare(name): value for name, value in self.args.items() if not isinstance(value, bool)}
         bare = [_dashed(_bare(name)) for name, value in self.args.items() if value is True]
         return ["rocprof-sys-python", *bare, *_tokens(named), "--"]
 
     def command_prefix(self, output_prefix: str) -> list[str]:
-        del output_prefix  # the environment has it
+        del output_prefix  # ``environment`` sets it
         return self.to_cli_tokens()
 
     def environment(self, output_prefix: str) -> dict[str, str]:
@@ -169,12 +169,12 @@ class RocprofSysConfig(ProfileConfig):
 
 @dataclass(frozen=True)
 class TorchProfileConfig(ProfileConfig):
-    """``torch.profiler``: needs no tool; every window becomes a trace file that Perfetto and Chrome read.
+    """``torch.profiler``, which needs no tool: every window becomes a trace file for Perfetto or Chrome.
 
     Attributes:
-        record_shapes: of the inputs of operators.
-        profile_memory: allocations and releases.
-        with_stack: the Python source of every operator.
+        record_shapes: True to record the shapes of operators' inputs.
+        profile_memory: True to record allocations and releases.
+        with_stack: True to record the Python source line of each operator.
     """
 
     backend: str = TORCH
@@ -201,10 +201,10 @@ _BACKENDS: Final[dict[str, type[ProfileConfig]]] = {
 
 
 def parse_profiling(section: Mapping[str, Any]) -> ProfileConfig:
-    """The configuration that a ``profiling`` section means.
+    """Return the configuration of a ``profiling`` section.
 
     Raises:
-        ConfigError: no such back end, or a key that it does not know.
+        ConfigError: the back end is unknown, or does not have one of the keys.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"profiling must be a mapping with a backend, got {section!r}")
@@ -245,7 +245,6 @@ def _is_name(option: str) -> bool:
 
 
 def _bare(option: str) -> str:
-    """An option's name as the tools write it, without its dashes."""
     return option.lstrip("-").replace("_", "-")
 
 

@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 SECTION: Final = "RLINF_PROFILING"
-"""The variable that a profiled worker is born with: its ``WindowPlan`` as JSON."""
+"""Name of a profiled worker's environment variable with its ``WindowPlan`` as JSON."""
 
 TORCH: Final = "torch"
-"""The back end that needs no tool around the worker: ``torch.profiler``."""
+"""Name of the back end that runs inside the worker, ``torch.profiler``."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,10 @@ class WindowPlan:
     """The steps in which a worker opens a profiling window, and the back end's options.
 
     Attributes:
-        backend: ``"torch"``, or that of a tool around the worker.
-        steps: the steps that have a window; None for all.
-        directory: where traces go that the worker itself writes.
-        options: of ``torch.profiler.profile``.
+        backend: ``"torch"``, or the name of the tool around the worker.
+        steps: steps that have a window; None for all.
+        directory: folder for traces that the worker itself writes.
+        options: keyword arguments of ``torch.profiler.profile``.
     """
 
     backend: str

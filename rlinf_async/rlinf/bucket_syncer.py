@@ -14,12 +14,12 @@ from rlinf_async.rlinf.buckets import IncomingBuckets, Marked, buckets_in_call
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer import Recv, Send, WeightSyncer, in_thread
 from rlinf_async.rlinf.syncer_options import device_of, precision_of
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_of, path_of
 from rlinf_async.weights.model.places import Places
 from rlinf_async.weights.model.writing import in_turn, plan_update
 
-_LARGEST: Final = (1 << 31) - 1  # of the numbers of versions, which travel as int32
+_LARGEST: Final = (1 << 31) - 1  # versions travel as int32
 _OUTER: Final = "model.language_model."
 _log: Final = own_logger(__name__)
 
@@ -27,15 +27,15 @@ _log: Final = own_logger(__name__)
 class BucketWeightSyncer(WeightSyncer):
     """Sends all tensors in every version.  The two inits send and receive nothing.
 
-    What is sent, and the receiver lacks, is skipped, with one warning; what the receiver has besides stays.
+    Tensors that the receiver lacks are skipped, with one warning; other tensors of the receiver stay.
 
     Args:
         bucket_size: bytes after which a bucket ends; the sender has two of them in memory at a time.  Tensors are not
             divided.
-        bucket_dtype: what floating-point tensors are cast to, ``"bf16"`` or a dtype; None sends them bit for bit.
-        bucket_device: where buckets are made; ``"cuda"`` is the CPU where there is no GPU.
-        is_agent: where some name contains ``visual.``, the receiver's model is the language model inside of the
-            sender's: ``model.language_model.`` at the beginning of a name becomes ``model.``.
+        bucket_dtype: dtype of floating-point tensors, ``"bf16"`` or a dtype; None sends them bit for bit.
+        bucket_device: device of the buckets; ``"cuda"`` is the CPU where there is no GPU.
+        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside of the sender's:
+            ``model.language_model.`` at the beginning of a name becomes ``model.``.
         load_instant: False has a receiver keep the buckets in the memory of its CPU, as many bytes as the weights have,
             and write all of them at once when the last one is there.  True writes each bucket when it comes, and keeps
             none.  That costs the promise of ``apply``: from the first bucket until ``apply`` returns the model holds
@@ -82,7 +82,9 @@ class BucketWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         return self._buckets(tree, version, call)
 
-    def _buckets(self, tree: ParamTree, version: int | torch.Tensor, call: Call) -> Iterator[dict[str, torch.Tensor]]:
+    def _buckets(
+        self, tree: ParamTree, version: int | torch.Tensor, call: GatherCall
+    ) -> Iterator[dict[str, torch.Tensor]]:
         return buckets_in_call(
             call,
             self._named(tree).items(),
@@ -93,7 +95,7 @@ class BucketWeightSyncer(WeightSyncer):
         )
 
     def _named(self, tree: ParamTree) -> dict[str, torch.Tensor]:
-        """The tensors by the receiver's names, in the order of the sender's."""
+        """Return the tensors by the receiver's names, in the order of the sender's."""
         named = {name_of(path): tensor for path, tensor in tree.items()}
         renames = self.is_agent and any("visual." in name for name in named)
         found: dict[str, torch.Tensor] = {}
@@ -108,7 +110,7 @@ class BucketWeightSyncer(WeightSyncer):
         if version > _LARGEST:
             raise ValueError(f"a bucket syncer's version= is at most {_LARGEST}; got {version}")
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[dict[str, torch.Tensor]]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[dict[str, torch.Tensor]]:
         for number, bucket in enumerate(self._buckets(tree, sending.version, call)):
             yield Marked(bucket, (sending, number))
 
@@ -119,7 +121,7 @@ class BucketWeightSyncer(WeightSyncer):
         self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        # What has come stays here if this is cancelled, and the next apply() goes on from there.
+        # Received buckets stay here if this is cancelled, and the next apply() goes on from there.
         while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)
@@ -140,7 +142,7 @@ class BucketWeightSyncer(WeightSyncer):
         self.version = version
 
     def _load(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
-        """``model.load_state_dict(weights, strict=False)``, but that nothing is written if anything does not fit."""
+        """Load as ``model.load_state_dict(weights, strict=False)``, but write nothing if anything does not fit."""
         if not weights:
             return
         if _loads_its_own(model):
@@ -158,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """Whether its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames what comes."""
+    """True if its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

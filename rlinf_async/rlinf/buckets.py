@@ -8,16 +8,16 @@ from typing import Any, Final
 import torch
 
 from rlinf_async.errors import StaleVersion, WeightMismatch
-from rlinf_async.rlinf.sending import Sending
+from rlinf_async.rlinf.sending import Arrivals, Sending
 from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.gather import gather_buckets
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"
-_calls: Final = Calls()
-"""Of ``iter_named_tensor_buckets``; a syncer counts its own."""
+_calls: Final = GatherCalls()
+"""Calls of ``iter_named_tensor_buckets``; a syncer counts its own."""
 
 
 class Marked(dict[str, Any]):
@@ -60,7 +60,7 @@ def iter_named_tensor_buckets(
 
 
 def buckets_in_call(
-    call: Call,
+    call: GatherCall,
     items: Iterable[tuple[str, torch.Tensor]],
     version: int | torch.Tensor,
     bucket_size: int,
@@ -114,9 +114,8 @@ class IncomingBuckets:
         self.version, self.count = -1, 0
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
-        self._latest: Sending | None = None
-        self._replaced: set[int] = set()  # senders after which another one has begun
-        self._sending: Sending | None = None  # that is coming in; None: nothing, or one without a mark
+        self._arrivals = Arrivals()
+        self._sending: Sending | None = None  # coming in; None: nothing, or one without a mark
         self._total = 0
         self._names: set[str] = set()
 
@@ -138,13 +137,14 @@ class IncomingBuckets:
         if total:
             if sending is not None and sending == self._sending:
                 return {}  # doubled
-            if self._latest is not None and self._is_late(sending):
-                raise StaleVersion.of(version, self._latest.version, "which came before it")
-            self.drop()  # what its sender has given up
-            self._follow(sending)
+            latest = self._arrivals.latest
+            if latest is not None and self._arrivals.is_late(sending):
+                raise StaleVersion.of(version, latest.version, "which came before it")
+            self.drop()  # abandoned by its sender
+            self._arrivals.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
-            if self._is_late(sending):
+            if self._arrivals.is_late(sending):
                 return {}
             which = "a bucket" if number is None else f"bucket {number} of version {version}"
             self._refuse(sending, f"{which} has come, and not the first of its version")
@@ -175,28 +175,15 @@ class IncomingBuckets:
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
-    def _is_late(self, sending: Sending | None) -> bool:
-        if sending is None or self._latest is None:
-            return False
-        if sending.sender == self._latest.sender:
-            return sending.number <= self._latest.number
-        return sending.sender in self._replaced
-
-    def _follow(self, sending: Sending | None) -> None:
-        if sending is not None:
-            if self._latest is not None and self._latest.sender != sending.sender:
-                self._replaced.add(self._latest.sender)
-            self._latest = sending
-
     def _refuse(self, sending: Sending | None, problem: str) -> None:
-        self._follow(sending)
+        self._arrivals.add(sending)
         if sending is not None or self._sending is None:  # one without a mark is not of the one with it
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")
 
 
 def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
-    """The sending of a bucket and its number in it, if they are told; how many there are, of the first one, else 0;
+    """Return the sending of a bucket and its number in it, if marked; the number of buckets, in the first one, else 0;
     the version; the tensors.
 
     Raises:

@@ -40,7 +40,7 @@ class EmptyWeightPatch(_Patch):
 
 @dataclass(frozen=True)
 class WeightPatch(_Patch):
-    """What has changed from one sending to another; ``head`` and ``body`` as of a ``Delta``."""
+    """Changes from one sending to another; ``head`` and ``body`` as of a ``Delta``."""
 
     head: bytes
     body: torch.Tensor
@@ -56,8 +56,7 @@ class CompressedWeightPatch:
     def decompressed(self) -> WeightPatch:
         """
         Raises:
-            WeightMismatch: it is damaged.
-        """
+            WeightMismatch: it is damaged."""
         try:
             body = torch.frombuffer(bytearray(zlib.decompress(self.compressed)), dtype=torch.uint8)
         except (zlib.error, ValueError) as error:

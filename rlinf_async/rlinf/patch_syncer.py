@@ -19,7 +19,7 @@ from rlinf_async.rlinf.syncer_options import device_of
 from rlinf_async.weights.model.delta import GPU_PIECE, PIECE, Delta, encode
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.gather import gather_into
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, name_of, path_of
@@ -78,10 +78,10 @@ class PatchWeightSyncer(WeightSyncer):
         self.init_sync_bucket_size = init_sync_bucket_size
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
-        self._base: Sending | None = None  # what the receivers have
+        self._base: Sending | None = None  # of the receivers
         self._is_requested = False  # everything, since the last version was made
-        self._here: Sending | None = None  # what has been applied last
-        self._sums: dict[str, int] = {}  # of the receiver's weights at the beginning
+        self._here: Sending | None = None  # applied last
+        self._sums: dict[str, int] = {}  # the receiver's weights at the beginning
 
     # -- the sender -----------------------------------------------------------------------------------------------
 
@@ -118,7 +118,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._sender_initialized = True
 
     def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
-        """The weights that the inits send.
+        """Return the weights that the inits send.
 
         Raises:
             ValueError: there is nothing below a prefix.
@@ -151,7 +151,7 @@ class PatchWeightSyncer(WeightSyncer):
         assert manifest is not None
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
         self._is_requested = False  # before the base: a request from here on is for the version after this
         manifest, base = self._manifest, self._base
         assert manifest is not None
@@ -221,9 +221,10 @@ class PatchWeightSyncer(WeightSyncer):
         return self.version
 
     def _check_base(self, patch: WeightPatch | EmptyWeightPatch, manifest: Manifest | None) -> None:
-        """
+        """Compare a patch with the weights here.
+
         Raises:
-            StaleVersion, WrongBase: it is not for what is here.
+            StaleVersion, WrongBase: it is for others.
         """
         names = () if manifest is None else map(name_of, manifest.by_path)
         here = self._here or Sending.beginning({name: self._sums.get(name) for name in names})
@@ -269,10 +270,10 @@ class PatchWeightSyncer(WeightSyncer):
 
 
 def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """The targets as whole leaves, and ``(target, leaf)`` of those that are written from one.
+    """Return the targets as whole leaves, and ``(target, leaf)`` of those that are written from one.
 
     Raises:
-        WeightMismatch: a leaf is for what is no tensor, so there is nothing that a patch could change.
+        WeightMismatch: a leaf is for a value that is no tensor, which a patch cannot change.
     """
     leaves: dict[int, torch.Tensor] = {}
     others = []
@@ -291,18 +292,20 @@ def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[t
     return [leaves[index] for index in sorted(leaves)], others
 
 
-def _packed(manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: Call) -> torch.Tensor:
-    """A region with the tree's tensors; collective if some are sharded."""
+def _packed(
+    manifest: Manifest, tree: ParamTree, device: torch.device, is_sender: bool, call: GatherCall
+) -> torch.Tensor:
+    """Return a region with the tree's tensors; collective if some are sharded."""
     region = torch.zeros(manifest.nbytes if is_sender else 0, dtype=torch.uint8, device=device)
     gather_into(manifest.views(region) if is_sender else {}, tree, call)
     return region
 
 
 def _receivers_dtypes(tree: ParamTree, everything: ParamTree, hello: Any) -> dict[str, torch.dtype]:
-    """By name; with what its sender tells, if it is of RLinf's form.
+    """Return the receiver's dtypes by name.
 
     Args:
-        tree, everything: what is to be sent, and all that there is here.
+        tree, everything: tensors to be sent, and all tensors of the sender.
 
     Raises:
         WeightMismatch: the receiver has other names, shapes or dtypes.

@@ -12,15 +12,14 @@ import torch
 from torch import nn
 
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
-from rlinf_async.errors import ConfigError, StaleVersion, WeightMismatch
+from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.rlinf.sending import Sending
 from rlinf_async.rlinf.syncer_options import read_syncer
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
 from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, name_of
 from rlinf_async.weights.model.shards import is_sharded
-from rlinf_async.weights.state.send_arguments import number_of
-from rlinf_async.weights.waiting.aside import outlast
+from rlinf_async.weights.waiting.execution import outlast
 
 Send: TypeAlias = Callable[[Any], Awaitable[Any]]
 Recv: TypeAlias = Callable[[], Awaitable[Any]]
@@ -46,17 +45,17 @@ class WeightSyncer:
 
     comm_options: CollectiveGroupOptions | None = None
     _skips_missing = False
-    """Whether ``sync`` sends what there is of the names, or refuses weights that lack some of them."""
+    """True if ``sync`` sends the names that are there, False if it refuses weights that lack some."""
 
     def __init__(self) -> None:
         self.version = -1
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
         self._is_sender: bool | None = None  # as it was given
-        self._sends, self._gathers = True, False  # what this rank does with the version that is under way
+        self._sends, self._gathers = True, False  # this rank's part in the version under way
         self._is_under_way = self._is_applying = False
         self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
-        self._calls = Calls()
+        self._calls = GatherCalls()
 
     @staticmethod
     def create(config: Any) -> WeightSyncer:
@@ -105,14 +104,14 @@ class WeightSyncer:
         self._sender_initialized = True
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
-        """Sends a version; returns when ``send`` has taken all of it.
+        """Send a version; return when ``send`` has taken all of it.
 
-        What is sent is a copy.  The next part is prepared while one is sent; the event loop is not held up.  For as
-        long as this takes, the weights must not change: ``stage`` is how to step the optimizer meanwhile.
+        Messages are copies.  The next part is prepared while one is sent; the event loop is not held up.  The weights
+        must not change meanwhile: with ``stage``, the optimizer may step earlier.
 
         Args:
-            version: not lower than the last one, also if that one has failed: some receiver may have it.  The same
-                one is sent once more, as the weights are now.
+            version: not lower than the last one, also if that one has failed: some receiver may have it.  The same one
+                is sent once more, as the weights are now.
 
         Raises:
             RuntimeError: not initialised, or another version is on its way.
@@ -121,8 +120,8 @@ class WeightSyncer:
             WeightMismatch: the weights are no more those that were agreed on; nothing was sent.
             TransferFailed: the weights are sharded, and another rank does not take part in this call: it was refused
                 there, or has failed.
-            Exception: what ``send`` raises, once other ranks have gathered what they have begun.  The next ``sync``
-                sends everything.
+            Exception: raised by ``send``, once other ranks have gathered what they have begun.  The next ``sync`` sends
+                everything.
         """
         messages = await self._begin(state_dict, version)
         try:
@@ -132,7 +131,7 @@ class WeightSyncer:
             self._is_under_way = False
 
     async def _send_all(self, messages: Iterator[Any], send: Send) -> None:
-        """Sends each message while a thread makes the next one."""
+        """Send each message while a thread makes the next one."""
         message = await in_thread(next, messages, None)
         while message is not None:
             following = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
@@ -148,10 +147,10 @@ class WeightSyncer:
             message = await outlast(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
-        """Takes a copy of a version, or of what has changed in it; after that, the weights may change.
+        """Copy a version, or its changes; after that, the weights may change.
 
         Returns:
-            What is to be delivered before the next ``stage`` or ``sync``.
+            A copy to be delivered before the next ``stage`` or ``sync``.
 
         Raises:
             RuntimeError, StaleVersion, WeightMismatch, TransferFailed: as ``sync``.
@@ -166,11 +165,11 @@ class WeightSyncer:
     def sender_initialized(self) -> bool:
         return self._sender_initialized
 
-    def _produce(self, tree: ParamTree, sending: Sending, call: Call) -> Iterator[Any]:
-        """The messages of one sending, each made when it is asked for, in a thread.
+    def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
+        """Yield the messages of one sending, made in a thread.
 
         Args:
-            call: that gathers, if they are sharded.
+            call: the call that gathers sharded weights.
         """
         raise NotImplementedError
 
@@ -178,14 +177,14 @@ class WeightSyncer:
         self.version = sending.version
 
     def _check(self, tree: ParamTree, version: int) -> None:
-        """In a thread, on every rank alike.
+        """Check weights in a thread, alike on every rank.
 
         Raises:
             ValueError: the version is too large to travel.
-            WeightMismatch: the tensors are no more those that were agreed on.
+            WeightMismatch: the tensors are not those that were agreed on.
         """
 
-    def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> Call:
+    def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> GatherCall:
         call = self._calls.next()
         if self._is_under_way:
             raise RuntimeError("a version is on its way: await its sync(), or deliver() what was staged")
@@ -202,26 +201,24 @@ class WeightSyncer:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         if self._is_under_way:
             raise RuntimeError("another version is on its way: await its sync(), or deliver() what was staged")
-        version = number_of(version)
-        if version < self._latest.version:
-            raise StaleVersion.of(version, self._latest.version, "which was sent last")
+        sending = self._latest.following(version)
         self._is_under_way = True
         try:
-            tree = await in_thread(self._checked, state_dict, version, call)
+            tree = await in_thread(self._checked, state_dict, sending.version, call)
         except BaseException:
             self._is_under_way = False
             raise
-        self._latest = self._latest.following(version)
+        self._latest = sending
         return self._produce(tree, self._latest, call)
 
-    def _checked(self, state_dict: Mapping[str, Any], version: int, call: Call) -> ParamTree:
+    def _checked(self, state_dict: Mapping[str, Any], version: int, call: GatherCall) -> ParamTree:
         tree = self._select(state_dict, self._names)
         self._check_rank(tree, call)
         self._check(tree, version)
         return tree
 
-    def _check_rank(self, tree: ParamTree, call: Call) -> None:
-        """Decides whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
+    def _check_rank(self, tree: ParamTree, call: GatherCall) -> None:
+        """Decide whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
 
         Raises:
             ConfigError: another rank is to send sharded weights.
@@ -237,7 +234,7 @@ class WeightSyncer:
             call.found_sharded()  # before this rank could refuse the call by itself
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """The tensors of those keys.
+        """Return the tensors of those keys.
 
         Raises:
             WeightMismatch: one is missing.
@@ -291,7 +288,6 @@ class WeightSyncer:
             self._is_applying = False
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        """``apply``, one at a time."""
         raise NotImplementedError
 
     def receiver_initialized(self) -> bool:

@@ -1,4 +1,4 @@
-"""Splits and merges batches (nested dicts of tensors, arrays, lists) by rows, and infers and checks their sizes."""
+"""Split and merge of batches (nested dicts of tensors, arrays, lists) by rows; inference and checks of their sizes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _SAME_FOR_ALL = (bool, int, float, complex, str, bytes)
 
 
 def infer_batch_size(data: Any) -> int:
-    """The rows of a tensor, an array, a list, or of the first value of a dict that is not None.
+    """Return the rows of a tensor, an array or a list, or of the first value of a dict that is not None.
 
     Raises:
-        ValueError: it has no rows.
+        ValueError: the data has no rows.
     """
     size = _rows(data)
     if size is not None:
@@ -28,7 +28,7 @@ def infer_batch_size(data: Any) -> int:
 
 
 def get_batch_size(data: Any, infer_batch_size_fn: Callable[[Any], int] | None = None) -> int:
-    """Return the rows of a batch, counted by ``infer_batch_size_fn``, or by ``infer_batch_size``."""
+    """Return the rows of a batch, counted by ``infer_batch_size_fn`` or else by ``infer_batch_size``."""
     return (infer_batch_size_fn or infer_batch_size)(data)
 
 
@@ -39,10 +39,10 @@ def validate_batch_size(
     *,
     what: str = "the batch",
 ) -> None:
-    """Checks the number of rows of a batch.
+    """Check the number of rows of a batch.
 
     Raises:
-        ConfigError: it has another number of rows.
+        ConfigError: the batch has another number of rows.
     """
     size = get_batch_size(data, infer_batch_size_fn)
     if size != expected_batch_size:
@@ -50,13 +50,13 @@ def validate_batch_size(
 
 
 def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
-    """Cuts a batch into parts of so many rows, at any depth of dicts.
+    """Cut a batch into parts of the given numbers of rows, at any depth of dicts.
 
-    Tensors give contiguous parts, which share memory with the whole where it is contiguous; None, numbers, strings
+    Parts of a tensor are contiguous, and share its memory if the tensor itself is contiguous. None, numbers, strings
     and tensors without dimensions go into every part.
 
     Raises:
-        ConfigError: something has another number of rows than the split_sizes make, or is not known here.
+        ConfigError: a value has another number of rows than all parts together, or is of an unknown type.
     """
     return _split(data, list(split_sizes), "the batch")
 
@@ -84,10 +84,10 @@ def _split(data: Any, sizes: list[int], path: str) -> list[Any]:
 
 
 def merge_batches(batches: Sequence[Any]) -> Any:
-    """Puts parts together again, in order; the inverse of ``split_batch``.  None where there is none, or only None.
+    """Merge parts in order, the inverse of ``split_batch``. Return None if there are no parts, or all are None.
 
     Raises:
-        ConfigError: the parts do not match: of different kinds, with different keys, or different numbers.
+        ConfigError: the parts have different types, different keys, or different numbers or strings in one place.
     """
     return _merge(list(batches), "the batch")
 
@@ -123,7 +123,7 @@ def _merge(parts: list[Any], path: str) -> Any:
 
 
 def _rows(data: Any) -> int | None:
-    """The length of its first dimension; None where it has none, or is something else."""
+    """Return the length of the first dimension; None for scalars and unknown types."""
     if _is_tensor(data) or _is_array(data):
         return int(data.shape[0]) if data.ndim else None
     return len(data) if type(data) in (list, tuple) else None
@@ -136,7 +136,7 @@ def _is_same(part: Any, other: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Without importing torch: where nobody has, there is none."""
+    # Does not import torch: while torch is not imported, no value can be a tensor.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

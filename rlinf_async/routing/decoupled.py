@@ -17,12 +17,12 @@ from rlinf_async.routing.mapper import CommMapper
 
 @dataclass(frozen=True)
 class DecoupledRouteEntry:
-    """One shard on its way.
+    """One shard, to send or to receive.
 
     Attributes:
-        batch_size: rows; 0 where it is not known beforehand.
-        key: the channel's key for it.
-        batch_index: the name of the shard, which it has until it is back; empty for one that is yet to come.
+        batch_size: rows of the shard; 0 if not known in advance.
+        key: channel key of the shard.
+        batch_index: name of the shard, which its result keeps; empty for a shard to receive.
     """
 
     batch_size: int
@@ -38,10 +38,10 @@ class DecoupledRoutePlan:
 
 
 def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str | None) -> str:
-    """The name of a shard: ``"rank_index_mode_tag"``.
+    """Return the name of a shard: ``"rank_index_mode_tag"``.
 
     Raises:
-        ConfigError: the mode has a ``_``, which ends it.
+        ConfigError: the mode contains ``_``, the separator.
     """
     mode = mode or "default"
     if "_" in mode:
@@ -50,10 +50,10 @@ def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str
 
 
 def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
-    """The rank that a shard comes from, its place among that rank's, its mode and its tag.
+    """Return the rank that a shard comes from, its index there, its mode and its tag.
 
     Raises:
-        ValueError: it is no name of a shard.
+        ValueError: the text is not the name of a shard.
     """
     parts = channel_message.split("_", 3)
     if len(parts) != 4 or not (parts[0].isdecimal() and parts[1].isdecimal()):
@@ -78,15 +78,15 @@ def decoupled_build_send_plan(
     """Return the shards that one rank sends.
 
     Args:
-        src_rank: the sender's; of no account where it replies.
-        batch_size: rows of all ranks of this group together; of a reply this rank's own.
-        mode: stands in the shards' names.
-        tag_batch_router: names of the shards that this replies to, in order; each part returns to its shard's origin.
-        send_queue_size: shards to send; 0 for the rank's whole part.
-
+        src_rank: rank of the sender; ignored in a reply.
+        batch_size: rows of all ranks of this group together; in a reply, rows of this rank.
+        mode: mode in the shards' names.
+        tag_batch_router: in a reply, the names of the answered shards in order; each part returns to its shard's
+            origin.
+        send_queue_size: number of shards to send; 0 for all shards of the rank.
     Raises:
-        ConfigError: the batch cannot be cut like that.
-        ValueError: one of ``tag_batch_router`` is no name of a shard.
+        ConfigError: the batch cannot be divided evenly.
+        ValueError: ``tag_batch_router`` contains a text that is not the name of a shard.
     """
     if tag_batch_router:
         if batch_size % len(tag_batch_router):
@@ -124,14 +124,14 @@ def decoupled_build_recv_plan(
     """Return the shards that one rank receives.
 
     Args:
-        recv_rank: the receiver, which awaits the answers to its own shards; None where it serves any rank.
-        src_world_size: ranks of the receiver's own group.
-        dst_world_size: ranks of the other group.
+        recv_rank: rank of a receiver that awaits the answers to its own shards; None if it serves any rank.
+        src_world_size: number of ranks in the receiver's group.
+        dst_world_size: number of ranks in the other group.
         batch_size: rows of all ranks together.
-        recv_queue_size: shards to receive; 0 for the rank's whole part.
+        recv_queue_size: number of shards to receive; 0 for all shards of the rank.
 
     Raises:
-        ConfigError: the batch cannot be cut like that.
+        ConfigError: the batch cannot be divided evenly.
     """
     key = build_route_channel_key(src_group_name, dst_group_name, ANY, recv_rank, tag, route_key)
     sizes = CommMapper.decoupled_get_batch_size(batch_size, src_world_size, dst_world_size, recv_queue_size)

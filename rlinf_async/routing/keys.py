@@ -7,7 +7,7 @@ from typing import Any, Final
 RouteKey = tuple[str, str, str, str, str, int, int]
 
 ANY: Final = -1
-"""Any rank of a group, in the place of one."""
+"""Placeholder for any rank of a group."""
 
 
 def build_route_channel_key(
@@ -22,8 +22,8 @@ def build_route_channel_key(
 
     Args:
         src_rank, dst_rank: ranks of the two ends; None stands for any rank of a group, as ``ANY`` does.
-        tag: name of the payload, where the two groups exchange several.
-        route_key: tells apart payloads of one tag; a value that is no str counts by its ``repr``.
+        tag: name of the payload, if the two groups exchange several.
+        route_key: distinguishes payloads with the same tag; a value other than a str counts by its ``repr``.
     """
     route = "" if route_key is None else route_key if isinstance(route_key, str) else repr(route_key)
     ends = (ANY if rank is None else rank for rank in (src_rank, dst_rank))
@@ -39,5 +39,5 @@ def build_send_key(
     tag: str | None,
     route_key: Any = None,
 ) -> RouteKey:
-    """Return the same as ``build_route_channel_key``, with every argument by its name."""
+    """Return ``build_route_channel_key`` of the same arguments, under RLinf's name for the sender's side."""
     return build_route_channel_key(src_group_name, dst_group_name, src_rank, dst_rank, tag, route_key)

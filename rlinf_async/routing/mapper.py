@@ -11,8 +11,8 @@ from rlinf_async.errors import ConfigError
 class CommMapper:
     """The overlaps of two even splits of one batch.
 
-    Rank r of n has the rows from ``r * batch_size / n`` up to ``(r + 1) * batch_size / n``.  What a rank of the source
-    has in common with a rank of the destination goes from the one to the other.
+    Rank r of n has the rows from ``r * batch_size / n`` up to ``(r + 1) * batch_size / n``. A source rank sends each
+    destination rank the rows that both have.
 
     Example:
         >>> CommMapper.get_dst_ranks(12, src_world_size=2, dst_world_size=3, src_rank=0)
@@ -25,10 +25,10 @@ class CommMapper:
     def get_dst_ranks(
         batch_size: int, src_world_size: int, dst_world_size: int, src_rank: int
     ) -> list[tuple[int, int]]:
-        """The ranks that a source's rows go to, in order, and how many rows.
+        """Return the ranks that a source rank sends to, in order, each with its number of rows.
 
         Raises:
-            ConfigError: the batch does not divide by both world sizes, or there is no such rank.
+            ConfigError: a world size does not divide the batch, or there is no such rank.
         """
         return _overlaps(batch_size, src_world_size, dst_world_size, src_rank)
 
@@ -36,30 +36,30 @@ class CommMapper:
     def get_src_ranks(
         batch_size: int, src_world_size: int, dst_world_size: int, dst_rank: int
     ) -> list[tuple[int, int]]:
-        """The ranks that a destination's rows come from, in order, and how many rows; errors as ``get_dst_ranks``."""
+        """Return the ranks that a destination rank receives from, each with its number of rows. Raises ConfigError."""
         return _overlaps(batch_size, dst_world_size, src_world_size, dst_rank)
 
     @staticmethod
     def build_channel_key(src_rank: int, dst_rank: int, extra: Any) -> str:
-        """A channel's key for what goes from one rank to another."""
+        """Return the channel key for the rows from one rank to another."""
         return f"{src_rank}_{dst_rank}_{extra}"
 
     @staticmethod
     def decoupled_get_batch_size(
         batch_size: int, src_world_size: int, dst_world_size: int, queue_size: int = 0
     ) -> list[int]:
-        """Return the rows of each shard that a rank of the source exchanges, where any rank may serve any other.
+        """Return the rows of each shard that a source rank exchanges when any rank may serve any other.
 
-        Every rank of both groups has whole shards, which are as large as they can be.
+        Every rank of both groups has whole shards, and the shards are as large as possible.
 
         Args:
             batch_size: rows of all ranks of one group together.
-            src_world_size: ranks of the group that asks, whether it sends or receives.
-            dst_world_size: ranks of the other group.
-            queue_size: shards that the rank exchanges at once; 0 for all of its part.
+            src_world_size: number of ranks in the calling group, which may send or receive.
+            dst_world_size: number of ranks in the other group.
+            queue_size: number of shards that the rank exchanges at once; 0 for all of its shards.
 
         Raises:
-            ConfigError: the batch cannot be cut like that, or a rank has fewer shards than ``queue_size``.
+            ConfigError: the batch cannot be divided evenly, or a rank has fewer shards than ``queue_size``.
         """
         own = _share(batch_size, src_world_size)
         shard = math.gcd(own, _share(batch_size, dst_world_size))
@@ -84,7 +84,6 @@ def _overlaps(batch_size: int, own_world_size: int, other_world_size: int, own_r
 
 
 def _share(batch_size: int, parts: int) -> int:
-    """Rows of each of so many equal parts."""
     if parts < 1 or batch_size < 1 or batch_size % parts:
         raise ConfigError(f"a batch of {batch_size} cannot be split evenly into {parts} parts")
     return batch_size // parts

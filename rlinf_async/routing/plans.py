@@ -12,12 +12,12 @@ from rlinf_async.routing.mapper import CommMapper
 
 @dataclass(frozen=True)
 class RouteEntry:
-    """The rows that go one way between two ranks.
+    """The rows that one rank sends to another.
 
     Attributes:
-        peer_rank: the rank on the other side.
-        batch_size: rows; 0 where it is not known beforehand.
-        key: the channel's key for it.
+        peer_rank: rank on the other side.
+        batch_size: number of rows; 0 if not known in advance.
+        key: channel key of the rows.
     """
 
     peer_rank: int
@@ -30,8 +30,8 @@ class RoutePlan:
     """The entries of one rank, to send or to receive, in the order of the rows.
 
     Attributes:
-        peer_group: the group on the other side.
-        entries: one for each rank there that has something to do with it.
+        peer_group: name of the group on the other side.
+        entries: one entry for each peer rank that shares rows with this rank.
     """
 
     peer_group: str
@@ -58,13 +58,13 @@ def build_send_plan(
     tag: str | None = None,
     route_key: Any = None,
 ) -> RoutePlan:
-    """What one rank of the source sends.
+    """Return the sends of one source rank.
 
     Args:
         batch_size: rows of all ranks together.
 
     Raises:
-        ConfigError: the batch does not divide by both world sizes.
+        ConfigError: a world size does not divide the batch.
     """
     shares = CommMapper.get_dst_ranks(batch_size, src_world_size, dst_world_size, src_rank)
     return RoutePlan(
@@ -89,13 +89,13 @@ def build_recv_plan(
     tag: str | None = None,
     route_key: Any = None,
 ) -> RoutePlan:
-    """What one rank of the destination receives.
+    """Return the receives of one destination rank.
 
     Args:
-        batch_size: rows of all ranks together; without it, who sends is known, and not how much.
+        batch_size: rows of all ranks together; None if unknown, and then every entry's ``batch_size`` is 0.
 
     Raises:
-        ConfigError: the batch does not divide by both world sizes.
+        ConfigError: a world size does not divide the batch.
     """
     whole = math.lcm(src_world_size, dst_world_size) if batch_size is None else batch_size
     shares = CommMapper.get_src_ranks(whole, src_world_size, dst_world_size, dst_rank)

@@ -1,6 +1,6 @@
 """Tests of training loops without a cluster: a simulated one, in virtual time, with deaths and cuts by a seed.
 
-A name is loaded when it is asked for, and torch not before.
+Names are loaded on first use, and torch with the first of them.
 """
 
 from typing import TYPE_CHECKING

@@ -6,7 +6,7 @@
         async def main(sim): ...
         simulate(main, nodes=3, seeds=range(100))
 
-``RLINF_SIM_SEED=13`` has every such test run with that seed alone.
+``RLINF_SIM_SEED=13`` makes every such test run with only that seed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ import pytest
 _SEED: Final = "RLINF_SIM_SEED"
 
 _LAST_LINES: Final = 30
-"""Of a failing seed's log, that are shown."""
 
 
 @pytest.fixture
 def simulate(request: pytest.FixtureRequest) -> Callable[..., Any]:
     """Return ``simulate(main, nodes=1, seeds=[0], faults=None, settings=None)``.
 
-    It runs ``main(sim)`` for each seed, and returns what the last one returns.
+    It runs ``main(sim)`` for each seed and returns the result of the last run.
     """
 
     def run(

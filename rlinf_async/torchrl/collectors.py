@@ -16,7 +16,7 @@ from torchrl import weight_update
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._core import process
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.schemes.configuration import _resolve_model
 from rlinf_async.weights.schemes.distributed_scheme import DistributedWeightSyncScheme
 from rlinf_async.weights.schemes.multi_process import MultiProcessWeightSyncScheme
 from rlinf_async.weights.schemes.receiver import WeightReceiver
@@ -63,8 +63,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         """
         Args:
             context: a collector with workers; instead of it ``model`` and ``num_workers``, which are collectors in
-                processes of one's own, not forked, with this scheme among their ``weight_recv_schemes``.
-        """
+                processes of one's own, not forked, with this scheme among their ``weight_recv_schemes``."""
         devices: Any = [None] * num_workers
         if context is not None:
             devices, num_workers = context.policy_device, getattr(context, "num_workers", 0)
@@ -86,9 +85,8 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             self._pipes = [multiprocessing.Pipe() for _ in devices]
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-        """Begins only now that the workers are there: none is forked from a process with threads of ours.  It waits
-        for none: one that does not come tells its collector why.
-        """
+        """Begin now that the workers exist: none is forked from a process with threads of ours. Wait for no worker: one
+        that does not come reports its error to its collector."""
         ways: dict[str, Any] = {"pipes": [ours for ours, _ in self._pipes]}
         if self._listener is not None:
             fd, self._listener = self._listener.detach(), None
@@ -139,7 +137,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self.scheme.init_on_worker(model_id, context=self, model="model")
 
     def _guard(self, model: nn.Module) -> None:
-        """Has a forward pass use one whole version, which the collector counts; also of a copy, which has the hooks."""
+        """Have a forward pass use one whole version, counted by the collector; also in a copy, which has the hooks."""
         readings: list[Any] = []
 
         def enter(*_: Any) -> None:
@@ -191,6 +189,6 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         await self.scheme.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker needs; TorchRL asks for it in a forked one too."""
+        """State for a worker; TorchRL asks for it in a forked one too."""
         own = {"scheme": copy.copy(self.scheme), "_pipes": [(None, theirs) for _, theirs in self._pipes]}
         return {**super().__getstate__(), **own, "_source": None, "_listener": None, "_pid": 0}

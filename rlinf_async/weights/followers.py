@@ -1,6 +1,6 @@
-"""Workers that follow a publication: its receivers from their JOIN until their link ends.
+"""Workers that follow a publication: receivers of its publisher from their JOIN until their link ends.
 
-group found ──► a line to each rank ──► JOIN: Publisher.add ──► end of the line: Publisher.remove
+group found ──► a link to each rank ──► JOIN: Publisher.add ──► end of the link: Publisher.remove
                 ▲                                                        │
                 ├──── the worker lives, and may follow once more ◄───────┘
 introduction of a worker of that group, which has been launched again
@@ -16,16 +16,16 @@ from rlinf_async._core import clock
 from rlinf_async._core.error_copy import copy_of
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
-from rlinf_async.weights.links.weight_link import Words
+from rlinf_async.weights.links.weight_link import LinkMessage
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.publisher import Publisher
-from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.state import messages
+from rlinf_async.weights.waiting.conditions import ConditionVar
 from rlinf_async.work import Work
 
 
-class _Line(WorkerLink):
-    """A link to a worker that may follow.  It hears the JOIN itself; from then on the publisher listens."""
+class _FollowerLink(WorkerLink):
+    """A link to a worker that may follow; its own listener until the JOIN, when the publisher becomes the listener."""
 
     def __init__(self, followers: Followers, group: str, rank: int, name: str) -> None:
         self.group, self.rank, self.worker = group, rank, f"{group}:{rank}"
@@ -33,12 +33,12 @@ class _Line(WorkerLink):
         self._followers = followers
         super().__init__(group, rank, name)
 
-    def hear(self, words: Words) -> None:
-        if words == [say.JOIN]:
+    def on_message(self, words: LinkMessage) -> None:
+        if words == [messages.JOIN]:
             self._followers._joined(self)
 
-    def hear_end(self, error: Exception) -> None:
-        """Heard in ``_end``, whoever listens."""
+    def on_end(self, error: Exception) -> None:
+        """``_end`` handles the end, whichever listener there is."""
 
     def _end(self, error: Exception) -> None:
         # A follower that has ended is no receiver any more before the version under way hears of it: so there its
@@ -49,11 +49,11 @@ class _Line(WorkerLink):
 
 
 class Followers:
-    """Those of some groups' ranks that follow.  Called back in whatever thread reads the links.
+    """Ranks of some groups that follow. Its callbacks run in the threads that read the links.
 
     Args:
-        name: of the weights.
-        patience: seconds that ranks of a group that is there have to follow, where ``gather`` is not told.
+        name: name of the weights.
+        patience: seconds that ranks of an existing group have to follow, unless ``gather`` has a timeout.
     """
 
     def __init__(self, publisher: Publisher, name: str, groups: Sequence[str], patience: float) -> None:
@@ -62,14 +62,14 @@ class Followers:
         self._patience = patience
         self._exchange = require_exchange()
         self._lock = threading.Lock()
-        self._lines: dict[str, _Line | None] = {}
-        """By their workers' names; None: it is being made."""
+        self._lines: dict[str, _FollowerLink | None] = {}
+        """Links by worker name; None while a link is being made."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
         self._met: set[str] = set()
         """Ranks that have followed once."""
         self._failures: dict[str, Exception] = {}
-        """Not told yet: why a group was not found, by its name; how a rank has ended, by its own."""
-        self._changes = Changes(name)
+        """Unreported errors: by group name, if the group was not found; by worker name, if the worker has ended."""
+        self._changes = ConditionVar(name)
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
         for group in self._sizes:
@@ -99,29 +99,28 @@ class Followers:
             self._open(group, rank)
 
     def _is_below(self, group: str) -> bool:
-        """True if ranks of the groups have made its workers, which may follow and are not waited for."""
+        """True if the group was made by ranks of the groups: its workers may follow, and are not waited for."""
         return any(group.startswith(f"{above}:") for above in self._sizes)
 
     def _open(self, group: str, rank: int) -> None:
-        """Makes a line to a worker that has none."""
         worker = f"{group}:{rank}"
         with self._lock:
             if self._is_closed or worker in self._lines:
                 return
             self._lines[worker] = None
         # Not under the lock: a word that has come is heard by now in the thread that reads it, and asks for the lock.
-        line = _Line(self, group, rank, self._name)
+        line = _FollowerLink(self, group, rank, self._name)
         with self._lock:
             self._lines[worker] = line
             is_closed = self._is_closed
         if is_closed:
             line.close()
-        elif line.error is not None:  # it has ended before it was found there
+        elif line.error is not None:  # ended before the table had it
             self._ended(line, line.error)
         else:
             line.listen(line)
 
-    def _joined(self, line: _Line) -> None:
+    def _joined(self, line: _FollowerLink) -> None:
         line.has_joined = True
         try:
             self._publisher.add(line.worker, line)
@@ -132,14 +131,14 @@ class Followers:
             self._find(line.group)
         self._changes.notify()
 
-    def _ended(self, line: _Line, error: Exception) -> None:
-        """The worker has left, or has ended, and then one of its name may be there already."""
+    def _ended(self, line: _FollowerLink, error: Exception) -> None:
+        """Handle the end of a worker's link; a successor of the same name may be there already."""
         with self._lock:
             if self._is_closed or self._lines.get(line.worker) is not line:
                 return
             del self._lines[line.worker]
-        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_there(line.group, line.rank)
-        returns = self._exchange.comes_back(line.group, line.rank)  # then the next line waits for that
+        lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(line.group, line.rank)
+        returns = self._exchange.is_restarting(line.group, line.rank)  # then the next line waits for that
         counts = line.has_joined or not (lives or self._is_below(line.group))
         if not isinstance(error, ClosedError) and counts and not returns:
             self._failures[line.worker] = error
@@ -151,7 +150,7 @@ class Followers:
         self._changes.notify()
 
     def close(self) -> None:
-        """No more followers; the lines of those that there are belong to the publisher."""
+        """Accept no more followers; links of present followers belong to the publisher."""
         with self._lock:
             self._is_closed = True
             lines, self._lines = list(self._lines.values()), {}
@@ -164,7 +163,7 @@ class Followers:
     # -- what the trainer hears of it ---------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raises what has happened since the last time, once; a group that was not found is looked for again.
+        """Raise what has happened since the last check, once; look again for a group that was not found.
 
         Raises:
             DeadlineExceeded, ClosedError: there is no group of that name, or it was closed.
@@ -179,13 +178,13 @@ class Followers:
         raise copy_of(error)
 
     def _missing(self) -> list[str]:
-        """Groups that are not there, and ranks that have never followed."""
+        """Return the groups that do not exist, and the ranks that have never followed."""
         groups = [f"group '{group}'" for group, size in self._sizes.items() if size is None]
         ranks = (f"{group}:{rank}" for group, size in self._sizes.items() for rank in range(size or 0))
         return [*groups, *(worker for worker in ranks if worker not in self._met)]
 
     async def gather(self, timeout: float | None) -> None:
-        """Waits until every rank of every group has followed once.
+        """Wait until every rank of every group has followed once.
 
         Raises:
             DeadlineExceeded: some have not; names them.

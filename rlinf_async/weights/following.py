@@ -10,14 +10,13 @@ from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
-from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
-from rlinf_async.weights.state import words as say
-from rlinf_async.weights.state.send_arguments import check_seconds
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.state import messages
+from rlinf_async.weights.state.versions import Versioned
+from rlinf_async.weights.waiting.conditions import Reading
+from rlinf_async.weights.waiting.execution import check_seconds, outlast
 from rlinf_async.work import blocking
 
 
@@ -69,10 +68,11 @@ def follow(
     return Following(model, group, rank, name, timeout, checked)
 
 
-class Following(Receiving, Scope):
-    """Followed weights.  Entering waits for version 1; when the trainer leaves, the model keeps what it has.
+class Following(Versioned, Scope):
+    """Followed weights. Entering waits for version 1; when the trainer leaves, the model keeps its version.
 
-    A thread of its own applies each version as soon as nobody reads, so that a method that blocks keeps nobody waiting.
+    A background thread applies each version as soon as there are no readers, so that a blocking method delays no
+    version.
     """
 
     _use = "followed from"
@@ -90,6 +90,7 @@ class Following(Receiving, Scope):
             raise
         self._link = WorkerLink(group, rank, name)
         self._subscriber = Subscriber(self._link, model, model_id=name, **options.for_subscriber())
+        self._reception = self._subscriber._reception
         self._tasks = Tasks(self._thread.loop, self._on_loop)
         self._met = self._tasks.run(self._meet(), f"version 1 of '{name}' from {group}:{rank}", abandonable=False)
 
@@ -98,10 +99,9 @@ class Following(Receiving, Scope):
 
     async def _meet(self) -> None:
         await self._link.opened.async_wait()
-        self._link.send([say.JOIN])
+        self._link.send([messages.JOIN])
         try:
-            await self._subscriber.connect(None)
-            await self._subscriber.wait_version(1)
+            await self._subscriber.begin(None)
         except Exception:
             if self._link.error is None:  # the trainer offers the next version too, which a mended model takes
                 self._subscriber.serve()
@@ -109,10 +109,10 @@ class Following(Receiving, Scope):
         self._subscriber.serve()
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``async with`` or ``with`` it around a use of the model: no update is applied meanwhile.
+        """``async with`` or ``with`` block around a use of the model: no update is applied meanwhile.
 
-        It gives the version, to be kept with what is made of the weights.  Before version 1 it waits for that, where
-        ``timeout`` is None for as long as ``follow`` was told.
+        Its value is the version, to be stored with the samples. Before version 1 it waits for that, at most ``timeout``
+        seconds; None: as long as ``follow`` would.
 
         Raises:
             ClosedError: this is closed.
@@ -126,7 +126,7 @@ class Following(Receiving, Scope):
         return Reading(self._subscriber.gate, self._timeout if timeout is None else timeout, self._met)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Waits until this version, or a later one, is applied; in a coroutine a ``Work``.
+        """Wait until this version, or a later one, is applied; in a coroutine a ``Work``.
 
         Raises:
             DeadlineExceeded: it has not come within ``timeout`` seconds.
@@ -158,12 +158,12 @@ class Following(Receiving, Scope):
 
     async def _end(self) -> None:
         try:
-            await outlast(self._tasks.run(self._let_go(), f"the end of {self!r}", abandonable=False))
+            await outlast(self._tasks.run(self._close_subscriber(), f"the end of {self!r}", abandonable=False))
         finally:
             self._thread.stop()
             self._tasks.loop_ended()
 
-    async def _let_go(self) -> None:
-        self._tasks.start_no_more()  # of a thread that has seen this open: it would not end once the loop has stopped
+    async def _close_subscriber(self) -> None:
+        self._tasks.start_no_more()  # a thread may have seen this open; its task would never end
         await self._tasks.settle()
         await self._subscriber.close()

@@ -13,19 +13,20 @@ from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, NodeLost
 from rlinf_async.weights.followers import Followers
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.streamed import exhaust, is_streamed
+from rlinf_async.weights.model.source import exhaust, is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sends import Sends
 from rlinf_async.weights.schemes.sharded import are_sharded
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.scope import Scope
-from rlinf_async.weights.state.send_arguments import check_seconds, number_of
 from rlinf_async.weights.state.sync_report import SyncReport
+from rlinf_async.weights.state.versions import next_version
+from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
-"""Versions that followers may be behind, by default."""
+"""Default number of versions that followers may be behind."""
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
@@ -78,7 +79,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 
 
 class Publication(Scope):
-    """Published weights.  Entering sends version 1; leaving, but by an exception, waits for the last one's delivery.
+    """Published weights. Entering sends version 1; leaving, except by an exception, waits for the last delivery.
 
     Methods start at once and return a ``Work`` in a coroutine, and block in a ``def`` method.
     """
@@ -91,17 +92,18 @@ class Publication(Scope):
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
         self._counted = 0
-        """Versions, on ranks that have nothing to do."""
+        """Versions sent so far, on ranks that only count them."""
         self._followers: Followers | None = None
         """None on ranks that do not send."""
         self._told: Request[list[int]] | None = None
-        """Tells this node's daemon of the last version; the answer has the nodes with experiences ``of`` this group."""
+        """Request that tells this node's daemon the last version; its answer has the nodes with experiences ``of`` this
+        group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity
         sends = gathers_here() if self._is_sharded else identity is not None and identity.info.rank == 0
         make = functools.partial(Publisher, model, model_id=name, **options.for_publisher())
-        self._sending = Sends(self._bridge, make)
+        self._sending = Sends(self._adapter, make)
         if sends:
             self._followers = Followers(self._sending.publisher, name, groups, self._patience)
 
@@ -111,7 +113,7 @@ class Publication(Scope):
 
     @property
     def version(self) -> int:
-        """Of the weights that were sent last; 0 before the first."""
+        """The version that was sent last; 0 before the first."""
         return self._counted or self._sending.version
 
     def send(
@@ -121,10 +123,10 @@ class Publication(Scope):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Sends the weights; done when they may change.  With ``behind=0`` waits first for the version before.
+        """Send the weights; return when they may change. With ``behind=0``, wait first for the version before.
 
         Args:
-            weights: in the place of the model's.
+            weights: replaces the model's.
             version: higher than the last one; by default the next number.
             timeout: seconds that followers have; by default ``ack_timeout``.
 
@@ -132,17 +134,17 @@ class Publication(Scope):
             The version.
 
         Raises:
-            DeadlineExceeded, PeerLost, Exception: a version before could not be applied somewhere, a group does not
-                exist, or a follower has ended; with ``behind=0`` also: a follower was late.  Nothing was sent; each is
-                raised once, by this, by ``delivered`` or on leaving.
+            DeadlineExceeded, PeerLost, Exception: an earlier version could not be applied somewhere, a group does not
+                exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent; each
+                error is raised once, by this, by ``delivered`` or on leaving.
             WeightMismatch, ValueError: as ``Publisher.publish``.
         """
         call = self._sending.publisher.next_call(sharded=self._is_sharded)
         check_seconds(timeout)
         begin = functools.partial(self._send, call, weights, version=version, timeout=timeout)
-        return self._sending.turns.run(begin, f"a send by {self!r}")
+        return self._sending.turns.run(begin, f"a send of '{self._name}'")
 
-    async def _send(self, call: Call, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
+    async def _send(self, call: GatherCall, weights: Any = None, *, version: int | None = None, **options: Any) -> int:
         self._check_open()
         if self._sends_ahead:
             self._sending.tell_earlier()
@@ -151,10 +153,12 @@ class Publication(Scope):
         if self._followers is not None:
             self._followers.check()
         if self._followers is None and not self._is_sharded:
-            number = number_of(self._counted + 1 if version is None else version)
+            number = next_version(self._counted, version)
             if self._streamed is not None and weights is None:
                 # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
-                await self._sending.publisher.aside.do(exhaust, self._streamed, 1 if self._counted else 2, nbytes=None)
+                await self._sending.publisher.worker_thread.do(
+                    exhaust, self._streamed, 1 if self._counted else 2, nbytes=None
+                )
             self._counted = number
             return number
         is_first = self._sending.last is None
@@ -165,9 +169,9 @@ class Publication(Scope):
         return handle.version
 
     async def _tell_experiences(self, version: int, *, restart: bool) -> None:
-        """Return when the experiences ``of`` this group have the version: a take that comes next relies on that.
+        """Return when the experiences ``of`` this group have the version: the next take relies on that.
 
-        This node's daemon says which nodes have such experiences.  If none had one at the version before, a send does
+        This node's daemon says which nodes have such experiences. If none had one at the version before, a send does
         not wait for the answer.
         """
         identity, client = context.identity, context.client
@@ -183,22 +187,22 @@ class Publication(Scope):
                         await request
 
     def delivered(self, timeout: float | None = None) -> Any:
-        """Waits until every rank of the groups has followed once, and those that follow have the version sent last.
+        """Wait until every rank of the groups has followed once, and those that follow have the version sent last.
 
         Args:
-            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow, once their group is there,
-                and the version has the time that it was sent with.
+            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow once their group exists, and
+                the version has the time that it was sent with.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile.  On ranks that
-            do not send, it is there at once, its ``is_known`` is False, and nobody is named.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile. Ranks that do
+            not send get an empty one at once, whose ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing was sent yet.
             DeadlineExceeded, PeerLost, Exception: as ``send``; the notes name the followers that lack the version.
         """
         check_seconds(timeout)
-        return self._bridge.run(self._delivered(timeout), f"the delivery of {self!r}")
+        return self._adapter.run(self._delivered(timeout), f"the delivery of {self!r}")
 
     async def _delivered(self, timeout: float | None) -> SyncReport:
         self._check_open()
@@ -211,7 +215,7 @@ class Publication(Scope):
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
-        """What has become of the version sent last, also at those who have come since, but for those who have left."""
+        """Report the version sent last, also at followers added since, without those that have left."""
         handle, followers = self._sending.last, self._followers
         assert handle is not None
         assert followers is not None

@@ -7,49 +7,48 @@ from asyncio import _get_running_loop as running_loop
 from collections.abc import Sequence
 from typing import Any, ClassVar, Final, Self
 
-from rlinf_async._core import process
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter, outlast
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _lock: Final = threading.Lock()
 
 _LONGEST_REASON: Final = 1000
-"""Characters of an error that the other side is told."""
+"""Characters of an error that are sent to the other side."""
 
 
 class Scope:
     """``async with`` it in a coroutine, ``with`` it elsewhere, or neither and ``close()`` it.
 
     Args:
-        name: of the weights.
-        groups: whose workers are at the other end.
+        name: name of the weights.
+        groups: groups of the workers at the other end.
 
     Raises:
         RuntimeError: this process is no worker; or the name is in use with one of these groups.
     """
 
     _use: ClassVar[str]
-    """In words, for errors."""
+    """Words for errors."""
     _open: ClassVar[dict[tuple[str, str], Scope]] = {}
 
     def __init__(self, name: str, groups: Sequence[str]) -> None:
         require_exchange()
         self._name = name
-        self._pid = process.pid
+        self._process = OwnerProcess()
         self._is_closed = False
         self._failure = ""
-        """The error by which it is left, in words."""
+        """The error by which the block was left."""
         self._ended: Work[None] = Work()
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
         # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
         # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
-                if self._open[line]._pid != process.pid:  # of the worker that has forked this one
+                if not self._open[line]._process.is_here:  # the entry of this child's parent
                     continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
@@ -62,27 +61,25 @@ class Scope:
     async def _enter(self) -> None:
         raise NotImplementedError
 
-    async def _leave(self) -> None:
-        """Leaves without an exception; it is closed afterwards."""
+    async def _leave(self) -> None: ...
 
     async def _end(self) -> None:
-        """Gives everything back."""
         raise NotImplementedError
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._pid != process.pid:
-            raise process.forked(repr(self), self._pid)
+        if not self._process.is_here:
+            raise self._process.forked(repr(self))
         if self._is_closed:
             raise ClosedError(f"{self!r} is closed")
 
     def close(self) -> Any:
-        """Ends it; the other side keeps the version that it has.  Idempotent; in a coroutine a ``Work``."""
-        return self._bridge.run(self._close(), f"the end of {self!r}", abandonable=False)
+        """End it; the other side keeps its version. Idempotent; in a coroutine a ``Work``."""
+        return self._adapter.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:
-        if self._pid != process.pid:
+        if not self._process.is_here:
             return
         if self._is_closed:
             await self._ended.async_wait()
@@ -127,11 +124,11 @@ class Scope:
     def __enter__(self) -> Self:
         if running_loop() is not None:
             raise RuntimeError(f"`with` would block the loop that runs here: `async with` {self!r}")
-        self._bridge.run(self.__aenter__(), f"the beginning of {self!r}")
+        self._adapter.run(self.__aenter__(), f"the beginning of {self!r}")
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         try:
-            self._bridge.run(self.__aexit__(*exc_info), f"the end of {self!r}")
+            self._adapter.run(self.__aexit__(*exc_info), f"the end of {self!r}")
         finally:
-            self._bridge.release()
+            self._adapter.release()

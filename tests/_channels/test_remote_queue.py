@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._channels.reading import Items
+from rlinf_async._channels.reading import ChannelItems
 from rlinf_async._channels.remote_queue import RemoteQueue
 from rlinf_async._channels.request import Get, Put
 from rlinf_async._channels.state.put_window import WINDOW_BYTES, cost
@@ -150,7 +150,7 @@ def test_puts_with_a_bound_wait_here_beyond_the_window_until_others_are_answered
     queue = new_queue(client, max_bytes=32_000)
     puts = [put(queue, bytes(900)) for _ in range(4)]
     assert [frame[5] for frame in client.sent] == [1]
-    puts[1].give_up(ClosedError("nobody wants it"))
+    puts[1].abandon(ClosedError("nobody wants it"))
     assert len(client.sent) == 1, "it had not left"
     queue.on_queue_frame("replies", [[1], [], 0])
     queue.on_queue_frame("failed", [2, "ClosedError", "closed"])
@@ -163,7 +163,7 @@ def test_a_put_that_is_withdrawn_lets_the_next_one_leave(client: Client, end: st
     queue = new_queue(client, max_bytes=100)
     first, _ = put(queue, 1), put(queue, 2)
     if end == "given up":
-        first.give_up(ClosedError("nobody wants it"))
+        first.abandon(ClosedError("nobody wants it"))
     else:
         first._timeout = 1.0
         queue.on_queue_frame("cancelled", [first.number])
@@ -183,7 +183,7 @@ def test_a_put_that_does_not_leave_is_no_gap_among_the_numbers_and_keeps_nothing
             return pack_body(carried)
         if how == "fails":
             raise MemoryError("no room")
-        second.give_up(ClosedError("nobody wants it"))
+        second.abandon(ClosedError("nobody wants it"))
         return pack_body(carried)
 
     monkeypatch.setattr("rlinf_async._channels.remote_queue.pack_body", pack)
@@ -461,7 +461,7 @@ def test_no_note_is_overwritten_before_its_word_has_left(client: Client) -> None
 def test_items_that_a_loop_has_are_said_before_the_rest_goes_back(client: Client) -> None:
     page_of(client)
     queue = new_queue(client)
-    items = Items(lambda reader: begun(queue, reader), "obs")
+    items = ChannelItems(lambda reader: begun(queue, reader), "obs")
     assert next(items) == 1
     assert next(items) == 2
     queue.on_queue_frame("shared", None)
@@ -472,7 +472,7 @@ def test_items_that_a_loop_has_are_said_before_the_rest_goes_back(client: Client
 @pytest.mark.parametrize("end", ["confirmed", "gone", "before"])
 def test_what_is_given_back_is_under_way_until_the_queue_says_so_or_ends(client: Client, end: str) -> None:
     queue = new_queue(client)
-    items = Items(lambda reader: begun(queue, reader), "obs")
+    items = ChannelItems(lambda reader: begun(queue, reader), "obs")
     assert next(items) == 1
     if end == "before":
         queue.end("")
@@ -490,11 +490,11 @@ def test_a_loop_that_is_left_gives_back_before_the_next_request_leaves(client: C
     page_of(client)
     queue, asked = new_queue(client), []
 
-    def ask(reader: Items) -> Get[Any]:
+    def ask(reader: ChannelItems) -> Get[Any]:
         asked.append(begun(queue, reader))
         return asked[-1]
 
-    items = Items(ask, "obs")
+    items = ChannelItems(ask, "obs")
     assert next(items) == 1
     del items
     queue.start(Get("get() from", "obs", "key", b"key", None, None))
@@ -505,7 +505,7 @@ def test_a_loop_that_gives_way_asks_anew(client: Client) -> None:
     """Also where it has asked ahead: the queue may serve that before the items are back."""
     queue, asked = new_queue(client), list[Get[Any]]()
 
-    def ask(reader: Items) -> Get[Any]:
+    def ask(reader: ChannelItems) -> Get[Any]:
         if not asked:
             asked.append(begun(queue, reader))
         else:
@@ -513,7 +513,7 @@ def test_a_loop_that_gives_way_asks_anew(client: Client) -> None:
             queue.start(asked[-1])
         return asked[-1]
 
-    items = Items(ask, "obs")
+    items = ChannelItems(ask, "obs")
     assert [next(items) for _ in range(5)] == [1, 2, 3, 4, 5]
     assert len(asked) == 2
     queue.on_queue_frame("shared", None)
@@ -528,7 +528,7 @@ def test_a_loop_that_gives_way_asks_anew(client: Client) -> None:
     assert {frame[6][0] for frame in client.sent if frame[5] == "cancel"} == {1, 2}
 
 
-def begun(queue: RemoteQueue, reader: Items) -> Get[Any]:
+def begun(queue: RemoteQueue, reader: ChannelItems) -> Get[Any]:
     request: Get[Any] = Get("get() from", "obs", "key", b"key", [9, frames.READ_SHARED], None, weakref.ref(reader))
     queue.start(request)
     given = [[request.number, item < 9, False, codec.encode_plain(item)] for item in range(1, 10)]

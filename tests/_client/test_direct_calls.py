@@ -150,19 +150,6 @@ async def test_the_items_of_a_stream_that_was_called_directly_come_with_credit(p
     assert not {frames.CALL, frames.CREDIT} & set(relayed)
 
 
-async def test_what_a_caller_has_begun_is_cancelled_when_the_caller_is_killed(cluster: Cluster, pair: Any) -> None:
-    caller = Plain.create_group().launch(cluster, placement=NodePlacementStrategy([0]), name="caller")
-    group = "__import__('rlinf_async').WorkerGroup.from_group_name(type(self), 'pair')"
-    await caller.run(f"{group}[0].hello().wait()")
-    (pid,) = await caller.run(f"(self.log.append({group}[0].sleep(60)), os.getpid())[1]")
-    async with asyncio.timeout(5):
-        while "sleeping" not in (await pair[0].noted())[0]:
-            pass
-        os.kill(pid, signal.SIGKILL)
-        while (await pair[0].was_cancelled()) == [False]:
-            pass
-
-
 class Way:
     """A socket to a worker that has broken, and is not handed over yet."""
 

@@ -1,4 +1,4 @@
-"""Segment pool: reuse exactly of segments without other holders."""
+"""PooledSegment pool: reuse exactly of segments without other holders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._core.pool import Pool, Segment
+from rlinf_async._core.pool import Pool, PooledSegment
 from rlinf_async._core.segment import map_private
 
 SIZE = 100_000
@@ -42,7 +42,7 @@ def test_a_segment_that_nobody_holds_is_written_again(pool: Pool) -> None:
 
 
 def test_a_piece_that_the_kernel_takes_in_parts_is_written_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    segment, write = Segment(os.memfd_create("piece"), 8), os.pwrite
+    segment, write = PooledSegment(os.memfd_create("piece"), 8), os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, piece, offset: write(fd, piece[:3], offset))
     segment.write_at(memoryview(b"abcdefgh"), 0)
     assert os.pread(segment.fd, 8, 0) == b"abcdefgh"
@@ -204,16 +204,16 @@ def test_with_many_messages_in_flight_few_segments_are_asked_and_the_warmest_is_
     in_flight = 24
     asked = 0
 
-    def counted(segment: Segment) -> bool:
+    def counted(segment: PooledSegment) -> bool:
         nonlocal asked
         asked += 1
         return is_free(segment)
 
-    is_free = Segment.is_free
+    is_free = PooledSegment.is_free
     under_way = deque(written(pool, 0) for _ in range(2 * in_flight))  # as many segments are kept
     while len(under_way) > in_flight:
         os.close(under_way.popleft())
-    monkeypatch.setattr(Segment, "is_free", counted)
+    monkeypatch.setattr(PooledSegment, "is_free", counted)
     used: list[int] = []
     for _ in range(200):
         under_way.append(written(pool, 1))
@@ -245,7 +245,7 @@ def test_what_is_filled_piece_by_piece_is_lent_again_once_nobody_has_it(pool: Po
     assert not pool.has(SIZE)  # as long as it is being filled
     segment.write_at(memoryview(b"\3" * (SIZE // 2)), 0)
     segment.write_at(memoryview(b"\4" * (SIZE // 2)), SIZE // 2)
-    fd = pool.give_back(segment)
+    fd = pool.finish(segment)
     view = map_private(fd, SIZE)
     assert bytes(view) == b"\3" * (SIZE // 2) + b"\4" * (SIZE // 2)
     os.close(fd)

@@ -13,7 +13,7 @@ def test_a_device_is_held_by_one_holder_and_goes_to_the_next_in_order() -> None:
     assert locks.take(Ticket(1, 1), "a", [0, 1])
     assert not locks.take(Ticket(2, 1), "b", [1])
     assert not locks.take(Ticket(3, 1), "c", [0])
-    assert locks.give_back(Ticket(1, 1)) == [Ticket(2, 1), Ticket(3, 1)]
+    assert locks.release(Ticket(1, 1)) == [Ticket(2, 1), Ticket(3, 1)]
 
 
 def test_a_holder_has_its_devices_until_it_has_given_them_back_as_often_as_it_took_them() -> None:
@@ -21,8 +21,8 @@ def test_a_holder_has_its_devices_until_it_has_given_them_back_as_often_as_it_to
     assert locks.take(Ticket(1, 1), "a", [0])
     assert not locks.take(Ticket(2, 1), "b", [0])
     assert locks.take(Ticket(1, 2), "a", [0])  # past whoever waits: it has it already
-    assert locks.give_back(Ticket(1, 1)) == []
-    assert locks.give_back(Ticket(1, 2)) == [Ticket(2, 1)]
+    assert locks.release(Ticket(1, 1)) == []
+    assert locks.release(Ticket(1, 2)) == [Ticket(2, 1)]
 
 
 def test_a_holder_that_asked_before_it_was_one_has_its_devices_again_past_whoever_waits_for_them() -> None:
@@ -31,7 +31,7 @@ def test_a_holder_that_asked_before_it_was_one_has_its_devices_again_past_whoeve
     assert not locks.take(Ticket(2, 1), "b", [0])
     assert not locks.take(Ticket(3, 1), "c", [0])
     assert not locks.take(Ticket(2, 2), "b", [0])
-    assert locks.give_back(Ticket(1, 1)) == [Ticket(2, 1), Ticket(2, 2)]
+    assert locks.release(Ticket(1, 1)) == [Ticket(2, 1), Ticket(2, 2)]
 
 
 def test_who_wants_several_devices_is_not_overtaken_by_those_who_want_one_of_them() -> None:
@@ -42,7 +42,7 @@ def test_who_wants_several_devices_is_not_overtaken_by_those_who_want_one_of_the
     assert locks.take(Ticket(4, 1), "d", [2])
     assert locks.names(Ticket(3, 1)) == ["b"]
     assert locks.names(Ticket(2, 1)) == ["a"]
-    assert locks.give_back(Ticket(2, 1)) == [Ticket(3, 1)]  # its place is given up, and nobody is in the way any more
+    assert locks.release(Ticket(2, 1)) == [Ticket(3, 1)]  # its place is given up, and nobody is in the way any more
 
 
 def test_what_a_dead_holder_had_and_wanted_is_free() -> None:
@@ -90,7 +90,7 @@ def test_no_device_has_two_holders_nobody_is_forgotten_and_nobody_overtakes(
             mine = [ticket for ticket in taken if ticket.holder == holder]
             if mine:
                 del taken[mine[0]]
-                granted += locks.give_back(mine[0])
+                granted += locks.release(mine[0])
         assert set(taken) == {*locks.held, *locks.waiting}
         owners = {(device, ticket.holder) for ticket in locks.held for device in taken[ticket]}
         assert len({device for device, _ in owners}) == len(owners)  # one holder per device

@@ -17,7 +17,7 @@ from rlinf_async._core.pending_calls import Tally
 from rlinf_async._group import members as module
 from rlinf_async._group.members import Callee, Members
 from rlinf_async._group.pool_calls import PoolCalls
-from rlinf_async._group.rank_pool import Standing, Wish
+from rlinf_async._group.rank_pool import PoolRequest, Standing
 from rlinf_async.any_rank import _AnyCall, _AnyStreamCall
 from rlinf_async.errors import ClosedError, DeadlineExceeded, NodeLost
 from rlinf_async.handle import Handle
@@ -245,7 +245,7 @@ def test_a_pooled_call_that_could_not_be_sent_is_no_call_that_is_late(client: Cl
 
     client.meanwhile = refuse
     method: Any = SimpleNamespace(name="step", streams=False, is_idempotent=False)
-    call = _AnyCall(pool, Wish((0, 1)), method)
+    call = _AnyCall(pool, PoolRequest((0, 1)), method)
     with pytest.raises(OSError, match="descriptor"):
         pool.submit(call, codec.encode(None))
     assert pool.unfinished() == []
@@ -276,8 +276,8 @@ def test_a_stream_whose_item_came_as_its_rank_was_given_up_for_stalled_is_watche
     members.release()
     pool, asked = pool_of(members), Work[str]()
     method: Any = SimpleNamespace(name="stream", streams=True, is_idempotent=False)
-    stream = _AnyStreamCall(pool, Wish((0,), stall_timeout=60.0), method)
-    monkeypatch.setattr(stream, "_far_side", lambda: asked)
+    stream = _AnyStreamCall(pool, PoolRequest((0,), stall_timeout=60.0), method)
+    monkeypatch.setattr(stream, "_peer_activity", lambda: asked)
     pool.submit(stream, codec.encode(None))
     attempt: Any = stream._attempt
     assert isinstance(stream._next(), Work)
@@ -290,7 +290,7 @@ def test_a_stream_whose_item_came_as_its_rank_was_given_up_for_stalled_is_watche
     asked._settle("in stream()")
     assert stream._next() == (0, "item")
     assert isinstance(stream._next(), Work)
-    assert (attempt.wish, attempt.since is not None) == (stream._wish, True)
+    assert (attempt.request, attempt.since is not None) == (stream._request, True)
 
 
 def test_a_death_that_is_told_at_the_moment_of_the_close_holds_no_call(client: Client, members: Members) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_async._core.frames import Status
 from rlinf_async._group import failure_notices
-from rlinf_async._group.failure_notices import Failure, FailureNotices
+from rlinf_async._group.failure_notices import FailureNotices, RankFailure
 from rlinf_async._group.members import Members
 
 
@@ -77,9 +77,9 @@ FAILED = "rank 1 failed"
 def test_ranks_with_open_calls_are_told_once_a_second_after_the_failure_and_nobody_looks_before(client: Client) -> None:
     failed, other = call(1, 0, 2), call(2, 0, 1, 2)
     notices = notices_of(client, failed, other)
-    notices.failed(Failure(1, 11, 1, lambda: FAILED), failed)
+    notices.failed(RankFailure(1, 11, 1, lambda: FAILED), failed)
     client.now += 0.4
-    notices.failed(Failure(1, 11, 1, lambda: FAILED), failed)
+    notices.failed(RankFailure(1, 11, 1, lambda: FAILED), failed)
     assert client.run() == [101.0, 101.4]
     assert client.told == [(101.0, 2, [10, 12]), (101.4, 1, [10, 12])]
     assert client.ages == pytest.approx([1.0, 1.0])
@@ -88,7 +88,7 @@ def test_ranks_with_open_calls_are_told_once_a_second_after_the_failure_and_nobo
 def test_a_call_that_is_still_being_sent_is_looked_at_again_soon(client: Client) -> None:
     failed = call(1, 0, departed=False)
     notices = notices_of(client, failed)
-    notices.failed(Failure(1, 11, 1, lambda: FAILED), failed)
+    notices.failed(RankFailure(1, 11, 1, lambda: FAILED), failed)
     later = client.later
 
     def depart(*timer: Any) -> None:

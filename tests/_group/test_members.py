@@ -140,7 +140,7 @@ def test_a_node_takes_its_ranks_with_it_and_no_others(
     note: Any = lambda rank, facts: told.append((rank, facts["node"]))  # noqa: E731
     if is_supervised:
         members.supervisor = SimpleNamespace(rank_died=note)  # type: ignore[assignment]
-    monkeypatch.setattr(members, "tell_death", note)
+    monkeypatch.setattr(members, "report_death", note)
     members._on_node_lost({"node": 1})
     assert told == [(1, "far")] * is_launched
     assert unobserved == ["rank 1 of group 'ring'"] * (is_launched and not is_supervised)

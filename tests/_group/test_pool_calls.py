@@ -10,7 +10,7 @@ import pytest
 from rlinf_async._core import frames
 from rlinf_async._core.frames import Status
 from rlinf_async._group.pool_calls import PoolCalls
-from rlinf_async._group.rank_pool import Standing, Wish
+from rlinf_async._group.rank_pool import PoolRequest, Standing
 
 
 @pytest.mark.parametrize("is_owner", [True, False])
@@ -32,7 +32,7 @@ def test_a_rank_is_away_where_its_death_says_so_or_its_owner_starts_it_elsewhere
         supervisor=object() if is_owner else None,
     )  # fmt: skip
     pool = PoolCalls(members)
-    attempt = pool._state.place(Wish((0,)), 0.0)
+    attempt = pool._state.place(PoolRequest((0,)), 0.0)
     assert attempt is not None
     pool.ended(attempt, 10, status, frames.pack(body))
     assert pool._state.standing == [by_owner if is_owner else by_others]

@@ -29,7 +29,7 @@ def test_a_rank_that_is_given_up_after_it_was_back_is_told_of_no_more() -> None:
     rounds.begin([0, 1])
     rounds.died(1, {})
     assert rounds.begin([0, 1]).ranks == ()
-    rounds.given_up(1)
+    rounds.abandon(1)
     assert rounds.is_over
 
 
@@ -75,7 +75,7 @@ class Rounds(RuleBasedStateMachine):
     @rule(rank=ranks)
     def give_up(self, rank: int) -> None:
         if rank in self.rounds.away:
-            self.rounds.given_up(rank)
+            self.rounds.abandon(rank)
             self.untold.discard(rank)
 
     @rule(victim=st.none() | ranks)

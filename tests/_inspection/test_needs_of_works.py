@@ -8,15 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from rlinf_async import settings
-from rlinf_async._client import far_side
+from rlinf_async._client import peer_activity
 from rlinf_async._client.requests import OWN_NODE, Request
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import operations
 from rlinf_async._core.frames import Status
 from rlinf_async._group.wait_all import _All
 from rlinf_async._inspection.state.run_report import Target, TargetKind
-from rlinf_async._messaging.operation import Receiving, Sending
-from rlinf_async._messaging.participants import Member
+from rlinf_async._messaging.operation import Member, ReceiveWork, SendWork
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.route_work import AsyncRouteWork
 from rlinf_async._waits import slow_waits
@@ -52,7 +51,7 @@ def test_a_daemon_that_does_not_answer_holds_up_no_words_about_a_wait() -> None:
     silent: Work[Any] = Work()
     timers: list[tuple[float, Any]] = []
     client: Any = SimpleNamespace(request=lambda *_, **__: silent, later=lambda *timer: timers.append(timer))
-    words = far_side.queue(client, 3, 7, b"key")
+    words = peer_activity.queue(client, 3, 7, b"key")
     ((seconds, finish),) = timers
     assert (seconds, words.done()) == (settings.WAIT_ANSWER_S(), False)
     finish()
@@ -123,11 +122,11 @@ def test_the_next_item_of_a_stream_needs_one_of_the_ranks_that_go_on() -> None:
 
 def test_a_message_needs_its_peers_or_the_name_of_a_group_that_is_looked_for() -> None:
     payload: Any = None
-    sending = Sending("broadcast() to", "others", None, payload)
+    sending = SendWork("broadcast() to", "others", None, payload)
     assert sending._needs() == ([], True)
     sending.others = [Peer(7), Peer(8)]
     assert endpoints_of(sending._needs()) == [7, 8]
-    receiving: Receiving[Any] = Receiving("recv() from", Member("actor", 0), None, payload)
+    receiving: ReceiveWork[Any] = ReceiveWork("recv() from", Member("actor", 0), None, payload)
     receiving.missing = Member("actor", 0)
     assert receiving._needs() == ([Target(TargetKind.NAME, name="actor")], True)
     receiving.is_away = True
@@ -139,7 +138,7 @@ def test_a_message_needs_its_peers_or_the_name_of_a_group_that_is_looked_for() -
 def test_a_request_needs_a_lock_a_name_or_the_daemon() -> None:
     client: Any = SimpleNamespace(user_loop=None)
 
-    def needed(operation: operations.Operation[Any]) -> Target:
+    def needed(operation: operations.MessageOperation[Any]) -> Target:
         ((target,), _) = Request(client, 1, operation, OWN_NODE + 3)._needs()
         return target
 

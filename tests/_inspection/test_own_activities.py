@@ -16,7 +16,7 @@ import uvloop
 
 from rlinf_async._inspection.own_activities import own_activities
 from rlinf_async._inspection.served_calls import ServedCall
-from rlinf_async._inspection.state.run_report import Activity, State, Target, TargetKind
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, Target, TargetKind
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._wire.grpc import grpc  # not before: gRPC reads while it is imported how much it prints
@@ -83,7 +83,7 @@ async def test_a_task_in_the_table_of_waits_waits_for_what_its_work_needs() -> N
         assert wait is not None
         assert (wait.kind, wait.what, wait.targets) == ("call", "an answer", [Target(TargetKind.CALL, 7, 8)])
         assert (wait.left is not None) is left
-        assert found[name].state is State.WAITING
+        assert found[name].state is ActivityState.WAITING
     (inner,) = found["task gathered"].awaits
     assert found[inner].wait is not None
     assert str(found["task direct"].line).endswith("direct()")
@@ -151,7 +151,7 @@ async def test_what_has_a_deadline_goes_on_by_itself_and_so_does_what_it_waits_f
                 assert activity.wait is not None
                 assert activity.wait.left is not None
         parent = found[f"task {make.__name__}"]
-        assert parent.state is State.SLEEPING or (parent.wait is not None and parent.wait.left is not None)
+        assert parent.state is ActivityState.SLEEPING or (parent.wait is not None and parent.wait.left is not None)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
 
@@ -194,7 +194,7 @@ async def test_locks_events_and_queues_are_of_this_process_and_other_futures_may
         found = await look()
     kinds = {name: activity.wait.kind for name, activity in found.items() if activity.wait is not None}
     assert kinds == {"task locks": "lock", "task takes": "queue", "task never": "event"}
-    assert {found[name].state for name in ("task future", "task reads")} == {State.RUNNING}
+    assert {found[name].state for name in ("task future", "task reads")} == {ActivityState.RUNNING}
 
 
 async def test_a_sleep_tells_how_long_it_takes_and_a_task_that_runs_has_its_line() -> None:
@@ -207,11 +207,11 @@ async def test_a_sleep_tells_how_long_it_takes_and_a_task_that_runs_has_its_line
     assert wait is not None
     assert wait.left is not None
     assert 20 < wait.left <= 30
-    assert found["task sleeps"].state is State.SLEEPING
+    assert found["task sleeps"].state is ActivityState.SLEEPING
     own = asyncio.current_task()
     assert own is not None
     running = found[f"task {own.get_name()}"]
-    assert running.state is State.RUNNING
+    assert running.state is ActivityState.RUNNING
     assert __file__ in str(running.line)
 
 
@@ -290,7 +290,7 @@ async def test_a_call_that_cannot_be_found_runs() -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await task
     found = await look(calls=lambda: [ServedCall(3, 4, "step", task)])
-    assert found["call 4"] == Activity("call 4", State.RUNNING, method="step", source=3, number=4)
+    assert found["call 4"] == Activity("call 4", ActivityState.RUNNING, method="step", source=3, number=4)
 
 
 async def test_what_needs_a_blocked_loop_waits_for_what_blocks_it() -> None:
@@ -325,7 +325,7 @@ async def test_what_needs_a_blocked_loop_waits_for_what_blocks_it() -> None:
         blocking = f"task {own.get_name()}"
         assert found[blocking].blocks
         for name in ("task wait", "thread feeder", "thread asker"):
-            assert (found[name].state, found[name].awaits) == (State.WAITING, [blocking])
+            assert (found[name].state, found[name].awaits) == (ActivityState.WAITING, [blocking])
             assert not found[name].blocks
     await asyncio.to_thread(feeder.join)
     asker.join()
@@ -367,7 +367,10 @@ async def test_a_task_that_could_go_on_waits_for_what_blocks_its_loop() -> None:
     await task
     own = asyncio.current_task()
     assert own is not None
-    assert (found["task ready"].state, found["task ready"].awaits) == (State.WAITING, [f"task {own.get_name()}"])
+    assert (found["task ready"].state, found["task ready"].awaits) == (
+        ActivityState.WAITING,
+        [f"task {own.get_name()}"],
+    )
 
 
 # -- ages -----------------------------------------------------------------------------------------------------------
@@ -420,7 +423,7 @@ def test_a_thread_of_grpcs_is_told_that_waits_for_the_answer_to_a_call() -> None
         call = channel.unary_unary("/reward/score").future(b"4")
         call.add_done_callback(lambda _: done.set())
         running = [each for each in own_activities() if "/grpc/" in str(each.line)]
-        assert [each.state for each in running] == [State.RUNNING]
+        assert [each.state for each in running] == [ActivityState.RUNNING]
         call.cancel()
         assert done.wait(10)
         # gRPC closes the socket where it next waits for something: here for a call that nobody answers.

@@ -18,7 +18,7 @@ import pytest
 
 from rlinf_async._inspection.code_frames import frames_from
 from rlinf_async._inspection.own_threads import Doing, doing
-from rlinf_async._inspection.state.run_report import State
+from rlinf_async._inspection.state.run_report import ActivityState
 
 
 class Locks:
@@ -116,7 +116,7 @@ def look(thread: threading.Thread) -> Doing:
     return doing(frames_from(sys._current_frames()[thread.ident]), thread.native_id)
 
 
-def state_of(name: str, expected: State) -> Doing:
+def state_of(name: str, expected: ActivityState) -> Doing:
     """What a thread does in that method, once it is that; what it does instead, after 10 s."""
     locks, until = Locks(), time.monotonic() + 10
     with inside(getattr(locks, name), locks) as thread:
@@ -140,8 +140,8 @@ WAITS = {
 
 @pytest.mark.parametrize("name", WAITS)
 def test_a_thread_that_a_lock_keeps_waits_for_that(name: str) -> None:
-    found = state_of(name, State.WAITING)
-    assert (found.state, found.kind, found.what) == (State.WAITING, *WAITS[name])
+    found = state_of(name, ActivityState.WAITING)
+    assert (found.state, found.kind, found.what) == (ActivityState.WAITING, *WAITS[name])
     assert found.sleeps > 0
     assert (found.thread is not None) is (name == "join")
     assert (found.future is not None) is (name == "result")
@@ -149,7 +149,7 @@ def test_a_thread_that_a_lock_keeps_waits_for_that(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["sleep", "wait_soon", "acquire_soon"])
 def test_a_thread_with_a_time_to_go_on_at_sleeps(name: str) -> None:
-    assert state_of(name, State.SLEEPING).state is State.SLEEPING
+    assert state_of(name, ActivityState.SLEEPING).state is ActivityState.SLEEPING
 
 
 @pytest.mark.parametrize("name", ["compute", "child"])
@@ -160,7 +160,7 @@ def test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter(n
         until = time.monotonic() + 0.1
         while not seen or time.monotonic() < until:
             seen.append(look(thread))
-    assert {each.state for each in seen} == {State.RUNNING}
+    assert {each.state for each in seen} == {ActivityState.RUNNING}
     assert ("process", f"the end of process {locks.process.pid}") == (seen[-1].kind, seen[-1].what) or name != "child"
 
 
@@ -173,7 +173,7 @@ def test_a_lock_that_processes_share_may_be_released_by_another_one() -> None:
         time.sleep(0.01)
     event.set()
     thread.join()
-    assert (seen.state, seen.what) == (State.RUNNING, "a lock that it shares with other processes")
+    assert (seen.state, seen.what) == (ActivityState.RUNNING, "a lock that it shares with other processes")
 
 
 @contextlib.contextmanager
@@ -199,7 +199,7 @@ def test_a_thread_that_reads_is_running_and_tells_of_what_the_data_comes() -> No
                 pass
             write()
             thread.join()
-            assert (found.state, found.what) == (State.RUNNING, what)
+            assert (found.state, found.what) == (ActivityState.RUNNING, what)
     os.close(reader)
     os.close(writer)
 

@@ -14,7 +14,7 @@ from rlinf_async._client.events import Events
 from rlinf_async._core import operations
 from rlinf_async._inspection import responder
 from rlinf_async._inspection.served_calls import ServedCall
-from rlinf_async._inspection.state.run_report import Activity, State, from_data
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, from_data
 
 
 class Client:
@@ -41,7 +41,7 @@ def test_each_round_is_answered_with_data_and_a_closed_client_has_no_pipe() -> N
     (answer,) = client.sent
     assert (answer.round, "witness" in facts) == (5, False)
     (own,) = (from_data(Activity, each) for each in answer.activities if each["name"] == "thread MainThread")
-    assert (own.state, own.method, own.source, own.number) == (State.RUNNING, "step", 3, 4)
+    assert (own.state, own.method, own.source, own.number) == (ActivityState.RUNNING, "step", 3, 4)
     assert os.path.exists(f"/proc/self/fd/{facts['stacks']}")
     client.events.announce("closed", {})
     assert not os.path.exists(f"/proc/self/fd/{facts['stacks']}")
@@ -50,10 +50,10 @@ def test_each_round_is_answered_with_data_and_a_closed_client_has_no_pipe() -> N
 def test_ranks_that_are_started_again_are_told_by_their_owner() -> None:
     client: Any = Client()
     responder.attach(client)
-    client.restarts["env"] = lambda: Activity("supervision of 'env'", State.RUNNING, 3.0)
+    client.restarts["env"] = lambda: Activity("supervision of 'env'", ActivityState.RUNNING, 3.0)
     client.events.announce("inspect", {"round": 5})
     *_, told = (from_data(Activity, each) for each in client.sent[0].activities)
-    assert told == Activity("supervision of 'env'", State.RUNNING, 3.0)
+    assert told == Activity("supervision of 'env'", ActivityState.RUNNING, 3.0)
     client.events.announce("closed", {})
 
 
@@ -81,9 +81,9 @@ async def test_a_thread_answers_all_rounds_for_a_users_loop_that_is_blocked() ->
             answer = client.sent[-1]
             assert answer.round == operations.ALL_ROUNDS
             (own,) = (from_data(Activity, each) for each in answer.activities if each["blocks"])
-            if own.state == State.SLEEPING:
+            if own.state == ActivityState.SLEEPING:
                 break
-        assert (own.state, own.name) == (State.SLEEPING, f"task {asyncio.current_task().get_name()}")  # type: ignore[union-attr]
+        assert (own.state, own.name) == (ActivityState.SLEEPING, f"task {asyncio.current_task().get_name()}")  # type: ignore[union-attr]
     finally:
         client.events.announce("closed", {})
     assert not os.path.exists(f"/proc/self/fd/{facts['witness']}")

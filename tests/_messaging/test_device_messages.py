@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging import outbox, peer_devices
+from rlinf_async._messaging import outbox, peers
 from rlinf_async._messaging.state import message_facts
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED
-from rlinf_async.errors import DeadlineExceeded, TransferFailed, WorkerDied
+from rlinf_async.errors import DeadlineExceeded, TransferFailed
 from tests._support.fake_exchanges import FakeDeviceLink, Network
 from tests._support.fake_gpu_memory import StandIn
 
 BIG = torch.arange(100_000)
-REPORT = {"group": "b", "rank": 0, "node": "n", "pid": 100, "verdict": "was killed by SIGKILL"}
 
 
 class Gpu(StandIn):
@@ -62,7 +61,7 @@ class Gpus:
 def meet(network: Network, way: str, monkeypatch: pytest.MonkeyPatch) -> Gpus:
     """Both workers use a GPU and have heard of the other's."""
     gpus = Gpus(way)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peers, "_find_own_gpu", gpus.find)
     for _ in range(2):
         send(network, BIG)
         network.deliver()
@@ -99,7 +98,7 @@ def test_two_tell_each_other_of_their_gpus_once_and_large_tensors_take_the_links
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpus = Gpus(CUDA_IPC)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", gpus.find)
+    monkeypatch.setattr(peers, "_find_own_gpu", gpus.find)
     for _ in range(3):
         send(network, BIG)
         network.deliver()
@@ -131,9 +130,9 @@ def test_a_peer_without_a_gpu_gets_all_by_way_of_the_cpu_and_is_told_once(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gpu = Gpu(CUDA_IPC)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: gpu)
+    monkeypatch.setattr(peers, "_find_own_gpu", lambda: gpu)
     send(network, BIG)
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", lambda: None)
+    monkeypatch.setattr(peers, "_find_own_gpu", lambda: None)
     for _ in range(3):
         send(network, BIG)
     network.deliver()
@@ -151,7 +150,7 @@ def test_a_gpu_that_cannot_be_described_is_asked_once_and_left_alone(
         asked.append(1)
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(peer_devices, "_find_own_gpu", find)
+    monkeypatch.setattr(peers, "_find_own_gpu", find)
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             send(network, BIG)
@@ -261,19 +260,6 @@ def test_send_tensor_fills_the_receivers_own(network: Network, gpus: Gpus) -> No
     assert gpus.a.copies == []
 
 
-def test_what_is_larger_than_all_room_takes_the_link_when_it_is_asked_for(network: Network, gpus: Gpus) -> None:
-    giant = torch.ones(9 << 20, dtype=torch.float64)
-    send(network, giant)
-    network.deliver()
-    assert network.words()[0] == message_facts.ANNOUNCE
-    assert message_facts.DATA not in network.words()
-    receiving = recv(network)
-    network.deliver()
-    gpus.bring()
-    assert torch.equal(receiving.wait(0), giant)
-    assert gpus.a.copies == []
-
-
 def test_to_oneself_it_goes_by_way_of_the_cpu(network: Network, gpus: Gpus) -> None:
     network.a.send(BIG, "a", 0, None, None, None)
     network.deliver()
@@ -307,32 +293,6 @@ def test_what_a_link_loses_arrives_once_by_way_of_the_cpu(
     network.deliver()
     assert second.wait(0) == "next"
     assert network.words().count(message_facts.CONTENT) == 1
-
-
-def test_a_tensor_that_a_link_loses_still_fills_the_receivers_own(network: Network, gpus: Gpus) -> None:
-    target = torch.zeros(100_000, dtype=torch.int64)
-    receiving = network.b.recv_tensor(target, "a", 0, None, None)
-    sending = network.a.send_tensor(BIG, "b", 0, None, None)
-    network.deliver()
-    gpus.a.links[0].sent[1][0]._settle(error=TransferFailed("cut"))
-    network.deliver()
-    assert receiving.wait(0) is sending.wait(0) is None
-    assert torch.equal(target, BIG)
-
-
-def test_links_that_never_work_are_given_up_with_a_word_of_warning(
-    network: Network, gpus: Gpus, caplog: pytest.LogCaptureFixture
-) -> None:
-    for _ in range(5):
-        send(network, BIG)
-        network.deliver()
-        for work, _ in gpus.a.links[0].sent.values():
-            work._settle(error=TransferFailed("no way"))
-        network.deliver()
-        assert torch.equal(recv(network).wait(0), BIG)
-    assert len(gpus.a.links[0].sent) == 3
-    (warning,) = (record for record in caplog.records if record.levelno == logging.WARNING)
-    assert "by way of the CPU from now on: no way" in warning.getMessage()
 
 
 @pytest.mark.parametrize("where", ["a", "b"])
@@ -390,26 +350,3 @@ def test_a_deadline_in_mid_transfer_withdraws_it_and_spares_what_follows(network
     network.deliver()
     assert receiving.wait(0) == "next"
     assert message_facts.CONTENT not in network.words()
-
-
-def test_the_end_of_a_peer_in_mid_transfer_fails_it_and_ends_the_link(network: Network, gpus: Gpus) -> None:
-    sending = send(network, BIG)
-    network.deliver()
-    network.client("a").announce("ended", {"endpoint": network.endpoints["b"], "report": REPORT})
-    with pytest.raises(WorkerDied, match="killed by SIGKILL"):
-        sending.wait(0)
-    assert isinstance(gpus.a.links[0].discarded[0], WorkerDied)
-    assert repr(network.a._mailbox.outbox) == "<Outbox 0 streams [0 open]>"
-
-
-def test_a_daemon_that_cannot_pass_on_what_rides_beside_it_fails_the_receiver(network: Network, gpus: Gpus) -> None:
-    def spoil(frame: list[Any]) -> None:
-        if frame[4][0] == message_facts.DATA:
-            frame[1], frame[5] = 0, "the daemon cannot pass the message on"
-
-    send(network, mixed())
-    network.deliver(change=spoil)
-    receiving = recv(network)
-    gpus.bring()
-    with pytest.raises(TransferFailed, match="cannot pass the message on"):
-        receiving.wait(0)

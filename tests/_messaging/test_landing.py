@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._core.failures import unpack_error
-from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.landing import RelayHost
 from rlinf_async._messaging.state.relay_plan import BRING, KEEP, LANDED, PASS, ROOM, STUCK, WHOLE
 from rlinf_async.errors import ClosedError, PeerLost, TransferFailed
 from rlinf_async.work import Work
@@ -68,7 +68,7 @@ class Room:
         self.is_abandoned = False
         self.fault: Exception | None = None
 
-    def hold(self) -> Callable[[], None]:
+    def pin(self) -> Callable[[], None]:
         self.holds += 1
         return self.let_go
 
@@ -84,7 +84,7 @@ class Room:
         self.is_abandoned = True
 
 
-class Landing(Host):
+class Landing(RelayHost):
     """A host whose thread is that of the test, or is held up until ``go_on``."""
 
     def __init__(self, carrier: Carrier) -> None:
@@ -118,7 +118,7 @@ def carrier() -> Carrier:
 @pytest.fixture
 def host(carrier: Carrier) -> Landing:
     host = Landing(carrier)
-    host.hear(BRING, 1, SIZES, SOURCE, 20.0)
+    host.on_message(BRING, 1, SIZES, SOURCE, 20.0)
     return host
 
 
@@ -129,11 +129,11 @@ def test_each_piece_goes_on_when_it_has_come_and_the_memory_is_held_until_it_is_
         (4, 7, SOURCE), (4, 7, SOURCE), (2, 7, SOURCE)
     ]  # fmt: skip
     assert carrier.said == [[ROOM, 1, 7]]
-    host.hear(PASS, 1, NEXT, 9)
+    host.on_message(PASS, 1, NEXT, 9)
     assert carrier.sent == []
     carrier.bring(0)
     assert carrier.sent_to(NEXT) == [[1, 1, 1, 1]]
-    host.hear(PASS, 1, OTHER, 11)
+    host.on_message(PASS, 1, OTHER, 11)
     assert carrier.sent_to(OTHER) == [[1, 1, 1, 1]], "what was there already, too"
     carrier.bring(1)
     carrier.bring(2)
@@ -144,16 +144,16 @@ def test_each_piece_goes_on_when_it_has_come_and_the_memory_is_held_until_it_is_
         work._settle()
     assert host.rooms[0].holds == 0
     assert len(carrier.said) == 1, "it is not published"
-    host.hear(WHOLE, 1, b"more", 5)
+    host.on_message(WHOLE, 1, b"more", 5)
     assert carrier.said[1:] == [[LANDED, 1, None, [1, b"\1\1\1\1\2\2\2\2\3\3", b"more", 5], 7]]
 
 
 def test_what_is_asked_for_before_there_is_memory_goes_on_once_it_is_there(carrier: Carrier) -> None:
     host = Landing(carrier)
     host.jobs = []
-    host.hear(BRING, 1, SIZES)
-    host.hear(PASS, 1, NEXT, 9)
-    host.hear(WHOLE, 1)
+    host.on_message(BRING, 1, SIZES)
+    host.on_message(PASS, 1, NEXT, 9)
+    host.on_message(WHOLE, 1)
     assert carrier.received == []
     host.go_on()
     carrier.bring(0)
@@ -161,7 +161,7 @@ def test_what_is_asked_for_before_there_is_memory_goes_on_once_it_is_there(carri
 
 
 def test_pieces_that_come_in_another_order_go_on_in_theirs(carrier: Carrier, host: Landing) -> None:
-    host.hear(PASS, 1, NEXT, 9)
+    host.on_message(PASS, 1, NEXT, 9)
     carrier.bring(1)
     assert carrier.sent == []
     carrier.bring(0)
@@ -169,8 +169,8 @@ def test_pieces_that_come_in_another_order_go_on_in_theirs(carrier: Carrier, hos
 
 
 def test_that_it_does_not_go_on_is_told_once_and_no_more_is_sent_there(carrier: Carrier, host: Landing) -> None:
-    host.hear(PASS, 1, NEXT, 9)
-    host.hear(PASS, 1, OTHER, 11)
+    host.on_message(PASS, 1, NEXT, 9)
+    host.on_message(PASS, 1, OTHER, 11)
     carrier.bring(0)
     carrier.bring(1)
     for *_, work in [each for each in carrier.sent if each[2] == NEXT]:
@@ -187,19 +187,19 @@ def test_that_it_does_not_go_on_is_told_once_and_no_more_is_sent_there(carrier: 
 def test_what_nothing_waits_for_is_given_up_and_the_source_is_not_told(
     carrier: Carrier, host: Landing, how: str
 ) -> None:
-    host.hear(PASS, 1, NEXT, 9)
+    host.on_message(PASS, 1, NEXT, 9)
     carrier.bring(0)
     carrier.bring(1)
     if how == "keep":
-        host.hear(KEEP, 9)
+        host.on_message(KEEP, 9)
     elif how == "next":
-        host.hear(BRING, 2, SIZES)
-        host.hear(PASS, 1, OTHER, 11)
+        host.on_message(BRING, 2, SIZES)
+        host.on_message(PASS, 1, OTHER, 11)
         assert carrier.last(STUCK)[1] == 11, "what has left its memory is not passed on"
         carrier.said = []
     else:
         host.close(ClosedError("closed"))
-        host.hear(PASS, 1, OTHER, 11)
+        host.on_message(PASS, 1, OTHER, 11)
     carrier.bring(2)
     assert all(work.done() for *_, work in carrier.sent)
     assert len(carrier.sent) == 2
@@ -210,7 +210,7 @@ def test_what_nothing_waits_for_is_given_up_and_the_source_is_not_told(
 def test_a_piece_is_not_missed_before_the_payload_is_published(carrier: Carrier, host: Landing) -> None:
     carrier.bring(0)
     assert carrier.timers == []
-    host.hear(WHOLE, 1)
+    host.on_message(WHOLE, 1)
     ((seconds, miss),) = carrier.timers
     assert seconds == 20.0
     carrier.bring(1)
@@ -224,7 +224,7 @@ def test_a_piece_is_not_missed_before_the_payload_is_published(carrier: Carrier,
 
 
 def test_a_piece_that_does_not_come_after_that_is_missed(carrier: Carrier, host: Landing) -> None:
-    host.hear(WHOLE, 1)
+    host.on_message(WHOLE, 1)
     carrier.bring(0)
     carrier.timers[-1][1]()
     assert "nothing has come from there for 20 s" in str(unpack_error(carrier.last(LANDED)[2]))
@@ -235,7 +235,7 @@ def test_a_piece_that_does_not_come_after_that_is_missed(carrier: Carrier, host:
 def test_of_a_piece_that_does_not_come_through_the_source_hears_once(carrier: Carrier, host: Landing) -> None:
     for number in (0, 1):
         carrier.received[number][3]._settle(error=TransferFailed("no way"))
-    host.hear(WHOLE, 1)
+    host.on_message(WHOLE, 1)
     assert [words[0] for words in carrier.said] == [ROOM, LANDED]
     assert "no way" in str(unpack_error(carrier.last(LANDED)[2]))
     assert host.rooms[0].is_abandoned
@@ -247,7 +247,7 @@ def test_a_host_that_is_closed_says_nothing_and_waits_for_nothing(carrier: Carri
     host.jobs = []
     if when == "before":
         host.close(PeerLost("gone"))
-    host.hear(BRING, 1, SIZES)
+    host.on_message(BRING, 1, SIZES)
     if when == "between":
         host.close(PeerLost("gone"))
     host.go_on()
@@ -262,23 +262,23 @@ def test_there_is_no_room_or_what_has_come_is_of_no_use(carrier: Carrier, host: 
     host.rooms[0].fault = ValueError("another base")
     for number in range(3):
         carrier.bring(number)
-    host.hear(WHOLE, 1)
+    host.on_message(WHOLE, 1)
     assert "another base" in str(unpack_error(carrier.last(LANDED)[2]))
     assert host.rooms[0].is_abandoned
-    host.hear(BRING, 2, [11])
+    host.on_message(BRING, 2, [11])
     assert carrier.last(LANDED)[1] == 2
     assert "no room" in str(unpack_error(carrier.last(LANDED)[2]))
     carrier.is_gone = True
-    host.hear(BRING, 3, [11])
+    host.on_message(BRING, 3, [11])
 
 
 def test_memory_is_let_go_of_once_nothing_comes_into_it_and_not_before(carrier: Carrier, host: Landing) -> None:
-    host.hear(BRING, 2, SIZES)
+    host.on_message(BRING, 2, SIZES)
     carrier.received[0][3]._settle(error=TransferFailed("no way"))
     assert [room.is_abandoned for room in host.rooms] == [True, False]
     for number in range(3, 6):
         carrier.bring(number)
-    host.hear(WHOLE, 2)
+    host.on_message(WHOLE, 2)
     assert carrier.last(LANDED)[:3] == [LANDED, 2, None]
     room = weakref.ref(host.rooms.pop())
     host.close(ClosedError("closed"))

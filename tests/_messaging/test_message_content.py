@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging.exchange import _TAKE_OBJECT, _TakeTensor
+from rlinf_async._messaging.exchange import _OBJECT_ACCEPTOR, _TensorAcceptor
 from rlinf_async._messaging.message_content import Content, encode
 from rlinf_async._messaging.state.matching import Message
 from rlinf_async._messaging.state.message_facts import TENSOR
@@ -35,9 +35,9 @@ def test_the_parts_for_a_link_are_the_value(value: Any, piggyback: Any) -> None:
 )
 def test_a_receive_refuses_what_another_kind_of_send_has_sent(kind: int, is_object: bool) -> None:
     message = Message(1, kind, [["float32"], [2], "cpu"])
-    refusal = _TAKE_OBJECT.refuses(message)
+    refusal = _OBJECT_ACCEPTOR.refuses(message)
     assert (refusal is None) == is_object
     if is_object:
-        assert "the peer has used send() there" in (_TakeTensor(torch.zeros(2), True).refuses(message) or "")
+        assert "the peer has used send() there" in (_TensorAcceptor(torch.zeros(2), True).refuses(message) or "")
     else:
         assert "the peer has used send_tensor() there" in (refusal or "")

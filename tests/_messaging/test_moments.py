@@ -15,9 +15,9 @@ from rlinf_async._core import frames
 from rlinf_async._core.failures import pack_error
 from rlinf_async._core.operations import Find, Operation
 from rlinf_async._messaging import peers
-from rlinf_async._messaging.in_flight import InFlight
 from rlinf_async._messaging.message_content import Payload, encode
-from rlinf_async._messaging.operation import Sending
+from rlinf_async._messaging.operation import SendWork
+from rlinf_async._messaging.outbox import InFlight
 from rlinf_async._messaging.peer import Peer
 from rlinf_async._messaging.relayed_broadcast import END, HOST, RelayedBroadcast
 from rlinf_async._messaging.state import message_facts
@@ -69,7 +69,7 @@ def returned(network: Network, endpoint: int) -> None:
 
 
 async def test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled(network: Network) -> None:
-    network.a.recv("b", 0, None, None).give_up(ClosedError("enough"))  # the two have met
+    network.a.recv("b", 0, None, None).abandon(ClosedError("enough"))  # the two have met
     network.b.send("last words", "a", 0, None, None, None)
     receiving = network.a.recv("b", 0, None, None)
     network.deliver()
@@ -84,7 +84,7 @@ def test_what_is_given_up_while_it_waits_for_a_name_is_not_kept_for_the_answer(n
     sending = network.a.send(torch.ones(50_000), "b", 0, None, None, None)
     other = network.a.send("other", "b", 0, None, None, None)
     alive = weakref.ref(sending.payload)
-    sending.give_up(ClosedError("enough"))
+    sending.abandon(ClosedError("enough"))
     del sending
     gc.collect()
     assert alive() is None
@@ -113,7 +113,7 @@ def test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_loo
     network.publish("b")
     assert sending.done()
     assert sending.wait(0) is None
-    assert network.a.comes_back("b", 0) is False
+    assert network.a.is_restarting("b", 0) is False
     assert was != network.a._mailbox.peers.named("b", 0).endpoint
 
 
@@ -123,9 +123,9 @@ def test_a_roster_from_before_a_return_takes_no_name_from_the_rank_that_is_back(
     ended(network, returns=True)
     assert network.a.find_group("b").wait(0) == 1  # node 0 has not heard of the return
     returned(network, frames.endpoint(1, 7))
-    assert network.a.is_there("b", 0)
+    assert network.a.is_alive("b", 0)
     assert network.a.find_group("b").wait(0) == 1
-    assert network.a.is_there("b", 0)
+    assert network.a.is_alive("b", 0)
 
 
 def test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told(
@@ -225,7 +225,7 @@ def test_those_behind_a_message_that_does_not_leave_have_its_room(
     network.deliver()
     assert [work.done() for work in (first, second, third)] == [True, False, False]
     if end == "is given up":
-        second.give_up(ClosedError("enough"))
+        second.abandon(ClosedError("enough"))
     else:
         pack = Payload.pack
 
@@ -260,7 +260,7 @@ def test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves(
     monkeypatch.setattr(peers, "make_link", lambda name, *args: Refusing(*args))
     network.a.send("hello", "b", 0, None, None, None)
     peer = network.a._mailbox.peers.at(network.endpoints["b"])
-    kept = Sending("send() to", peer, None, encode(BIG, None))  # as by an emulated link
+    kept = SendWork("send() to", peer, None, encode(BIG, None))  # as by an emulated link
     following = kept.then(network.a.send, "next", "b", 0, None, None, None)
     leaving = threading.Thread(target=network.a._mailbox.outbox.send, args=(kept, (peer,), 0), daemon=True)
     leaving.start()
@@ -300,7 +300,7 @@ def test_a_word_of_a_host_whose_relay_ends_at_that_moment_is_heard_by_nobody(net
     stream = outbox._find(peer.endpoint, 0)
     assert stream is not None
     for number, hear in enumerate([outbox.on_relay, outbox.on_refused], 7):
-        sending = Sending("broadcast() to", peer, None, Payload(message_facts.OBJECT, None, b""))
+        sending = SendWork("broadcast() to", peer, None, Payload(message_facts.OBJECT, None, b""))
         stream.open[number] = Ending(sending, [peer])
         stream.open[number].relay = Relay()
         hear(peer, 0, number, "words")
@@ -315,7 +315,7 @@ def test_sends_that_are_given_up_cost_others_by_the_same_link_nothing(
     sends = [network.a.send(torch.full((50_000,), number), "b", 0, None, None, None) for number in range(8)]
     network.deliver()
     for sending in sends[:-1]:
-        sending.give_up(ClosedError("enough"))
+        sending.abandon(ClosedError("enough"))
         network.deliver()
     assert not sends[-1].done()
     monkeypatch.undo()
@@ -347,7 +347,7 @@ def test_the_death_of_one_receiver_ends_the_transfers_to_the_others(
     network.a.send("hello", "b", 0, None, None, None)
     outbox, other = network.a._mailbox.outbox, network.a._mailbox.peers
     receivers = [other.at(network.endpoints["b"]), other.at(frames.endpoint(2, 8))]
-    sending = Sending("broadcast() to", "them", None, encode(BIG, None))
+    sending = SendWork("broadcast() to", "them", None, encode(BIG, None))
     outbox.send(sending, receivers, b"stream")
     receivers[1].error = ClosedError("gone")
     outbox.fail(receivers[1])
@@ -381,8 +381,8 @@ def test_a_broadcast_that_ends_while_its_relay_begins_again_leaves_no_host_behin
     broadcast = RelayedBroadcast(carriers, lambda peers, memory, error: broadcast.close())  # type: ignore[arg-type]
     broadcast.start(memoryview(bytearray(3 << 20)))
     line = broadcast._relay.plan._machines[1].line
-    broadcast.hear(carriers[0].peer, ROOM, 1, line)
-    broadcast.hear(carriers[0].peer, LANDED, 1, pack_error(MemoryError("none")), None, line)
+    broadcast.on_message(carriers[0].peer, ROOM, 1, line)
+    broadcast.on_message(carriers[0].peer, LANDED, 1, pack_error(MemoryError("none")), None, line)
     for carrier in carriers:
         hosts = [word for word in carrier.said if word in (HOST, END)]
         assert hosts[-1] == END

@@ -141,8 +141,8 @@ def test_a_host_that_is_gone_when_it_is_to_be_host_again_keeps_nothing_from_the_
 
         is_gone = False
 
-        def say(self, *words: object) -> None:
-            super().say(*words)
+        def send_message(self, *words: object) -> None:
+            super().send_message(*words)
             if self.is_gone:
                 self.is_gone = False
                 self.link.error = PeerLost("gone")
@@ -189,8 +189,8 @@ def test_what_cannot_land_is_under_way_no_more(sender: Sender) -> None:
 
 def test_pieces_that_leave_at_once_do_not_nest_however_many_they_are(sender: Sender) -> None:
     class Fast(Link):
-        def send_tensor(self, tensor: bytes, line: int) -> Work[None]:
-            work = super().send_tensor(tensor, line)
+        def send_tensor(self, tensor: bytes, stream_id: int) -> Work[None]:
+            work = super().send_tensor(tensor, stream_id)
             work._settle()
             return work
 
@@ -223,7 +223,7 @@ def test_the_former_host_of_a_broadcast_is_told_that_it_lets_go() -> None:
     told: list[Any] = []
     broadcast = RelayedBroadcast(carriers, lambda *facts: told.append(facts))  # type: ignore[arg-type]
     broadcast.start(memoryview(bytes(NBYTES)))
-    broadcast.hear(former.peer, ROOM, 1, former.line)
+    broadcast.on_message(former.peer, ROOM, 1, former.stream_id)
     former.link.tensors[0][2]._settle(error=TransferFailed("it cannot be reached"))
     assert (former.words, host.words) == ([HOST, BRING, WHOLE, END], [HOST, BRING])
     broadcast.close()

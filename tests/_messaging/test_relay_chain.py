@@ -54,10 +54,10 @@ def test_each_gets_it_from_the_one_before_it_and_the_sender_sends_it_once(sender
     assert two.said[-1] == (BRING, 1, SIZES, ["rollout", 1], 15.0)
     assert three.said[-1] == (BRING, 1, SIZES, ["rollout", 2], pytest.approx(18.0))
     sender.room(three, 1)
-    assert two.said[-1:] == [(PASS, 1, ["rollout", 3], three.line)], "there is room, and more is not asked for"
+    assert two.said[-1:] == [(PASS, 1, ["rollout", 3], three.stream_id)], "there is room, and more is not asked for"
     sender.room(one, 1)
     sender.room(two, 1)
-    assert one.said[-1:] == [(PASS, 1, ["rollout", 2], two.line)]
+    assert one.said[-1:] == [(PASS, 1, ["rollout", 2], two.stream_id)]
     sender.publish(payload, *receivers)
     assert one.link.sizes == SIZES
     assert two.link.sizes == three.link.sizes == []
@@ -94,9 +94,9 @@ def test_if_one_dies_the_next_follows_the_one_before_it_and_the_machine_of_the_d
     sender.leave(two)
     assert since_told(three)[0] == (BRING, 1, SIZES, ["rollout", 1], 15.0)
     assert len(since_told(heir)[0]) == 3
-    assert (KEEP, two.line) in one.said
+    assert (KEEP, two.stream_id) in one.said
     sender.room(three, 1)
-    assert one.said[-1] == (PASS, 1, ["rollout", 3], three.line)
+    assert one.said[-1] == (PASS, 1, ["rollout", 3], three.stream_id)
 
 
 def test_if_one_dies_who_gets_it_from_one_that_has_it_goes_on(sender: Sender) -> None:
@@ -137,18 +137,18 @@ def test_if_there_is_no_way_between_two_those_behind_get_it_directly_with_one_wa
     for receiver in receivers:
         sender.room(receiver, 1)
     sender.publish(payload, *receivers)
-    line, failure = two.line, pack_error(TransferFailed("no way"))
+    stream_id, failure = two.stream_id, pack_error(TransferFailed("no way"))
     with caplog.at_level(logging.WARNING):
         if who == "source":
-            sender.stuck(one, line, failure)
-        sender.landed(two, 1, failure, None, line)
-        sender.stuck(one, line, failure)
+            sender.stuck(one, stream_id, failure)
+        sender.landed(two, 1, failure, None, stream_id)
+        sender.stuck(one, stream_id, failure)
     assert len(caplog.records) == 1
     assert caplog.records[0].levelno == logging.WARNING
     assert "no way" in caplog.text
     assert since_told(two)[0] == (BRING, 1, SIZES)
     assert since_told(three)[0][-2:] == (["rollout", 2], 15.0)
-    assert one.said[-1] == (KEEP, line)
+    assert one.said[-1] == (KEEP, stream_id)
     sender.room(two, 1)
     assert two.link.sizes == SIZES
     for receiver in receivers:
@@ -173,16 +173,16 @@ def test_that_the_other_one_has_died_is_heard_here_too_and_no_reason_to_distrust
 def test_a_version_that_is_not_published_leaves_every_line_of_the_chain(sender: Sender) -> None:
     one, two = receivers = hosts_of(sender, 1, 2)
     sender.begin(1, *receivers)
-    lines = [receiver.line for receiver in receivers]
+    lines = [receiver.stream_id for receiver in receivers]
     for receiver in receivers:
         sender.room(receiver, 1)
     sender.abandon(1)
     assert (KEEP, lines[1]) in one.said
     sender.begin(1, *receivers)
     assert two.said[-1][-2] == ["rollout", 1]
-    assert not set(lines) & {receiver.line for receiver in receivers}
+    assert not set(lines) & {receiver.stream_id for receiver in receivers}
     sender.room(two, 1)
-    assert one.said[-1] == (PASS, 1, ["rollout", 2], two.line)
+    assert one.said[-1] == (PASS, 1, ["rollout", 2], two.stream_id)
 
 
 class Machine:
@@ -192,7 +192,7 @@ class Machine:
         self.receiver = receiver
         self.world = world
         self.heard = 0
-        self.line = 0
+        self.stream_id = 0
         self.bring: tuple[Any, ...] | None = None
         self.source: int | None = None
         self.here = 0
@@ -207,11 +207,11 @@ class Machine:
         what, *facts = self.receiver.said[self.heard]
         self.heard += 1
         if what == "host":
-            self.line, self.bring, self.passes = facts[-1], None, set()
+            self.stream_id, self.bring, self.passes = facts[-1], None, set()
         elif what == BRING:
             self.bring, self.here, self.is_whole, self.has_landed = tuple(facts), 0, False, False
             self.source = facts[2][1] if len(facts) > 2 else None
-            self.world.sender.relay.hear(self.receiver, "room", facts[0], self.line)
+            self.world.sender.relay.on_message(self.receiver, "room", facts[0], self.stream_id)
         elif what == WHOLE:
             self.is_whole = True
         elif what == PASS:
@@ -231,19 +231,19 @@ class Machine:
             return True
         if self.here == len(self.bring[1]) and self.is_whole:
             self.has_landed = True
-            self.world.sender.landed(self.receiver, self.bring[0], None, "there", self.line)
+            self.world.sender.landed(self.receiver, self.bring[0], None, "there", self.stream_id)
             return True
         return False
 
     def _has_come(self) -> bool:
         if self.source is None:
-            mine = [work for line, _, work in self.receiver.link.tensors if line == self.line]
+            mine = [work for line, _, work in self.receiver.link.tensors if line == self.stream_id]
             return any(work._settle() for work in mine)
         source = self.world.machines.get(self.source)
         return (
             source is not None
             and (self.source, self.receiver.link.node) not in self.world.cut
-            and self.line in source.passes
+            and self.stream_id in source.passes
             and source.here > self.here
         )
 
@@ -253,7 +253,7 @@ class Machine:
             return False
         version, self.bring = self.bring[0], None
         failure = pack_error(TransferFailed("nothing has come"))
-        self.world.sender.landed(self.receiver, version, failure, None, self.line)
+        self.world.sender.landed(self.receiver, version, failure, None, self.stream_id)
         return True
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlinf_async._messaging.landing import give_up
+from rlinf_async._messaging.landing import abandon_works
 from rlinf_async.work import Work
 
 
@@ -20,5 +20,5 @@ def test_the_last_is_given_up_first_and_what_has_ended_is_left_alone() -> None:
     given_up: list[int] = []
     works = [Noting(number, given_up) for number in range(4)]
     works[1]._settle()
-    give_up(works)
+    abandon_works(works)
     assert given_up == [3, 2, 0]

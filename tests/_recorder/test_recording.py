@@ -12,7 +12,7 @@ import pytest
 from rlinf_async import Channel, Cluster, NodePlacementStrategy, Worker, WorkerDied
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind, Phase
-from rlinf_async._recorder.state.ring_contents import Event, RingContents
+from rlinf_async._recorder.state.ring_contents import RingContents, RingEvent
 
 
 class Player(Worker):
@@ -44,7 +44,7 @@ def begun(contents: RingContents) -> list[tuple[EventKind, str]]:
     return [(event.kind, event.name) for event in contents.events if event.phase is Phase.BEGIN]
 
 
-def still_open(contents: RingContents) -> list[Event]:
+def still_open(contents: RingContents) -> list[RingEvent]:
     ended = {event.operation for event in contents.events if event.phase in (Phase.END, Phase.FAILED)}
     return [event for event in contents.events if event.phase is Phase.BEGIN and event.operation not in ended]
 
@@ -132,7 +132,7 @@ def test_a_ring_and_a_span_log_of_two_clusters_come_and_go_without_each_other(
             recording.end(recording.begin(EventKind.PUT, "obs"))
         return is_admitted, len(events()) - before[0], int(written() > before[1])
 
-    def events() -> list[Event]:
+    def events() -> list[RingEvent]:
         return RingContents.read((tmp_path / "recorder" / "1.ring").read_bytes()).events
 
     def written() -> int:

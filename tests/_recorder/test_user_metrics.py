@@ -12,7 +12,7 @@ import torch
 
 from rlinf_async._recorder import recording, user_metrics
 from rlinf_async._recorder.state.event_ring import MAX_CELLS, EventRing, MetricKind, size_of
-from rlinf_async._recorder.state.ring_contents import Metric, metrics_of
+from rlinf_async._recorder.state.ring_contents import RingMetric, metrics_of
 from rlinf_async._recorder.user_metrics import Metrics
 
 GAUGE, COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
@@ -37,7 +37,7 @@ def test_a_gauge_has_its_latest_value_and_a_counter_their_sum(ring: bytearray) -
         metrics.gauge("loss").set(value)
     metrics.counter("episodes").add(3)
     metrics.counter("episodes_total").add()
-    assert metrics_of(bytes(ring)) == [Metric(GAUGE, "loss", 2.5), Metric(COUNTER, "episodes", 4.0)]
+    assert metrics_of(bytes(ring)) == [RingMetric(GAUGE, "loss", 2.5), RingMetric(COUNTER, "episodes", 4.0)]
 
 
 def test_a_gauge_may_be_no_number_and_infinite(ring: bytearray) -> None:

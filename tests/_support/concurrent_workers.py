@@ -6,7 +6,7 @@ import asyncio
 import threading
 from pathlib import Path
 
-from rlinf_async import Channel, Worker, WorkerGroup, concurrent
+from rlinf_async import Channel, Worker, concurrent
 
 
 class Overtaken(Worker):
@@ -68,10 +68,6 @@ class Overtaken(Worker):
                 Path(path).write_text("cleaned")
 
     @concurrent
-    async def see_cleaned(self) -> bool:
-        return await asyncio.to_thread(self.cleaned.wait, 60)
-
-    @concurrent
     async def fail(self) -> None:
         raise ValueError("no pulse")
 
@@ -99,11 +95,6 @@ class Overtaken(Worker):
 
 class Caller(Worker):
     """Calls another group, and receives from it."""
-
-    async def call_meet(self, name: str) -> list[int]:
-        group: WorkerGroup = await WorkerGroup.from_group_name(Overtaken, name)
-        met: list[int] = await group.meet()
-        return met
 
     async def take(self, channel: Channel, name: str) -> list[str]:
         return [await channel.get(), await self.recv(name, 0)]

@@ -52,11 +52,5 @@ class Sender(Worker):
             work.wait()
         return time.monotonic() - began
 
-    def put_and_close(self, channel: Channel, number: int) -> None:
-        works = [channel.put(each, async_op=True) for each in range(number)]
-        channel.close()
-        for work in works:
-            work.wait()
-
     def get_in_time(self, channel: Channel, timeout: float) -> Any:
         return channel.get(timeout=timeout)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async import ClosedError, Experience, LeaseLost, Worker, publish
+from rlinf_async import ClosedError, Experience, Worker, publish
 
 
 class Player(Worker):
@@ -37,20 +37,8 @@ class Player(Worker):
             os.kill(os.getpid(), sent)
             time.sleep(60)
 
-    def take_and_outlive(self, experience: Experience, seconds: float) -> str:
-        try:
-            with experience.take():
-                time.sleep(seconds)
-        except LeaseLost as error:
-            return str(error)
-        return "kept"
-
     async def set_version(self, experience: Experience, version: int) -> None:
         await experience.set_version(version)
-
-    async def wait_wanted(self, experience: Experience) -> int | None:
-        version: int | None = await experience.wanted()
-        return version
 
     async def publish(self, versions: int) -> None:
         self.weights = publish({"weight": torch.zeros(4)}, to="players")

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -14,7 +12,6 @@ from typing import Any
 
 import torch
 
-from rlinf_async._worker import context
 from tests._support.exchanges import awaited, refused
 
 # -- errors ---------------------------------------------------------------------------------------------------------
@@ -198,14 +195,6 @@ def receive_and_keep(worker: Any, other: str) -> int:
     return int(worker.kept["got"].nbytes)
 
 
-def messages_here(worker: Any) -> int:
-    """Complete, and not received yet."""
-    exchange = context.exchange
-    assert exchange is not None
-    streams = exchange._mailbox.inbox._streams.values()
-    return sum(message.is_complete for stream in streams for message in stream.arrivals._queue)
-
-
 def send_blank_in_time(worker: Any, other: str, nbytes: int, seconds: float) -> str:
     tensor = torch.empty(nbytes, dtype=torch.uint8)
     return refused(lambda: worker.send(tensor, other, worker._rank, timeout=seconds))
@@ -221,32 +210,6 @@ def receive_in_time(worker: Any, other: str, seconds: float) -> str:
 
 def fail_to_broadcast(worker: Any, groups: list[tuple[str, Any]]) -> str:
     return refused(lambda: worker.broadcast("never", groups))
-
-
-async def receive_while_connections_are_cut(worker: Any, other: str) -> list[float]:
-    """Large messages, and some of them are under way when the connection between the workers is cut."""
-    got = []
-    for number in range(8):
-        got.append(await worker.recv(other, worker._rank))
-        if number in (1, 4):
-            assert _cut_connections()
-    return [float(each[0]) for each in got if bool((each == each[0]).all())]
-
-
-def _cut_connections() -> int:
-    """How many TCP connections this process had."""
-    count = 0
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as sock:
-            if sock.family == socket.AF_INET and sock.getpeername():
-                sock.shutdown(socket.SHUT_RDWR)
-                count += 1
-    return count
-
-
-def send_eight(worker: Any, other: str) -> None:
-    for number in range(8):
-        worker.send(torch.full((2 << 20,), float(number)), other, worker._rank)
 
 
 def modules(worker: Any) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf_launcher.job import Job
+from rlinf_launcher.job import RelayJob
 from rlinf_launcher.options import Options
 from rlinf_launcher.remote.host import Host
 from rlinf_launcher.remote.plan import plan
@@ -104,9 +104,9 @@ class Stage:
         """What the script does; it may write to the file ``$OUT``."""
         self.script.write_text(program)
 
-    def job(self, report: Report, hosts: Sequence[Host] = (Host("localhost"),), **options: Any) -> Job:
+    def job(self, report: Report, hosts: Sequence[Host] = (Host("localhost"),), **options: Any) -> RelayJob:
         settings = Options(**{"script": str(self.script), "start_timeout": 20.0, **options})
-        return Job(plan(hosts, settings), settings, self.exported, self.environ, report)
+        return RelayJob(plan(hosts, settings), settings, self.exported, self.environ, report)
 
     def launcher(self, *words: str) -> list[str]:
         """The command line of a launcher whose nodes are fakes."""

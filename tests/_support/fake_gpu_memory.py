@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroupGloo
 
-from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging import peers
 from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, NCCL, STAGED, Gpu
 from rlinf_async._transports.devices.nccl_link import NcclLink
 from rlinf_async._transports.devices.own_gpu import OwnGpu
@@ -69,7 +69,7 @@ class StandIn(OwnGpu):
 
 def work_on(gpu: StandIn) -> None:
     """This process works on it, from the next message on."""
-    peer_devices._find_own_gpu = lambda: gpu
+    peers._find_own_gpu = lambda: gpu
 
 
 class Written:
@@ -85,15 +85,15 @@ class Written:
 class FileMemory:
     """Memory that other processes open, in the place of CUDA's: as it was when it was exported."""
 
-    def export(self, tensor: torch.Tensor) -> Handle:
+    def export(self, tensor: torch.Tensor) -> IpcHandle:
         fd = os.memfd_create("stands in for a GPU's memory", os.MFD_CLOEXEC)
         weakref.finalize(tensor, os.close, fd)
         os.truncate(fd, tensor.nbytes)
         with mmap.mmap(fd, tensor.nbytes) as memory:
             memory[:] = tensor.numpy().tobytes()
-        return Handle(f"/proc/{os.getpid()}/fd/{fd}".encode(), 0, tensor.nbytes)
+        return IpcHandle(f"/proc/{os.getpid()}/fd/{fd}".encode(), 0, tensor.nbytes)
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         with open(handle.allocation, "r+b") as file:
             return torch.frombuffer(mmap.mmap(file.fileno(), handle.nbytes), dtype=torch.uint8)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async.weights.memory.gpus import Marks
 from tests._support.weight_parts import Cuda, copy_tensors
 
@@ -123,12 +123,12 @@ class FakeGpus:
         os.close(self.room.pop(memory.data_ptr()))
         del self._on_gpu[memory.data_ptr()]
 
-    def export(self, memory: torch.Tensor) -> Handle:
+    def export(self, memory: torch.Tensor) -> IpcHandle:
         self._do("export")
         path = f"/proc/{os.getpid()}/fd/{self.room[memory.data_ptr()]}"
-        return Handle(path.encode(), 0, memory.nbytes)
+        return IpcHandle(path.encode(), 0, memory.nbytes)
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         self._do("open")
         fd = os.open(handle.allocation, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -140,7 +140,7 @@ class FakeGpus:
         self._at.setdefault(handle.allocation, []).append(memory.data_ptr())
         return memory
 
-    def shut(self, handle: Handle, device: torch.device) -> None:
+    def shut(self, handle: IpcHandle, device: torch.device) -> None:
         self.opened[handle.allocation] -= 1
         del self._on_gpu[self._at[handle.allocation].pop()]
 

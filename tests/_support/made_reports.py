@@ -9,12 +9,12 @@ from typing import Any
 
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ActivityState,
     Frame,
     OpenCall,
     ProcessReport,
     QueueReport,
     RunReport,
-    State,
     Target,
     TargetKind,
     Wait,
@@ -56,7 +56,7 @@ class MadeRun:
     def does(
         self,
         name: str,
-        state: State,
+        state: ActivityState,
         wait: Wait | None = None,
         *,
         serves: tuple[int, int, str] | None = None,
@@ -92,7 +92,7 @@ class MadeRun:
     def driver_calls(self, method: str, *names: str, asked: int | None = None) -> tuple[int, int, str]:
         """The driver waits for a call, and that is all it does."""
         wait, serves = self.call(DRIVER, method, *names, asked=asked)
-        self.does(DRIVER, State.WAITING, wait, task=f"task {method}")
+        self.does(DRIVER, ActivityState.WAITING, wait, task=f"task {method}")
         return serves
 
     def message(self, kind: str, peer: str, what: str = "", age: float = 9.0, left: float | None = None) -> Wait:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from rlinf_async._inspection.state.run_report import State, to_data
+from rlinf_async._inspection.state.run_report import ActivityState, to_data
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async._recorder.state.ring_contents import Event, RingContents
 from rlinf_launcher.control.recorded_run import RecordedRun
@@ -108,8 +108,8 @@ def _standstill(rollouts: int) -> dict[str, Any]:
     generates = run.driver_calls("generate", *ranks)
     for name in ("actor:0", "actor:1"):
         wait = run.message("recv", "rollout:0")
-        run.does(name, State.WAITING, wait, serves=updates, line="/home/me/train.py:88 in Actor.update()")
+        run.does(name, ActivityState.WAITING, wait, serves=updates, line="/home/me/train.py:88 in Actor.update()")
     for name in ranks:
         wait = run.message("recv", "actor:0") if name == ranks[0] else get(name="obs")
-        run.does(name, State.WAITING, wait, serves=generates, line="/home/me/train.py:41 in Rollout.generate()")
+        run.does(name, ActivityState.WAITING, wait, serves=generates, line="/home/me/train.py:41 in Rollout.generate()")
     return {"verdict": run.verdict().to_data(), "report": to_data(run.report())}

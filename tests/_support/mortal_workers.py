@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import os
 import re
@@ -90,34 +89,7 @@ class Mortal(Worker):
         return self._rank, self._restarts, value
 
     @idempotent
-    def fail_or_die(self, runs: str) -> None:
-        """Rank 0 fails once rank 1 is there, which notes how often it was, and dies."""
-        if self._rank == 0:
-            while not os.path.exists(runs):
-                time.sleep(0.01)
-            raise ValueError("as told")
-        if self._rank == 1:
-            with open(runs, "a") as file:
-                file.write("x")
-            time.sleep(0.3)
-            die()
-
-    @idempotent
-    async def answer_or_wait(self, runs: str) -> None:
-        """Rank 1 answers at once, and notes that it was there; rank 0 takes a while."""
-        if self._rank == 1:
-            with open(runs, "a") as file:
-                file.write("1")
-        else:
-            await asyncio.sleep(2)
-
-    @idempotent
     def echo(self, value: Any) -> Any:
-        return value
-
-    @idempotent
-    async def wait_and_echo(self, value: Any, seconds: float) -> Any:
-        await asyncio.sleep(seconds)
         return value
 
     def devices(self) -> tuple[int, str]:

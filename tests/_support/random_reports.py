@@ -7,11 +7,11 @@ import random
 
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ActivityState,
     OpenCall,
     ProcessReport,
     QueueReport,
     RunReport,
-    State,
     Target,
     TargetKind,
     Wait,
@@ -25,7 +25,7 @@ WORKERS = {
 DRIVER = 1
 GONE = 99
 NAMES = ("thread MainThread", "task 1", "task 2")
-STATES = (*[State.WAITING] * 8, State.RUNNING, State.SLEEPING, State.IDLE)
+STATES = (*[ActivityState.WAITING] * 8, ActivityState.RUNNING, ActivityState.SLEEPING, ActivityState.IDLE)
 TROUBLES = (*[""] * 12, "stopped (T)", "does not answer", "ended: exit code 1")
 
 
@@ -68,10 +68,10 @@ class RandomReport:
 
     def _activity(self, endpoint: int, name: str) -> Activity:
         pick = self._random.choice
-        state = pick(STATES) if self._lively else State.WAITING
+        state = pick(STATES) if self._lively else ActivityState.WAITING
         served = (self._endpoint(), self._number(), "step") if endpoint in WORKERS and pick((1, 1, 0)) else (0, 0, "")
         source, number, method = served
-        if state is not State.WAITING:
+        if state is not ActivityState.WAITING:
             return Activity(name, state, None, method, source, number)
         awaits = [pick(NAMES)] if pick((True, False, False)) else []
         return Activity(name, state, None, method, source, number, self._wait(endpoint), awaits)

@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from rlinf_async._messaging import relayed_broadcast
-from rlinf_async._messaging.relayed_broadcast import Carrier, _SegmentRoom
+from rlinf_async._messaging.relayed_broadcast import Carrier
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
-from tests._support.exchanges import refused
 
 NBYTES = 72 << 20
 """Nine pieces along a chain."""
@@ -69,10 +68,6 @@ def give(worker: Any, groups: Any, source: Any, seed: int, shape: str = "tensor"
     return checksum, sorted(worker.kept["sent"].values())
 
 
-def give_in_vain(worker: Any, groups: Any, source: Any, timeout: float | None = None) -> str:
-    return refused(lambda: worker.broadcast(pattern(0), groups, source, timeout=timeout))
-
-
 def take(worker: Any, groups: Any, source: Any) -> Any:
     """A receiver's part; it writes to what it has got, which is its own."""
     value = worker.broadcast(None, groups, source)
@@ -87,10 +82,6 @@ def is_still_its_own(worker: Any) -> bool:
     value = worker.kept.pop("value")
     parts = value["parts"] if isinstance(value, dict) else [value]
     return all(bool((part == worker._rank).all()) for part in parts)
-
-
-def take_in_vain(worker: Any, groups: Any, source: Any) -> str:
-    return refused(lambda: worker.broadcast(None, groups, source))
 
 
 def kept_here(worker: Any) -> int:
@@ -124,18 +115,6 @@ def end_at_the_first_piece(worker: Any, number: int = signal.SIGKILL) -> None:
     Carrier.receive_tensor = receive_and_end  # type: ignore[method-assign]
 
 
-def end_when_one_has_left(worker: Any, number: int = signal.SIGKILL) -> None:
-    """The source ends as soon as the first piece has come through."""
-    send = Carrier.send_tensor
-
-    def send_and_end(self: Carrier, piece: memoryview, line: int, receiver: int | None = None) -> Any:
-        work = send(self, piece, line, receiver)
-        work._follow(lambda: os.kill(os.getpid(), number))
-        return work
-
-    Carrier.send_tensor = send_and_end  # type: ignore[method-assign]
-
-
 def pass_nothing_on(worker: Any) -> None:
     """What it should send to other nodes fails."""
     send = Carrier.send_tensor
@@ -148,23 +127,6 @@ def pass_nothing_on(worker: Any) -> None:
         return work
 
     Carrier.send_tensor = send_not  # type: ignore[method-assign]
-
-
-def have_no_room(worker: Any) -> None:
-    def make(self: _SegmentRoom, nbytes: int) -> None:
-        raise MemoryError("there is no room")
-
-    _SegmentRoom.__init__ = make  # type: ignore[method-assign]
-
-
-def open_nothing(worker: Any) -> None:
-    """The memory of its node cannot be opened here."""
-    from rlinf_async._messaging import inbox
-
-    def refuse(*facts: Any) -> Any:
-        raise TransferFailed("it is not there")
-
-    inbox.open_landed = refuse
 
 
 def pid(worker: Any) -> int:

@@ -6,7 +6,7 @@ import threading
 from typing import Any
 
 from rlinf_async._messaging.relay import Relay
-from rlinf_async._messaging.state.relay_plan import Job
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async.errors import ClosedError
 from rlinf_async.work import Work
 
@@ -27,8 +27,8 @@ class Link:
         self.error: Exception | None = None
         self.tensors: list[tuple[int, bytes, Work[None]]] = []
 
-    def send_tensor(self, tensor: bytes, line: int) -> Work[None]:
-        self.tensors.append((line, bytes(tensor), Sent()))
+    def send_tensor(self, tensor: bytes, stream_id: int) -> Work[None]:
+        self.tensors.append((stream_id, bytes(tensor), Sent()))
         return self.tensors[-1][2]
 
     @property
@@ -43,11 +43,11 @@ class Receiver:
         self.link = Link(node)
         self.said: list[tuple[Any, ...]] = []
 
-    def say(self, *words: Any) -> None:
+    def send_message(self, *words: Any) -> None:
         self.said.append(words)
 
     @property
-    def line(self) -> int:
+    def stream_id(self) -> int:
         """That it was told last."""
         return int([words[-1] for words in self.said if words[0] == "host"][-1])
 
@@ -56,7 +56,7 @@ class Receiver:
         return [words[0] for words in self.said]
 
 
-class Payload(Job):
+class Payload(RelayJob):
     """A payload whose bytes are its number; counts how often its memory is held."""
 
     def __init__(self, number: int, seconds: float = 60.0) -> None:
@@ -64,10 +64,10 @@ class Payload(Job):
         self.body = bytearray(NBYTES)
         self.holds = 0
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         self.holds += 1
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         assert self.holds
         self.holds -= 1
 
@@ -92,11 +92,11 @@ class Sender:
         self.relay = Relay(self, threading.RLock(), chain_from)
         self.plan = self.relay.plan
 
-    def appoint(self, receiver: Receiver, line: int) -> None:
-        receiver.say("host", line)
+    def appoint(self, receiver: Receiver, stream_id: int) -> None:
+        receiver.send_message("host", stream_id)
 
     def inform(self, receiver: Receiver, memory: Any, number: int) -> None:
-        receiver.say("hello", memory, number)
+        receiver.send_message("hello", memory, number)
 
     def end(self, receivers: Any, number: int, memory: Any, error: Exception | None) -> None:
         self.ended.append((list(receivers), number, memory, None if error is None else type(error).__name__))
@@ -114,16 +114,16 @@ class Sender:
             self.relay.act(self.plan.catch_up, receiver, self.latest)
 
     def room(self, receiver: Receiver, number: int) -> None:
-        self.relay.hear(receiver, "room", number, receiver.line)
+        self.relay.on_message(receiver, "room", number, receiver.stream_id)
 
-    def landed(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any, line: int) -> None:
-        self.relay.hear(receiver, "landed", number, failure, memory, line)
+    def landed(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any, stream_id: int) -> None:
+        self.relay.on_message(receiver, "landed", number, failure, memory, stream_id)
 
     def answer(self, receiver: Receiver, number: int, failure: bytes | None, memory: Any) -> None:
-        self.landed(receiver, number, failure, memory, receiver.line)
+        self.landed(receiver, number, failure, memory, receiver.stream_id)
 
-    def stuck(self, receiver: Receiver, line: int, failure: bytes) -> None:
-        self.relay.hear(receiver, "stuck", line, failure)
+    def stuck(self, receiver: Receiver, stream_id: int, failure: bytes) -> None:
+        self.relay.on_message(receiver, "stuck", stream_id, failure)
 
     def begin(self, number: int, *receivers: Receiver) -> Payload:
         payload = Payload(number)

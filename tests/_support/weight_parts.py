@@ -11,7 +11,7 @@ from rlinf_async.weights.links.socket_link import (
     SocketLink as SocketLink,
 )
 from rlinf_async.weights.links.store_mail import StoreMail as StoreMail
-from rlinf_async.weights.links.weight_link import Link as Link, Words as Words
+from rlinf_async.weights.links.weight_link import LinkMessage as LinkMessage, WeightLink as WeightLink
 from rlinf_async.weights.links.worker_link import WorkerLink as WorkerLink
 from rlinf_async.weights.memory.cuda import Cuda as Cuda
 from rlinf_async.weights.memory.leases import Leases as Leases
@@ -29,9 +29,8 @@ from rlinf_async.weights.model.gather import gather_buckets as gather_buckets
 from rlinf_async.weights.model.param_tree import name_of as name_of
 from rlinf_async.weights.model.places import Places as Places
 from rlinf_async.weights.model.writing import Update as Update
-from rlinf_async.weights.plane.delivery import Parcel as Parcel
-from rlinf_async.weights.plane.outlets import Outlets as Outlets
-from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle
-from rlinf_async.weights.state import words as words
+from rlinf_async.weights.plane.receiver_table import ReceiverTable as ReceiverTable
+from rlinf_async.weights.plane.sync_handle import SyncHandle as SyncHandle, WeightsMessage as WeightsMessage
+from rlinf_async.weights.state import messages as messages
 from rlinf_async.weights.transports.deliveries import SingleDelivery as SingleDelivery
-from rlinf_async.weights.waiting.bridge import Bridge as Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter as SyncAdapter

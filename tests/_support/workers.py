@@ -88,14 +88,6 @@ class Plain(Worker):
         time.sleep(seconds)
         return seconds
 
-    async def write_when_cancelled(self, path: str) -> None:
-        self.log.append("waiting")
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0.1)
-            Path(path).write_text("cleaned up")
-
     async def fail_after(self, seconds: float) -> None:
         try:
             await asyncio.sleep(seconds)
@@ -103,13 +95,6 @@ class Plain(Worker):
             self.cancelled = True
             raise
         raise ValueError("as told")
-
-    async def sleep_and_complain(self) -> None:
-        self.log.append("sleeping")
-        try:
-            await asyncio.sleep(60)
-        finally:
-            raise RuntimeError("not so fast")
 
     async def crowd(self) -> int:
         """The most calls of this method that were ever inside it at once."""
@@ -130,17 +115,6 @@ class Plain(Worker):
     def block_and_fail(self, seconds: float) -> None:
         time.sleep(seconds)
         raise ValueError("as told")
-
-    async def clean_up_slowly(self, seconds: float) -> None:
-        self.log.append("waiting")
-        try:
-            await asyncio.sleep(60)
-        finally:
-            try:
-                await asyncio.sleep(seconds)
-                self.log.append("cleaned")
-            except asyncio.CancelledError:
-                self.log.append("interrupted")
 
     async def stream_and_clean_up(self, seconds: float) -> Any:
         try:

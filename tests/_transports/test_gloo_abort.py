@@ -14,7 +14,7 @@ import torch
 from torch.distributed import HashStore, ProcessGroupGloo
 
 from rlinf_async._transports.gloo_abort import end_connections
-from rlinf_async._transports.tcp_connections import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import TcpConnection, is_named_in
 from tests._transports.test_tcp_connections import connected
 
 Groups = list[Any]
@@ -71,9 +71,9 @@ def test_other_connections_and_listeners_are_left_alone(groups: Groups) -> None:
 def test_connections_that_this_framework_has_made_are_left_alone(groups: Groups) -> None:
     store, pair = make()
     names = [store.get(f"0/{rank}") for rank in range(2)]
-    connection = Connection.find(lambda near, far: is_named_in(names[0], near) or is_named_in(names[1], near))
+    connection = TcpConnection.find(lambda near, far: is_named_in(names[0], near) or is_named_in(names[1], near))
     assert connection is not None
-    other = Connection.find(lambda near, far: (near, far) == (connection.far, connection.near))
+    other = TcpConnection.find(lambda near, far: (near, far) == (connection.far, connection.near))
     assert other is not None
     assert end_connections() == 1  # the other end has ended with it
     tensor = torch.zeros(1)

@@ -16,9 +16,9 @@ import torch
 
 from rlinf_async._transports.gloo_link import GlooLink
 from rlinf_async._transports.gloo_pair import GlooPair
-from rlinf_async._transports.memory import Place
-from rlinf_async._transports.tcp_connections import Connection, connections
-from rlinf_async._transports.transfer import MemoryReceiving
+from rlinf_async._transports.memory import GivenMemory
+from rlinf_async._transports.tcp_connections import TcpConnection, connections
+from rlinf_async._transports.transfer import MemoryReceive
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 from tests._support.linked_pairs import Couple, couple
@@ -113,7 +113,7 @@ def test_a_send_is_done_when_its_memory_may_be_mutated_and_what_is_received_is_t
 @pytest.mark.parametrize("nbytes", [MiB, 9 * MiB + 3])
 def test_what_has_a_place_of_its_own_comes_to_stand_there(links: Couple, nbytes: int) -> None:
     memory = memoryview(bytearray(nbytes))
-    sent, received = links.near.send(1, [pattern(nbytes)]), links.far.receive_in(1, [nbytes], Place(memory))
+    sent, received = links.near.send(1, [pattern(nbytes)]), links.far.receive_in(1, [nbytes], GivenMemory(memory))
     [got] = received.wait(5)
     sent.wait(5)
     assert got is memory
@@ -122,7 +122,7 @@ def test_what_has_a_place_of_its_own_comes_to_stand_there(links: Couple, nbytes:
 
 def test_a_place_of_another_size_is_left_alone(links: Couple) -> None:
     memory = memoryview(bytearray(2 * MiB))
-    sent, received = links.near.send(1, [pattern(MiB)]), links.far.receive_in(1, [MiB], Place(memory))
+    sent, received = links.near.send(1, [pattern(MiB)]), links.far.receive_in(1, [MiB], GivenMemory(memory))
     assert received.wait(5) == [pattern(MiB)]
     sent.wait(5)
     assert not any(memory)
@@ -208,11 +208,11 @@ def test_a_receiver_without_memory_fails_on_both_sides_and_the_pair_goes_on(
 ) -> None:
     exchange(links, 1)
 
-    def allocate(self: MemoryReceiving) -> None:
+    def allocate(self: MemoryReceive) -> None:
         raise MemoryError("no memory for 1.0 MiB")
 
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryReceiving, "allocate", allocate)
+        patch.setattr(MemoryReceive, "allocate", allocate)
         sent, received = links.near.send(2, [pattern(MiB)]), links.far.receive(2, [MiB])
         assert isinstance(error_of(received), MemoryError)
         assert "no memory for 1.0 MiB" in str(error_of(sent))
@@ -249,8 +249,8 @@ def test_connections_that_break_one_after_the_other_are_an_error_on_both_sides(
 
 def end_every_connection() -> None:
     """As a network would: those who hold one learn of it as they would there."""
-    with Connection._lock:
-        held = set(Connection._held)
+    with TcpConnection._lock:
+        held = set(TcpConnection._held)
     for duplicate in connections():
         with duplicate:
             if (duplicate.getsockname(), duplicate.getpeername()) in held:
@@ -350,7 +350,7 @@ def test_what_is_unheard_of_is_refused(links: Couple) -> None:
 
 
 def test_a_pair_that_cannot_be_ended_is_not_used(links: Couple, monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(self: GlooPair) -> Connection:
+    def find(self: GlooPair) -> TcpConnection:
         raise TransferFailed("the connection that Gloo has made is not among the files of this process")
 
     monkeypatch.setattr(GlooPair, "_find_connection", find)

@@ -119,6 +119,7 @@ def test_discards_at_random_moments_leave_nothing_and_the_next_exchange_works(fo
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.namespaces
 def test_a_link_that_goes_down_in_mid_transfer_leaves_the_next_exchange_working(
     fake_hosts: Callable[..., FakeHosts],

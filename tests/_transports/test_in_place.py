@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async._core.segment import write_segment
 from rlinf_async._transports.in_place import describe, difference, fill, is_tensor, memory_of
-from rlinf_async._transports.shared_memory import Segment
+from rlinf_async._transports.shared_memory import SharedSegment
 
 TENSORS = [
     torch.arange(6.0).reshape(2, 3),
@@ -24,8 +24,8 @@ TENSORS = [
 ]
 
 
-def segment(memory: memoryview) -> Segment:
-    return Segment(write_segment([memory], memory.nbytes), memory.nbytes)
+def segment(memory: memoryview) -> SharedSegment:
+    return SharedSegment(write_segment([memory], memory.nbytes), memory.nbytes)
 
 
 @pytest.mark.parametrize("tensor", TENSORS)

@@ -16,15 +16,15 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from rlinf_async._transports.open_transfers import _MAX_TRIES
-from rlinf_async._transports.pair import Owner, Pair
+from rlinf_async._transports.pair import Pair, PairOwner
 from rlinf_async._transports.paired import PairedLink
 from rlinf_async._transports.tcp_connections import Address
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
 
-class WordSending(Sending):
+class WordSending(SendTransfer):
     def __init__(self, number: int, words: Sequence[str]) -> None:
         super().__init__(number, [len(words)])
         self.words = list(words)
@@ -33,7 +33,7 @@ class WordSending(Sending):
         raise NotImplementedError
 
 
-class WordReceiving(Receiving[str]):
+class WordReceiving(ReceiveTransfer[str]):
     def allocate(self) -> None:
         self.chunks = [torch.empty(0)] * self.nbytes
         self.buffers = [""] * self.nbytes
@@ -44,7 +44,7 @@ class Half(Pair):
 
     names = itertools.count()
 
-    def __init__(self, owner: Owner, first: bool, network: dict[str, Half]) -> None:
+    def __init__(self, owner: PairOwner, first: bool, network: dict[str, Half]) -> None:
         self.owner, self.first, self.network = owner, first, network
         self.name = f"half {next(self.names)}"
         self.is_open, self.partner = True, ""
@@ -70,11 +70,11 @@ class Half(Pair):
         assert not self.first
         self.partner = address[0]
 
-    def receive(self, receiving: Receiving[Any]) -> None:
+    def receive(self, receiving: ReceiveTransfer[Any]) -> None:
         assert isinstance(receiving, WordReceiving)
         self.asked.append(receiving)
 
-    def send(self, sending: Sending, tag: int, start: int) -> None:
+    def send(self, sending: SendTransfer, tag: int, start: int) -> None:
         assert isinstance(sending, WordSending)
         self.unsent.append((sending, tag, start))
 
@@ -149,10 +149,10 @@ class WordLink(PairedLink[str]):
     def _make_pair(self) -> Pair:
         return Half(self, self._first, self.network)
 
-    def _make_sending(self, number: int, buffers: Sequence[str]) -> Sending:
+    def _make_sending(self, number: int, buffers: Sequence[str]) -> SendTransfer:
         return WordSending(number, buffers)
 
-    def _make_receiving(self, number: int, sizes: Sequence[int]) -> Receiving[str]:
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> ReceiveTransfer[str]:
         return WordReceiving(number, sizes)
 
 
@@ -303,7 +303,7 @@ class TwoLinks(RuleBasedStateMachine):
         for link in self.links:
             left = link._open_transfers
             assert [*left.sendings, *left.receivings, *left._requests] == []
-            assert self.way_was_lost or not (left._unwanted or left._withdrawn or left._given_up)
+            assert self.way_was_lost or not (left._unwanted or left._withdrawn or left._abandoned)
         self.the_next_exchange_works()
 
     def check(self, side: int, number: int, sent: Work[None], received: Work[list[str]]) -> None:
@@ -409,7 +409,7 @@ class NoRoom(WordReceiving):
         raise RuntimeError("CUDA error: out of memory")  # of pinned memory, which is no MemoryError
 
 
-def test_a_transfer_for_which_no_room_can_be_made_is_given_up_and_the_peer_is_told() -> None:
+def test_a_transfer_for_which_no_room_can_be_made_is_abandoned_and_the_peer_is_told() -> None:
     told: list[Any] = []
     link = WordLink(told.append, True, {})
     receiving = NoRoom(7, [WORDS])

@@ -107,7 +107,7 @@ def test_warm_memory_takes_no_more_of_the_budget(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("size", [1, 40_000, 300_000, 3_000_000])
 def test_a_segment_is_opened_as_memory_of_its_receivers_own(size: int) -> None:
     fd = write_segment([b"x" * size], size)
-    segment = shared_memory.Segment(os.dup(fd), size)
+    segment = shared_memory.SharedSegment(os.dup(fd), size)
     memory = segment.open()
     memory[0] = 7
     target = memoryview(bytearray(size))
@@ -121,14 +121,14 @@ def test_a_segment_is_opened_as_memory_of_its_receivers_own(size: int) -> None:
 
 def test_a_segment_that_is_forgotten_is_closed() -> None:
     fd = write_segment([b"x" * 10], 10)
-    segment = shared_memory.Segment(fd, 10)
+    segment = shared_memory.SharedSegment(fd, 10)
     del segment
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(fd)
 
 
 def test_a_segment_that_is_smaller_than_was_said_is_an_error_not_a_hang() -> None:
-    segment = shared_memory.Segment(write_segment([b"x" * 10], 10), 20)
+    segment = shared_memory.SharedSegment(write_segment([b"x" * 10], 10), 20)
     with pytest.raises(SerializationError, match="was said to have 20 bytes and has 10"):
         segment.open()
     segment.close()

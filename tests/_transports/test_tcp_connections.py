@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async._transports.tcp_connections import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import TcpConnection, is_named_in
 from rlinf_async.errors import TransferFailed
 
 
@@ -28,7 +28,7 @@ def connected(count: int = 1) -> Iterator[list[tuple[socket.socket, socket.socke
 def test_the_one_connection_that_is_wanted_is_found_and_ended_on_both_sides() -> None:
     with connected(3) as pairs:
         near, far = pairs[1]
-        connection = Connection.find(lambda found, _: found == near.getsockname())
+        connection = TcpConnection.find(lambda found, _: found == near.getsockname())
         assert connection is not None
         assert (connection.near, connection.far) == (near.getsockname(), far.getsockname())
         connection.end()
@@ -40,20 +40,20 @@ def test_the_one_connection_that_is_wanted_is_found_and_ended_on_both_sides() ->
 def test_what_is_held_is_not_found_again_before_it_is_ended() -> None:
     with connected() as [(near, _)]:
         own = near.getsockname()
-        connection = Connection.find(lambda found, _: found == own)
+        connection = TcpConnection.find(lambda found, _: found == own)
         assert connection is not None
-        assert Connection.find(lambda found, _: found == own) is None
+        assert TcpConnection.find(lambda found, _: found == own) is None
         connection.end()
         connection.end()
-        assert Connection._held == set()
+        assert TcpConnection._held == set()
 
 
 def test_several_that_could_be_meant_are_an_error() -> None:
     with connected(2) as pairs:
         to = pairs[0][0].getpeername()
         with pytest.raises(TransferFailed, match="2 new connections"):
-            Connection.find(lambda _, far: far == to)
-        assert Connection._held == set()
+            TcpConnection.find(lambda _, far: far == to)
+        assert TcpConnection._held == set()
 
 
 def test_listeners_ended_connections_and_other_sockets_are_left_alone() -> None:
@@ -61,7 +61,7 @@ def test_listeners_ended_connections_and_other_sockets_are_left_alone() -> None:
     with connected(2) as pairs, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
         datagrams.connect(pairs[0][0].getpeername())
         pairs[0][0].shutdown(socket.SHUT_RDWR)
-        Connection.find(lambda near, far: bool(seen.append((near, far))))  # type: ignore[func-returns-value]
+        TcpConnection.find(lambda near, far: bool(seen.append((near, far))))  # type: ignore[func-returns-value]
         ours = pairs[1][0].getsockname(), pairs[1][0].getpeername()
         assert ours in seen
         assert (pairs[0][0].getsockname(), pairs[0][0].getpeername()) not in seen

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rlinf_async._transports.memory import WarmMemory
-from rlinf_async._transports.transfer import CHUNK_BYTES, MemoryReceiving, MemorySending
+from rlinf_async._transports.transfer import CHUNK_BYTES, MemoryReceive, MemorySend
 
 SIZES = st.lists(
     st.one_of(
@@ -26,8 +26,8 @@ def fill(size: int, salt: int) -> bytes:
 @settings(max_examples=60, derandomize=True, deadline=None)
 def test_parcels_copied_one_by_one_carry_every_buffer_to_its_place(sizes: list[int], read_only: bool) -> None:
     contents = [fill(size, salt) for salt, size in enumerate(sizes)]
-    sending = MemorySending(1, [memoryview(each if read_only else bytearray(each)) for each in contents])
-    receiving = MemoryReceiving(1, sizes, WarmMemory())
+    sending = MemorySend(1, [memoryview(each if read_only else bytearray(each)) for each in contents])
+    receiving = MemoryReceive(1, sizes, WarmMemory())
     receiving.allocate()
     chunks = sending.chunks()
     assert [len(chunk) for chunk in chunks] == [len(chunk) for chunk in receiving.chunks]
@@ -42,14 +42,14 @@ def test_parcels_copied_one_by_one_carry_every_buffer_to_its_place(sizes: list[i
 
 def test_large_buffers_are_sent_from_where_they_are_and_small_ones_in_one_parcel() -> None:
     large, small = bytearray(CHUNK_BYTES), [bytearray(100) for _ in range(50)]
-    chunks = MemorySending(1, [*map(memoryview, small), memoryview(large)]).chunks()
+    chunks = MemorySend(1, [*map(memoryview, small), memoryview(large)]).chunks()
     assert [len(chunk) for chunk in chunks] == [CHUNK_BYTES, 50 * 128]
     assert chunks[0].data_ptr() == torch.frombuffer(large, dtype=torch.uint8).data_ptr()
 
 
 def test_every_buffer_stands_where_any_tensor_can() -> None:
     sizes = [1, 8, 63, 65, 70_000, 7]
-    receiving = MemoryReceiving(1, sizes)
+    receiving = MemoryReceive(1, sizes)
     receiving.allocate()
     offsets = [torch.frombuffer(buffer, dtype=torch.uint8).data_ptr() for buffer in receiving.buffers]
     small = [offset for offset, size in zip(offsets, sizes, strict=True) if size < 65_536]
@@ -57,4 +57,4 @@ def test_every_buffer_stands_where_any_tensor_can() -> None:
 
 
 def test_a_transfer_says_what_it_is() -> None:
-    assert MemoryReceiving(7, [3 << 20])._describe() == "transfer 7 [3.0 MiB] from worker to worker"
+    assert MemoryReceive(7, [3 << 20])._describe() == "transfer 7 [3.0 MiB] from worker to worker"

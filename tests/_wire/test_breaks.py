@@ -14,7 +14,7 @@ from rlinf_async._core import frames
 from rlinf_async._core.resend import ACK_FRAMES
 from rlinf_async._core.segment import write_segment
 from rlinf_async._wire.direct_sockets import DirectSockets
-from rlinf_async._wire.reading.arbiter import ReadArbiter
+from rlinf_async._wire.reading.idle_reader import ReadArbiter
 from rlinf_async._wire.unix import Connection
 
 EXPECTED = 0.05

@@ -16,7 +16,7 @@ import pytest
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameReader, pack
 from rlinf_async._core.resend import Incoming
-from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, SendBuffer, State, close_all
+from rlinf_async._wire.send_buffer import MAX_FDS_PER_CALL, SendBuffer, WriteState, close_all
 
 
 class Moody(socket.socket):
@@ -53,7 +53,7 @@ def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Mood
         buffer.add(bytes([number]) * 10, (), on_sent=lambda number=number: told.append(number))
     assert buffer.nbytes == 50
     assert buffer.take_callbacks() == []
-    assert buffer.write_to(ends[0]) is State.EMPTY
+    assert buffer.write_to(ends[0]) is WriteState.EMPTY
     for tell in buffer.take_callbacks():
         tell()
     assert told == [0, 1, 2, 3, 4]
@@ -64,11 +64,11 @@ def test_what_is_small_leaves_together_and_its_senders_are_told(ends: tuple[Mood
 def test_a_full_socket_keeps_the_rest_for_later(ends: tuple[Moody, socket.socket]) -> None:
     buffer = SendBuffer()
     buffer.add(bytes(8 << 20), (), on_sent=lambda: None)
-    assert buffer.write_to(ends[0]) is State.FULL
+    assert buffer.write_to(ends[0]) is WriteState.FULL
     assert 0 < buffer.nbytes < 8 << 20
     assert buffer.take_callbacks() == []
     received = 0
-    while buffer.write_to(ends[0]) is State.FULL:
+    while buffer.write_to(ends[0]) is WriteState.FULL:
         received += len(ends[1].recv(1 << 20))
     assert len(buffer.take_callbacks()) == 1
     while received < 8 << 20:
@@ -82,7 +82,7 @@ def test_a_kernel_that_is_short_of_something_loses_no_frame(ends: tuple[Moody, s
     reading, writing = os.pipe()
     buffer.add(b"with", [reading])
     buffer.add(b" company", ())
-    assert [buffer.write_to(ends[0]) for _ in range(3)] == [State.SHORT, State.SHORT, State.EMPTY]
+    assert [buffer.write_to(ends[0]) for _ in range(3)] == [WriteState.SHORT, WriteState.SHORT, WriteState.EMPTY]
     data, fds, _, _ = socket.recv_fds(ends[1], 100, MAX_FDS_PER_CALL)
     assert data == b"with company"
     assert len(fds) == 1
@@ -130,7 +130,7 @@ def test_what_never_leaves_is_closed_and_nobody_told(ends: tuple[Moody, socket.s
     reading, writing = os.pipe()
     buffer.add(b"never", [reading], on_sent=lambda: None)
     ends[1].close()
-    assert buffer.write_to(ends[0]) is State.GONE
+    assert buffer.write_to(ends[0]) is WriteState.GONE
     buffer.drop()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(reading)

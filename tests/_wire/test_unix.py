@@ -89,16 +89,6 @@ async def test_descriptors_arrive_with_their_own_frame(ends: tuple[End, End]) ->
             os.close(fd)
 
 
-async def test_a_full_socket_loses_nothing(ends: tuple[End, End]) -> None:
-    a, b = ends
-    body = bytes(20_000)
-    for number in range(500):
-        a.connection.send((frames.REPLY, 0, 1, 2, number, 0, 0, body))
-    await b.until(500)
-    assert [frame[4] for frame, _ in b.frames] == list(range(500))
-    assert not asyncio.get_running_loop().remove_writer(a.sock.fileno()), "the loop does not spin once all has left"
-
-
 async def test_other_threads_may_send(ends: tuple[End, End]) -> None:
     a, b = ends
 
@@ -262,17 +252,6 @@ async def test_it_is_said_when_the_kernel_has_a_frame_and_not_before(
     assert 0 < (len(left) - 1) * len(large) <= a.sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
     await b.until(21)
     assert left == list(range(21))
-
-
-async def test_nothing_is_said_of_a_frame_that_never_leaves(ends: tuple[End, End]) -> None:
-    a, b = ends
-    left: list[int] = []
-    b.connection.close()
-    a.connection.send(signal_frame(0), on_sent=lambda: left.append(0))
-    a.connection.close()
-    a.connection.send(signal_frame(1), on_sent=lambda: left.append(1))
-    await asyncio.sleep(0)
-    assert left == []
 
 
 async def test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for(ends: tuple[End, End]) -> None:

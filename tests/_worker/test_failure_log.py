@@ -16,12 +16,6 @@ from tests._support.workers import Plain
 pytestmark = pytest.mark.shared_cluster
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with Cluster(num_nodes=1, log_to_driver=False) as cluster:
-        yield cluster
-
-
 @pytest.fixture
 def one(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Any]:
     group = Plain.create_group().launch(cluster, name=request.node.name).wait_ready()

@@ -75,17 +75,16 @@ BROADCASTS = ("two_nodes_broadcast_1MiB",)
 WEIGHTS = ("many_64MiB_1_copy", "mlp_100KiB_1_copy", "two_nodes_llm_64MiB_1_map")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bench", "only", "cases"),
     [
-        ("bench_call", CALLS, 4),
-        ("bench_launch", LAUNCHES, 6),
         ("bench_send", SENDS, 3),
-        ("bench_channel", CHANNELS, 3),
-        ("bench_broadcast", BROADCASTS, 1),
-        ("bench_weights", WEIGHTS, 8),
-        ("bench_cockpit", ("status",), 2),
+        pytest.param("bench_call", CALLS, 4, marks=pytest.mark.slow),
+        pytest.param("bench_launch", LAUNCHES, 6, marks=pytest.mark.slow),
+        pytest.param("bench_channel", CHANNELS, 3, marks=pytest.mark.slow),
+        pytest.param("bench_broadcast", BROADCASTS, 1, marks=pytest.mark.slow),
+        pytest.param("bench_weights", WEIGHTS, 8, marks=pytest.mark.slow),
+        pytest.param("bench_cockpit", ("status",), 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_quick_run_prints_a_valid_row_for_each_of_its_cases(bench: str, only: tuple[str, ...], cases: int) -> None:

@@ -45,36 +45,6 @@ def test_puts_that_wait_for_room_end_with_the_channel(users: Any, place: dict[st
         channel.get(timeout=5)
 
 
-def test_producers_end_when_the_consumer_ends_early_and_what_was_put_is_got_or_present(
-    users: Any, place: dict[str, Any]
-) -> None:
-    channel = Channel.create("bounded", maxsize=4, **place)
-    producing = users.put_until_closed(channel, 4, 10)
-    got = [channel.get() for _ in range(10)]
-    channel.close()
-    counts, refused = zip(*producing.wait(), strict=True)
-    assert all(refused)
-    while True:
-        try:
-            got.append(channel.get(timeout=5))
-        except EndOfChannel:
-            break
-    assert len(got) == sum(sum(of_rank) for of_rank in counts)
-
-
-@pytest.mark.parametrize("how", WAYS, ids=["plain", "discard"])
-def test_gets_that_wait_are_woken(users: Any, place: dict[str, Any], how: dict[str, Any]) -> None:
-    channel = Channel.create("empty", **place)
-    users.ask(channel, "get").wait()
-    users.ask(channel, "get_batch", 5).wait()
-    waiting = channel.get(async_op=True)
-    users.call(channel, "empty").wait()
-    channel.close(**how)
-    assert users.take_refusals().wait() == [["EndOfChannel"] * 2] * 3
-    with pytest.raises(EndOfChannel, match="channel 'empty' is closed; nothing is left to get there"):
-        waiting.wait(5)
-
-
 @pytest.mark.parametrize("discard", ["no", 1, None])
 def test_discard_is_a_bool_and_anything_else_closes_nothing(place: dict[str, Any], discard: Any) -> None:
     with Channel.create("kept", **place) as channel:
@@ -82,24 +52,6 @@ def test_discard_is_a_bool_and_anything_else_closes_nothing(place: dict[str, Any
         with pytest.raises(TypeError, match=r"close\(discard=\) of channel 'kept' takes True or False, got "):
             channel.close(discard=discard)
         assert channel.get() == "in"
-
-
-def test_what_is_queued_and_gathered_is_discarded(users: Any, place: dict[str, Any]) -> None:
-    channel = Channel.create("discarded", **place)
-    for number in range(200):
-        channel.put(number, weight=1)
-    channel.put("alone", weight=1, key="batch")
-    users[1].ask(channel, "get_batch", 5, key="batch").wait()
-    users[1].call(channel, "empty", "batch").wait()
-    assert users[0].get_all(channel, 40).wait() == [list(range(40))]
-    channel.close(discard=True)
-    assert users[1].take_refusals().wait() == [["EndOfChannel"]]
-    for user in users[0], users[1], users[2]:
-        with pytest.raises(EndOfChannel, match="channel 'discarded' is closed"):
-            user.call(channel, "get").wait()
-        with pytest.raises(ClosedError, match="channel 'discarded' is closed"):
-            user.call(channel, "put", "x").wait()
-        assert user.call(channel, "qsize").wait() == [0]
 
 
 async def test_a_put_that_is_under_way_stays_with_the_channel_that_it_was_meant_for(cluster: Cluster) -> None:
@@ -225,14 +177,6 @@ def test_what_a_worker_passed_on_before_it_existed_outlives_the_worker_or_ends_w
     group.close()
     with pytest.raises(ClosedError):
         early.get(timeout=5)
-
-
-def test_numbers_rise_by_one_in_the_whole_run(cluster: Cluster, users: Any, place: dict[str, Any]) -> None:
-    numbers = []
-    for user in users[0], users[2], users[1]:
-        with user.create("numbered", **place).wait()[0] as channel:
-            numbers.append(cluster.status(channel._roster["nodes"][0])["channels"]["numbered"]["number"])
-    assert numbers == list(range(numbers[0], numbers[0] + 3))
 
 
 async def test_who_makes_channel_after_channel_keeps_nothing_of_those_that_are_closed(cluster: Cluster) -> None:

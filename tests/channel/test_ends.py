@@ -86,14 +86,6 @@ def test_a_daemon_at_its_limit_of_open_files_says_so_and_loses_nothing(cluster: 
         assert channel.get() == "small"
 
 
-def test_an_open_batch_gets_what_there_is_at_the_end(cluster: Cluster, users: Any) -> None:
-    channel = Channel.create("ending")
-    batch = users[0].acall(channel, "get_batch", 10)
-    channel.put("a", weight=1)
-    channel.close()
-    assert batch.wait() == [["a"]]
-
-
 async def test_closing_the_cluster_ends_what_waits() -> None:
     async with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         channel = await Channel.create("open", cluster=cluster)
@@ -114,16 +106,6 @@ def test_what_a_coroutine_has_put_does_not_wait_for_a_blocking_method(channel: C
     assert users[0].take().wait() == [[None]]
 
 
-def test_a_put_that_fails_unheard_is_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
-    with Channel.create("unheard", max_bytes=1000) as channel:
-        channel.put(bytes(2000), async_op=True)
-        channel.qsize()  # its answer comes behind that of the put
-        gc.collect()
-    assert (
-        "put() to channel 'unheard' on node 0 (key 'default_queue') failed, and nobody asked: ValueError" in caplog.text
-    )
-
-
 def test_whoever_gives_up_leaves_the_item(channel: Channel, users: Any) -> None:
     for user in users[0], users[2]:
         assert user.wait_and_give_up(channel, 0.01).wait() == ["gave up"]
@@ -140,14 +122,6 @@ def test_an_item_whose_consumer_is_cancelled_before_it_resumes_goes_back(channel
         work = channel.get(async_op=True)
         assert work.wait() == "a"
         assert work.redelivered
-
-
-def test_an_item_that_everybody_has_forgotten_goes_back(channel: Channel, users: Any) -> None:
-    users[1].ask(channel, "get").wait()
-    channel.put(torch.ones(20_000))
-    users[1].arrived().wait()
-    users[1].forget().wait()
-    assert torch.equal(channel.get(timeout=5), torch.ones(20_000))
 
 
 @pytest.mark.parametrize("is_local", [False, True])

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from rlinf_async import Channel, ClosedError, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
+from rlinf_async import Channel, Cluster, DeadlineExceeded, SerializationError, WeightedItem, Work
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -24,15 +24,6 @@ def test_items_come_out_in_order_wherever_producer_and_consumer_are(channel: Cha
             put = users[producer].put_all(channel, items)
             assert users[consumer].get_all(channel, 20).wait() == [items]
             put.wait()
-
-
-def test_the_driver_puts_and_gets_too(channel: Channel, users: Any) -> None:
-    got = users[2].get_all(channel, 2)
-    channel.put("a")
-    channel.put({"b": torch.ones(3)})
-    assert str(got.wait()) == str([["a", {"b": torch.ones(3)}]])
-    users[1].put_all(channel, ["c"]).wait()
-    assert channel.get() == "c"
 
 
 def test_every_way_of_calling_gives_the_same(channel: Channel, users: Any) -> None:
@@ -68,19 +59,6 @@ async def test_in_a_coroutine_of_the_driver_everything_is_a_work() -> None:
         assert got.result() == ["c", "d"]
 
 
-def test_the_truth_of_a_work_is_an_error_whether_it_is_done_or_not(channel: Channel) -> None:
-    work = channel.get(async_op=True)
-    said = (
-        r"get\(\) from channel 'channel-\d' .* is a Work and not its result: `await channel.get\(\)` \(or `.wait\(\)`\)"
-    )
-    with pytest.raises(TypeError, match=said):
-        bool(work)
-    channel.put("x")
-    assert work.wait() == "x"
-    with pytest.raises(TypeError, match=said):
-        bool(work)
-
-
 def test_questions_are_answered_with_what_has_been_put_before(channel: Channel, users: Any) -> None:
     assert (channel.qsize(), channel.empty(), channel.full()) == (0, True, False)
     channel.put("a", weight=2)
@@ -96,15 +74,6 @@ def test_questions_are_answered_with_what_has_been_put_before(channel: Channel, 
     assert channel.qsize() == 2
     channel.get()
     channel.get()
-
-
-def test_keys_are_what_a_dict_takes_them_for(channel: Channel) -> None:
-    for key, same in ((1, True), (("a", 1), ("a", 1.0)), (None, None), (frozenset("ab"), frozenset("ba"))):
-        channel.put(repr(key), key=key)
-        assert channel.qsize(same) == 1
-        assert channel.get(key=same) == repr(key)
-    with pytest.raises(TypeError, match="unhashable"):
-        channel.put("x", key=["a"])
 
 
 def test_a_full_key_holds_up_its_own_producers_only(one: Channel, users: Any) -> None:
@@ -134,18 +103,6 @@ def test_nowait_raises_what_asyncio_raises(one: Channel, users: Any, way: str) -
         one.get_nowait()
 
 
-def test_batches_follow_their_weights(channel: Channel) -> None:
-    for weight in (1, 2, 3, 4):
-        channel.put(weight, weight)
-    assert channel.get_batch(3) == [1, 2]
-    assert channel.get_batch(6) == [3]
-    with pytest.raises(ValueError, match=r"weighs 4, which is more than get_batch's target_weight 3"):
-        channel.get_batch(3)
-    assert channel.get() == 4
-    with pytest.raises(ValueError, match=r"target_weight= takes a whole number from 0 .*, got -1"):
-        channel.get_batch(-1)
-
-
 def test_large_items_arrive_whole_and_belong_to_the_consumer(channel: Channel, users: Any) -> None:
     tensor = torch.arange(1 << 20)
     channel.put([tensor, tensor[:10].clone(), "small"], weight=1)
@@ -165,17 +122,6 @@ def test_a_deadline_says_what_was_awaited_and_takes_nothing(channel: Channel, us
                 getattr(user, way)(channel, "get", "k", timeout=0.01).wait()
     channel.put("later", key="k")
     assert channel.get("k", timeout=5) == "later"
-
-
-def test_a_put_that_is_too_late_leaves_nothing(one: Channel) -> None:
-    one.put("a")
-    with pytest.raises(DeadlineExceeded, match=r"put\(\) to channel 'one' on node 0 .* was not done within 0.01 s"):
-        one.put("b", timeout=0.01)
-    work = one.put("c", async_op=True, timeout=0)
-    with pytest.raises(DeadlineExceeded, match=r"was not done within 0 s"):
-        work.wait(30)
-    assert one.get() == "a"
-    assert one.empty()
 
 
 def test_what_cannot_travel_is_named_and_nothing_is_put(channel: Channel) -> None:
@@ -227,34 +173,3 @@ def held_by(process: psutil.Process) -> int:
         except FileNotFoundError:
             continue
     return int(process.memory_info().rss) + sum(segments.values())
-
-
-def test_an_item_that_can_never_enter_is_an_error(cluster: Cluster, users: Any) -> None:
-    with Channel.create("small", max_bytes=1000) as channel:
-        with pytest.raises(ValueError, match=r"can never enter channel 'small', whose items may have 1000 bytes"):
-            users[2].call(channel, "put", bytes(1001)).wait()
-        channel.put(bytes(500))
-        assert len(channel.get()) == 500
-
-
-def test_the_ledger_of_a_channel_is_closed(cluster: Cluster, users: Any) -> None:
-    for options in ({}, {"distributed": True}, {"local": True}):
-        channel = Channel.create("counted", **options)
-        for number in range(6):
-            channel.put(number, key=("env", number % 2))
-        assert channel.get(key=("env", 0)) == 0
-        if "local" not in options:
-            assert users[2].call(channel, "get", key=("env", 1)).wait() == [1]
-        else:
-            channel.get(key=("env", 1))
-        while (stats := channel.stats()).got < 2:
-            pass
-        assert (stats.put, stats.got, stats.dropped, stats.present) == (6, 2, {}, 4)
-        assert stats.keys == {("env", 0): (3, 1, 2), ("env", 1): (3, 1, 2)}
-        channel.close()
-        if "distributed" not in options:
-            assert channel.stats().present == 4
-        channel.close(discard=True)
-        if "local" not in options:
-            with pytest.raises(ClosedError, match="channel 'counted': it is closed, and everything in it"):
-                channel.stats()

@@ -140,35 +140,6 @@ def test_a_killed_holder_has_what_it_confirmed_and_the_rest_goes_to_the_next(clu
     group.close()
 
 
-def test_a_lease_that_lasts_too_long_goes_to_others_and_its_holder_hears_so(channel: Channel, holders: Any) -> None:
-    fill(channel, 2)
-    outlived = holders.hold_and_outlive(channel, 1, 0.2)
-    lost = outlived.wait()
-    assert all(
-        text.startswith(f"the lease of channel '{channel.name}' is over, and its items have gone") for text in lost
-    )
-    assert channel.get_many(2) == [0, 1]
-    fill(channel, 1)
-    assert holders[0].hold(channel, 1, timeout=60).wait() == [[0]]
-
-
-def test_leases_of_a_closed_channel_come_back_to_those_who_wait_for_its_end(cluster: Cluster, holders: Any) -> None:
-    with Channel.create("ending", cluster=cluster) as channel:
-        fill(channel, 1)
-        lease = channel.lease()
-        assert lease.__enter__() == [0]
-        channel.close()
-        taking = holders[0].hold(channel, 1)
-        assert not taking.done()
-        lease.__exit__(LookupError, LookupError(), None)
-        assert taking.wait() == [[0]]
-    with Channel.create("discarded", cluster=cluster) as channel:
-        fill(channel, 1)
-        with channel.lease() as items:
-            channel.close(discard=True)
-        assert items == [0]
-
-
 def test_what_a_lease_cannot_take_is_said_at_once(channel: Channel) -> None:
     for arguments, error in (
         ((0,), r"lease\(\) of channel '.*': n= takes a whole number from 1"),
@@ -211,28 +182,6 @@ def test_a_killed_loop_has_what_it_began_with_and_no_more(cluster: Cluster, node
             group.begin_and_be(channel, 7, window, signal.SIGKILL).wait()
         assert channel.get_many(33) == list(range(7, 40))
     group.close()
-
-
-def test_loops_in_turn_have_everything_once_in_order(channel: Channel, holders: Any) -> None:
-    fill(channel, 60)
-    found = [item for _ in range(6) for rank in (0, 1) for item in holders[rank].begin(channel, 5).wait()[0]]
-    assert found == list(range(60))
-
-
-def test_where_others_get_too_a_loop_holds_nothing_that_it_has_not_begun_with(channel: Channel, holders: Any) -> None:
-    fill(channel, 10)
-    items = iter(channel)
-    assert [next(items) for _ in range(3)] == [0, 1, 2]
-    assert holders[1].call(channel, "get").wait() == [3]
-    deadline = time.monotonic() + 5
-    while channel.qsize() < 6 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert channel.qsize() == 6
-    assert next(items) == 4
-    assert channel.qsize() == 5
-    own = iter(channel)
-    assert [next(own), next(items), next(own)] == [5, 6, 7]
-    channel.drain()
 
 
 def test_a_window_is_a_whole_number(channel: Channel) -> None:

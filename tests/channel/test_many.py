@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import collections
-import functools
-import gc
 import os
-import random
 import signal
-import threading
 from collections.abc import Callable
-from typing import Any, assert_type
+from typing import Any
 
 import pytest
-import torch
 
-from rlinf_async import Channel, Cluster, DeadlineExceeded, EndOfChannel, Work
+from rlinf_async import Channel, Cluster, EndOfChannel
 from tests._support.channel_workers import launch_mortal
 
 pytestmark = pytest.mark.shared_cluster
@@ -41,47 +35,11 @@ def test_every_way_of_calling_gives_the_same(channel: Channel, users: Any) -> No
             assert getattr(user, way)(channel, "get_many", 2, key="key", wait=False).wait() == [[]]
 
 
-def test_so_many_are_waited_for_and_what_is_there_is_not(channel: Channel, users: Any) -> None:
-    many = channel.get_many(3, async_op=True)
-    assert_type(many, Work[list[Any]])
-    fill(channel, 2)
-    assert channel.qsize() == 0  # they are gathered
-    assert channel.get_many(5, wait=False) == channel.drain() == []
-    assert not many.done()
-    channel.put("third")
-    assert many.wait() == [0, 1, "third"]
-
-
 @pytest.mark.parametrize("count", [1, 5000])
 def test_all_that_another_has_put_is_there_when_it_says_so(channel: Channel, users: Any, count: int) -> None:
     for user in users[1], users[2]:
         user.put_all(channel, list(range(count))).wait()
         assert channel.drain() == list(range(count))
-
-
-def test_items_in_memory_of_their_own_come_among_small_ones(channel: Channel, users: Any) -> None:
-    for user in users[0], users[2]:
-        for number in range(6):
-            channel.put(torch.full((20_000,), number) if number % 3 else number)
-        found = user.call(channel, "get_many", 4).wait()[0] + user.acall(channel, "drain").wait()[0]
-        assert [int(item[0]) if isinstance(item, torch.Tensor) else item for item in found] == list(range(6))
-        found[1] += 1  # it belongs to its consumer
-
-
-def test_a_deadline_leaves_all_in_the_channel_and_none_at_once_is_too_late(channel: Channel) -> None:
-    fill(channel, 2)
-    for timeout in (0, 0.01):
-        with pytest.raises(DeadlineExceeded, match=rf"get_many\(\) from channel 'channel-\d' .* within {timeout} s"):
-            channel.get_many(3, timeout=timeout)
-    assert channel.get_many(2, timeout=0) == [0, 1]
-
-
-def test_those_that_wait_for_room_come_in_when_all_is_taken(one: Channel) -> None:
-    one.put("a")
-    waiting = one.put("b", async_op=True)
-    assert one.drain() == ["a"]
-    waiting.wait()
-    assert one.get_many(1) == ["b"]
 
 
 def test_a_number_that_is_none_or_nothing_is_refused_at_once(channel: Channel) -> None:
@@ -98,40 +56,6 @@ def test_a_number_that_is_none_or_nothing_is_refused_at_once(channel: Channel) -
         with pytest.raises((TypeError, ValueError), match=rf"get_many\(\) from channel 'channel-\d': {text}"):
             call()
     assert channel.drain() == ["kept"]
-
-
-# -- the end ----------------------------------------------------------------------------------------------------------
-
-
-def test_at_the_end_there_is_the_rest_and_then_the_end(cluster: Cluster, users: Any) -> None:
-    for node in (0, 1):
-        channel = Channel.create("ending-many", node_rank=node)
-        fill(channel, 5)
-        channel.close()
-        assert channel.get_many(2, wait=False) == [0, 1]
-        assert users[0].call(channel, "get_many", 10).wait() == [[2, 3, 4]]
-        # The first one waits until what the user has is the user's: until then it might come back.
-        for get in (
-            functools.partial(channel.get_many, 1),
-            functools.partial(channel.get_many, 1, wait=False),
-            channel.drain,
-        ):
-            with pytest.raises(EndOfChannel, match="channel 'ending-many' is closed"):
-                get()
-
-
-def test_who_waits_for_more_when_it_is_closed_has_what_there_is(cluster: Cluster, users: Any) -> None:
-    for discard in (False, True):
-        channel = Channel.create("closing-many")
-        waiting = users[2].acall(channel, "get_many", 5)
-        users[2].turn().wait()
-        fill(channel, 2)
-        channel.close(discard=discard)
-        if discard:
-            with pytest.raises(EndOfChannel):
-                waiting.wait()
-        else:
-            assert waiting.wait() == [[0, 1]]
 
 
 # -- those that do not have it ----------------------------------------------------------------------------------------
@@ -154,18 +78,6 @@ def test_who_is_cancelled_before_it_resumes_leaves_everything_at_its_place(chann
         fill(channel, 3)
         assert waiting.wait() == ["cancelled"]
         assert channel.get_many(3, timeout=5) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("method", ["get_many", "drain"])
-def test_what_everybody_forgets_goes_back(channel: Channel, method: str) -> None:
-    fill(channel, 3)
-    work = getattr(channel, method)(*[3] * (method == "get_many"), async_op=True)
-    gate = threading.Event()
-    work._follow(gate.set)
-    assert gate.wait(5)
-    del work
-    gc.collect()
-    assert channel.get_many(3, timeout=5) == [0, 1, 2]
 
 
 def test_what_a_killed_consumer_was_about_to_have_goes_to_the_next(
@@ -212,14 +124,6 @@ def test_a_plain_loop_has_everything_until_the_end(cluster: Cluster, users: Any)
     channel.close()
     assert sorted(item for items in seen.wait() for item in items) == list(range(30))
     assert list(channel) == []
-
-
-def test_a_plain_loop_that_is_left_has_taken_what_it_has_seen(channel: Channel) -> None:
-    fill(channel, 3)
-    for item in channel:
-        if item == 1:
-            break
-    assert channel.drain() == [2]
 
 
 async def test_in_a_coroutine_a_plain_loop_says_to_write_another(cluster: Cluster) -> None:
@@ -275,24 +179,3 @@ async def test_works_are_told_apart_and_found_among_others(cluster: Cluster) -> 
         assert first in [second, first]
         assert {first: 1, second: 2}[second] == 2
         assert await first == await second == 0
-
-
-# -- the recipe -------------------------------------------------------------------------------------------------------
-
-
-async def test_a_replay_buffer_over_a_channel(cluster: Cluster, users: Any) -> None:
-    async with Channel.create("replay", cluster=cluster) as channel:
-        producing = users.put_all(channel, list(range(100)))
-        replay = collections.deque(await channel.get_many(20), maxlen=250)
-        assert len(replay) == 20
-        await producing
-        await channel.close()
-
-        async def train() -> None:
-            while True:
-                replay.extend(await channel.drain())
-                assert len(random.sample(replay, 8)) == 8
-
-        with pytest.raises(EndOfChannel):
-            await train()
-        assert len(replay) == 250

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import time
@@ -101,19 +100,3 @@ def test_who_has_heard_that_something_was_put_finds_it(cluster: Cluster, users: 
         for _ in range(200):
             users[0].call(channel, "put", "x", 0, "other").wait()
             assert channel.get_nowait("other") == "x"
-
-
-async def test_puts_of_a_driver_come_in_order() -> None:
-    async with (
-        Cluster(num_nodes=1, log_to_driver=False) as cluster,
-        Channel.create("driver", cluster=cluster) as channel,
-    ):
-        for number in range(3000):
-            await channel.put(number)
-        assert await channel.qsize() == 3000
-        assert [await channel.get() for _ in range(3000)] == list(range(3000))
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(300):
-                tasks.create_task(channel.put(number, key=number % 3))
-        await channel.close()
-        assert [await channel.get(key=1) for _ in range(100)] == list(range(1, 300, 3))

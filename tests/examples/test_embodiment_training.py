@@ -58,7 +58,6 @@ def two_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_a_run_reports_each_step_with_its_phases_and_a_final_evaluation(two_steps: Path) -> None:
     lines = (two_steps / "stdout").read_text().splitlines()
     steps = [line for line in lines if line.startswith("step ")]

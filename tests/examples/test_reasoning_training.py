@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
-from textwrap import dedent
 from typing import Any
 
 import pytest
@@ -18,8 +15,6 @@ pytest.importorskip("transformers")
 
 from safetensors.torch import load_file
 from tokenizer import CharacterTokenizer
-
-from rlinf_launcher.cli.control import main as control
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "reasoning" / "main_grpo.py"
 
@@ -150,119 +145,6 @@ def test_a_model_is_trained_further_with_a_reference_and_evaluated_alone(disaggr
     assert alone.returncode == 0, alone.stdout + alone.stderr
     assert evaluation(tmp_path / "alone")["accuracy"] == evaluation(disaggregated)["accuracy"]
     assert not (tmp_path / "alone" / "trained").exists()
-
-
-TAUGHT = [
-    *("data.train_size=256", "data.largest=15", "actor.model.hidden_size=32", "runner.save_interval=2"),
-    *("actor.warm_start.target_accuracy=0.1", "algorithm.group_size=16", "actor.global_batch_size=64"),
-]
-
-
-def curve(output: str) -> list[str]:
-    """The progress lines without their seconds."""
-    return [line.rpartition(" | ")[0] for line in steps(output)]
-
-
-@pytest.mark.training
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_run_whose_driver_is_killed_goes_on_as_if_it_had_not_been(tmp_path: Path, staleness: int) -> None:
-    """With a staleness of 1 also the responses that were on their way are those that they would have been."""
-    options = (*TAUGHT, "runner.max_steps=7", f"rollout.max_staleness={staleness}", "algorithm.kl_beta=0.1")
-    whole = run_script(tmp_path / "whole", "two_terms_disaggregated", *options)
-    assert whole.returncode == 0, whole.stdout + whole.stderr
-    place = f"runner.logger.log_path={tmp_path / 'killed'}"
-    command = [sys.executable, str(SCRIPT), "--config", "two_terms_disaggregated", *SMALL, place, *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as driver:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            if line.startswith("step 5/7 "):
-                driver.kill()
-                break
-    assert driver.returncode == -signal.SIGKILL
-    resumed = run_script(
-        tmp_path / "resumed", "two_terms_disaggregated", *options, f"runner.resume_dir={tmp_path / 'killed'}"
-    )
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
-    assert "resuming at step 4" in resumed.stdout
-    assert curve(resumed.stdout) == curve(whole.stdout)[4:]
-    weights, expected = (load_file(tmp_path / name / "trained" / "model.safetensors") for name in ("resumed", "whole"))
-    assert all(weights[name].equal(expected[name]) for name in expected)
-    told, whole_told = evaluation(tmp_path / "resumed"), evaluation(tmp_path / "whole")
-    assert told | {"seconds": 0} == whole_told | {"seconds": 0}
-
-
-@pytest.mark.training
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_a_supervised_run_goes_on_whichever_worker_is_killed(tmp_path: Path, staleness: int) -> None:
-    kills = {1: "rollout:0", 3: "reward:0", 5: "actor:0"}
-    supervision = ["rollout.restart=rank", "reward.restart=rank", "actor.restart=group"]
-    options = [f"cluster.supervision.{entry}" for entry in supervision]
-    options += ["runner.max_steps=9", "runner.save_interval=2", f"rollout.max_staleness={staleness}"]
-    place = f"runner.logger.log_path={tmp_path / 'run'}"
-    command = [sys.executable, str(SCRIPT), "--config", "two_terms_disaggregated", *SMALL, place, *options]
-    told = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as driver:
-        assert driver.stdout is not None
-        for line in driver.stdout:
-            told.append(line)
-            if (step := re.match(r"step +(\d+)/9 ", line)) and (who := kills.pop(int(step[1]), None)) is not None:
-                assert control(["--run-dir", os.environ["XDG_RUNTIME_DIR"], "kill", who]) == 0
-    text = "".join(told)
-    assert driver.returncode == 0, text
-    assert text.count("going on with what comes in its place") >= 2, text
-    assert "resuming at step 4 from" in text or "resuming at step 6 from" in text, text
-    assert evaluation(tmp_path / "run")["steps"] == 9
-
-
-DOOMED = """
-    import asyncio, os, signal, sys, time
-    from pathlib import Path
-
-    sys.path.insert(0, sys.argv.pop(1))
-    import main_grpo as job
-    from rlinf_async.errors import WorkerDied
-
-    group, method = sys.argv.pop(1).split(".")
-    killed = Path(sys.argv.pop(1))
-
-    class Doomed(getattr(job, group)):
-        pass
-
-    async def dies(self, *args):
-        killed.write_text(str(time.time()))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    setattr(Doomed, method, dies)
-    setattr(job, group, Doomed)
-    if __name__ == "__main__":
-        try:
-            job.main(job.parse_arguments(sys.argv[1:]))
-        except WorkerDied as died:
-            raised = time.time()
-            print(f"{died.group} {died.rank} {died.signal}", raised - float(killed.read_text()), sep="\\n")
-"""
-
-
-@pytest.mark.training
-@pytest.mark.parametrize(
-    ("method", "who"),
-    [
-        ("GenerationWorker.generate", "rollout 0 SIGKILL"),
-        ("GenerationWorker.sync_model_from_actor", "rollout 0 SIGKILL"),
-        ("GRPOActor.recv_rollout_batch", "actor 0 SIGKILL"),
-    ],
-)
-def test_a_worker_that_is_killed_ends_the_run(tmp_path: Path, method: str, who: str) -> None:
-    """However its fellows wait for each other, and for it."""
-    script = tmp_path / "doomed.py"
-    script.write_text(dedent(DOOMED))
-    command = [sys.executable, str(script), str(SCRIPT.parent), method, str(tmp_path / "killed"), *SMALL]
-    place = f"runner.logger.log_path={tmp_path / 'run'}"
-    ended = subprocess.run([*command, place], capture_output=True, text=True, timeout=60, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    *_, died, seconds = ended.stdout.splitlines()
-    assert died == who
-    assert float(seconds) < 5.0
 
 
 @pytest.mark.training

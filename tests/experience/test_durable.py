@@ -17,6 +17,7 @@ from tests.experience import killed_runs
 pytestmark = pytest.mark.shared_cluster
 
 
+@pytest.mark.slow
 def test_what_killed_runs_had_accepted_is_there_and_nothing_is_taken_twice(tmp_path: Path) -> None:
     journal = killed_runs.kill_runs(3, tmp_path, seed=5)
     assert len(journal.put) > 20

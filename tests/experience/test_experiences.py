@@ -20,7 +20,6 @@ from rlinf_async import (
     EndOfChannel,
     Experience,
     NodePlacementStrategy,
-    PeerLost,
     WorkerDied,
 )  # fmt: skip
 from rlinf_async._core import operations
@@ -100,54 +99,6 @@ def test_a_killed_trainer_has_what_it_confirmed_and_the_rest_goes_to_the_next(
         assert batch == [["a1", "b1"], ["a2", "b2"]]
     assert experience.stats().taken == 6
     mortal.close()
-
-
-def test_a_take_that_lasts_too_long_loses_its_groups(cluster: Cluster, players: Any) -> None:
-    experience = Experience.create("short", group=2, lease=0.3)
-    fill(experience, 1)
-    (text,) = players[1].take_and_outlive(experience, 1.2).wait()
-    assert text.startswith("the lease of experience 'short' is over, and its groups have gone back")
-    with experience.take() as batch:
-        assert batch.redelivered
-    experience.close()
-
-
-def test_wanted_pauses_until_the_trainer_goes_on_and_ends_with_the_story_of_one_that_died(
-    cluster: Cluster, players: Any
-) -> None:
-    experience = Experience.create("paced", max_staleness=0, node_rank=1)
-    trainer = launch(cluster, "trainer")
-    trainer.set_version(experience, 1).wait()
-    fill(experience, 1, version=1)
-    trainer.take(experience, 2).wait()
-    waiting = players[0].wait_wanted(experience)
-    assert not waiting.done()
-    trainer.set_version(experience, 2).wait()
-    assert waiting.wait() == [2]
-    fill(experience, 1, version=2)
-    trainer.take(experience, 2).wait()
-    waiting = players[0].wait_wanted(experience)
-    with pytest.raises(WorkerDied):
-        trainer.die().wait()
-    with pytest.raises(PeerLost, match=r"rank 0 of group 'trainer' on .* was killed by SIGKILL"):
-        waiting.wait()
-    trainer.close()
-    experience.close(discard=True)
-
-
-def test_wanted_waits_for_a_trainer_that_is_started_again(cluster: Cluster, players: Any) -> None:
-    experience = Experience.create("supervised", max_staleness=0)
-    trainer = launch(cluster, "returning", 1, restart="rank")
-    trainer.set_version(experience, 7).wait()
-    fill(experience, 1, version=7)
-    trainer.take(experience, 2).wait()
-    waiting = players[0].wait_wanted(experience)
-    with pytest.raises(WorkerDied):
-        trainer.die().wait()
-    trainer.set_version(experience, 3).wait()  # it begins again where its checkpoint is
-    assert waiting.wait() == [3]
-    trainer.close()
-    experience.close(discard=True)
 
 
 @pytest.mark.parametrize("node", [0, 1], ids=["near", "far"])
@@ -321,7 +272,7 @@ def test_the_ledger_stands_in_the_report_of_the_run_and_in_the_metrics(cluster: 
     with experience.take():
         (report,) = [each for each in _queues(cluster) if each["name"] == "counted"]
     assert report["ledger"] == {"put": 4, "taken": 0, "present": 2, "leased": 2, "dropped": 0}
-    samples = cluster._client.request(operations.NodeMetrics(), node=0).wait()["samples"]["rlinf_experience_samples"]
+    samples = cluster._client.request(operations.ScrapeNode(), node=0).wait()["samples"]["rlinf_experience_samples"]
     assert [value for value in samples if value[0] == "counted"] == [
         ["counted", "put", 4], ["counted", "taken", 2], ["counted", "present", 2], ["counted", "leased", 0],
         ["counted", "dropped", 0],

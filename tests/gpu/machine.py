@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from rlinf_async._transports.devices.device_memory import CudaMemory, Handle, cuda_runtime, forget_error
+from rlinf_async._transports.devices.device_memory import CudaMemory, IpcHandle, cuda_runtime, forget_error
 from tests.gpu.step import Skip, Step, main
 
 MiB = 1 << 20
@@ -323,13 +323,13 @@ def export_and_wait(pipe: Any, nbytes: int) -> None:
 
 
 @contextlib.contextmanager
-def exporter(nbytes: int) -> Iterator[tuple[Any, Any, Handle]]:
+def exporter(nbytes: int) -> Iterator[tuple[Any, Any, IpcHandle]]:
     context = multiprocessing.get_context("spawn")
     near, far = context.Pipe()
     process = context.Process(target=export_and_wait, args=(far, nbytes), daemon=True)
     process.start()
     far.close()
-    handle = Handle(*near.recv())
+    handle = IpcHandle(*near.recv())
     try:
         yield process, near, handle
     finally:

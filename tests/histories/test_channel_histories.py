@@ -133,8 +133,13 @@ async def judge(
 
 
 WAYS = pytest.mark.parametrize(
-    ("maxsize", "way"), [(64, "consume"), (0, "consume"), (0, "loop_over"), (64, "lease")],
-    ids=["bounded", "sent", "loops", "leases"],
+    ("maxsize", "way"),
+    [
+        pytest.param(0, "consume", id="sent"),
+        pytest.param(64, "consume", id="bounded", marks=pytest.mark.slow),
+        pytest.param(0, "loop_over", id="loops", marks=pytest.mark.slow),
+        pytest.param(64, "lease", id="leases", marks=pytest.mark.slow),
+    ],
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 Hosts = Callable[..., FakeHosts]
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests._support.fake_hosts import CHECKOUT
 
 SCRIPT = """
@@ -43,6 +45,7 @@ def launch(tmp_path: Path, ports: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=CHECKOUT)
 
 
+@pytest.mark.slow
 def test_daemons_stores_and_workers_keep_to_the_range_and_its_end_is_an_error_that_names_it(tmp_path: Path) -> None:
     done = launch(tmp_path, "23100-23111")
     lines = done.stdout.splitlines()

@@ -50,6 +50,7 @@ def launch(folder: Path, body: str, *flags: str) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_for_machines_the_exit_event_has_the_launchers_code_and_the_scripts_also_when_quiet(tmp_path: Path) -> None:
     done = launch(tmp_path, "group.fail(); group.hello().wait(); group.hello().wait()", "-q", "--json", "--tee", "none")
     assert done.returncode == 1
@@ -115,12 +116,14 @@ except WorkerDied:
 """
 
 
+@pytest.mark.slow
 def test_failures_that_the_script_dealt_with_are_its_own_business(tmp_path: Path) -> None:
     done = launch(tmp_path, DEALT_WITH)
     assert done.stdout.count("dealt with") == 5
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_with_fail_fast_a_script_that_waits_for_something_else_ends(tmp_path: Path) -> None:
     done = launch(tmp_path, "group[1].fail(); group[0].wait_for_ever().wait()", "--fail-fast")
     assert done.returncode == 1
@@ -145,6 +148,7 @@ except NodeLost:
 """
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_node_with_ranks_that_the_script_did_not_notice_is_no_success(tmp_path: Path) -> None:
     done = launch(tmp_path, LOSE_THE_OTHER, "--local-nodes", "2")
     assert done.returncode == 1, done.stderr
@@ -152,12 +156,14 @@ def test_the_loss_of_a_node_with_ranks_that_the_script_did_not_notice_is_no_succ
     assert "ranks 0-1 of group 'far' were there" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_node_that_the_script_dealt_with_is_its_own_business(tmp_path: Path) -> None:
     done = launch(tmp_path, LOSE_THE_OTHER + NOTICE, "--local-nodes", "2")
     assert "dealt with" in done.stdout
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_the_loss_of_the_scripts_own_node_is_no_success(tmp_path: Path) -> None:
     done = launch(tmp_path, LOSE.format(node=0, still_there="cluster._client.closed is None"), "--local-nodes", "2")
     assert done.returncode == 1, done.stderr

@@ -28,8 +28,12 @@ PAUSE_S = 5.0
 START_TIMEOUT_S = 180
 """For several that start side by side on a machine that has other work too."""
 
-SHORT = {("calls_in_a_circle", True), ("no_more_producers", False), ("straggler", True)}
-"""Exhibits, and whether by a link, that are asked in every suite; the others in ``make museum``."""
+MARKS = {
+    ("calls_in_a_circle", True): (),
+    ("no_more_producers", False): pytest.mark.slow,
+    ("straggler", True): pytest.mark.slow,
+}
+"""By exhibit, and whether by a link: when it is asked; the others are ``make museum``."""
 
 
 def rank(group: str, ranks: str) -> str:
@@ -83,24 +87,6 @@ EXHIBITS = {
         ),
         r"127\.0\.0\.1:\d+",
     ),
-    "unpublished_version": Exhibit(
-        "nobody left",
-        1,
-        (
-            Side(rank("rollout", "0-1"), "waits for the version", "version 4 of 'policy'"),
-            Side(DRIVER, "the driver waits", r"rollout\.rollout\b"),
-        ),
-        "trainer.*publish|publish.*trainer",
-    ),
-    "self_waiting_teardown": Exhibit(
-        "deadlock",
-        1,
-        (
-            Side(rank("learner", "0"), "the teardown waits for its own task", "task|gather"),
-            Side(DRIVER, "the driver waits", r"learner\.run\b"),
-        ),
-        "itself|each other|circle|cycle",
-    ),
     "straggler": Exhibit(
         "straggler",
         0,
@@ -109,15 +95,6 @@ EXHIBITS = {
             Side(DRIVER, "the driver waits", r"actor\.step\b"),
         ),
         rf"{rank('actor', '0-1,3')}|ranks 0-1,3|3 of 4|3 other ranks",
-    ),
-    "parked_permits": Exhibit(
-        "nobody left",
-        1,
-        (
-            Side(rank("rollout", "0"), "waits for a permit", "Semaphore|permit|acquire"),
-            Side(DRIVER, "the driver waits", r"rollout\.generate\b"),
-        ),
-        "(?i)release|semaphore",
     ),
     "gather_against_broadcast": Exhibit(
         "deadlock",
@@ -135,15 +112,6 @@ EXHIBITS = {
         (Side(DRIVER, "the thread waits", "metrics"),),
         "(?i)(main|script).*(end|return|finish|exit)|exit.*thread",
     ),
-    "missing_root": Exhibit(
-        "nobody left",
-        1,
-        (
-            Side(rank("actor", "1-3"), "waits for the root", "broadcast"),
-            Side(DRIVER, "the driver waits", r"actor\.refresh\b"),
-        ),
-        rf"{rank('actor', '0')}.*(not|never|idle)",
-    ),
     "dead_environment": Exhibit(
         "busy",
         0,
@@ -152,16 +120,6 @@ EXHIBITS = {
             Side(DRIVER, "the driver waits", r"env\.rollout\b"),
         ),
         r"(?i)(child|process|pid \d+).*(ended|zombie|dead|died|exit)",
-    ),
-    "face_to_face": Exhibit(
-        "deadlock",
-        1,
-        (
-            Side(rank("stage", "0"), "rank 0 waits", r"send\b.*\bstage:1\b|send\b.*rank 1 of"),
-            Side(rank("stage", "1"), "rank 1 waits", r"send\b.*\bstage:0\b|send\b.*rank 0 of"),
-            Side(DRIVER, "the driver waits", r"stage\.exchange\b"),
-        ),
-        r"recv|receive",
     ),
     "no_more_producers": Exhibit(
         "nobody left",
@@ -201,46 +159,6 @@ EXHIBITS = {
         ),
         r"\bloop\b",
     ),
-    "uneven_batches": Exhibit(
-        "nobody left",
-        1,
-        (
-            Side(rank("actor", "0"), "waits for the other rank", "all_reduce"),
-            Side(DRIVER, "the driver waits", r"actor\.train\b"),
-        ),
-        rf"{rank('actor', '1')}.*(return|answer|finish|idle|has left|not )",
-    ),
-    "another_key": Exhibit(
-        "nobody left",
-        1,
-        (
-            Side(rank("learner", "0"), "waits for an episode", r"get\b.*episodes.*\bkey\b"),
-            Side(DRIVER, "the driver waits", r"learner\.learn\b"),
-        ),
-        r"6 items|(other|another) keys?|env:0",
-    ),
-    "crossed_locks": Exhibit(
-        "deadlock|nobody left",
-        1,
-        (
-            Side(rank("learner", "0"), "learn waits for the policy", "lock"),
-            Side(rank("learner", "0"), "the refresher waits for the buffer", "refresher.*lock|lock.*refresher"),
-            Side(DRIVER, "the driver waits", r"learner\.learn\b"),
-        ),
-        r"\block",
-    ),
-    "after_its_cluster": Exhibit(
-        "idle|busy",
-        0,  # it may be drawing a figure
-        (Side(r"\b(driver|script)\b.*\bpid \d+", "", "left|closed|detached|not attached|no longer"),),
-        r"\b(driver|script)\b",
-    ),
-    "full_channel": Exhibit(
-        "nobody left",
-        1,
-        (Side(DRIVER, "the driver waits for room", r"put\b.*prompts"),),
-        r"nobody gets|no consumer|\bfull\b|4 items|get",
-    ),
 }
 
 
@@ -274,11 +192,9 @@ def visit(name: str, home: Path | None) -> Visit:
 
 def exhibits() -> list[object]:
     """The short ones come first, so that what begins before them does not wait for the others."""
-    visits = sorted(product(EXHIBITS, (False, True)), key=lambda each: each not in SHORT)
+    visits = sorted(product(EXHIBITS, (False, True)), key=lambda each: each not in MARKS)
     return [
-        pytest.param(
-            *each, marks=() if each in SHORT else pytest.mark.museum, id=f"{each[0]}{'-by-a-link' if each[1] else ''}"
-        )
+        pytest.param(*each, marks=MARKS.get(each, pytest.mark.museum), id=f"{each[0]}{'-by-a-link' if each[1] else ''}")
         for each in visits
     ]
 
@@ -328,15 +244,3 @@ def test_stuck_names_who_waits_where_for_what_and_who_should_act(
     assert seen.code == exhibit.code
     assert re.search(r"\b\d+(\.\d+)? s\b", seen.said), f"no age:\n{seen.said}"
     assert seen.left == []
-
-
-@pytest.mark.museum
-def test_an_actor_that_fits_nowhere_is_an_error_at_once() -> None:
-    program = MUSEUM / "fits_nowhere.py"
-    with InspectedRun(program, flags=("--fake-gpus", "2")) as run:
-        run.wait_for("still", START_TIMEOUT_S)
-        assert run.process.wait(10) == 1
-        assert "ConfigError: Hardware ranks 0-7 exceed available resources" in run.output
-        file, _, line = place_of(program, "fits nowhere").rpartition(":")
-        assert f'File "{file}", line {line}, in main' in run.output
-        assert run.end() == []

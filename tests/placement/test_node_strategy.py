@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.placement import NodePlacementStrategy, NodeRankError
@@ -65,13 +64,3 @@ def test_the_groups_of_all_nodes_may_be_named(make_cluster, group, label):
 def test_an_unknown_node_group_is_refused(make_cluster):
     with pytest.raises(ConfigError, match=r"Node group not found: 'robot'.*not defined for this cluster"):
         NodePlacementStrategy([0], "robot").get_placement(make_cluster(0))
-
-
-@settings(deadline=None, derandomize=True)
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40))
-def test_every_rank_is_placed_once_where_it_was_asked_for(make_cluster, node_ranks):
-    placements = NodePlacementStrategy(node_ranks).get_placement(make_cluster(0, 2, 1, 0))
-
-    assert [p.rank for p in placements] == list(range(len(node_ranks)))
-    assert [p.cluster_node_rank for p in placements] == node_ranks
-    assert len({(p.cluster_node_rank, p.local_rank) for p in placements}) == len(node_ranks)

@@ -60,43 +60,9 @@ def test_malformed_rules_say_what_is_wrong(rule, text):
         parse_rule(rule, 8)
 
 
-@st.composite
-def rules(draw):
-    """A well-formed rule, whether it shares, and the number of its processes and resources."""
-    parts, resource, process, shares = [], 0, 0, False
-    for _ in range(draw(st.integers(1, 5))):
-        resource += draw(st.integers(0, 3))
-        few, factor = draw(st.integers(1, 4)), draw(st.integers(1, 4))
-        many_processes = draw(st.booleans())
-        num_resources, num_processes = (few, few * factor) if many_processes else (few * factor, few)
-        text = f"{resource}-{resource + num_resources - 1}"
-        if num_resources != num_processes or draw(st.booleans()):
-            text += f":{process}-{process + num_processes - 1}"
-        parts.append(text)
-        shares |= num_processes > num_resources
-        resource, process = resource + num_resources, process + num_processes
-    return ",".join(parts), shares, process
-
-
 def test_all_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="'all' names nothing here: there is none"):
         parse_rule("all", 0)
-
-
-@settings(deadline=None, derandomize=True)
-@given(rules())
-def test_every_process_is_placed_once_and_nothing_is_shared_unasked(case):
-    rule, shares, num_processes = case
-
-    segments = parse_rule(rule, 1000)
-    by_process = [ranks for segment in segments for ranks in segment.get_resources_by_process()]
-    used = [resource for ranks in by_process for resource in ranks]
-
-    assert len(by_process) == num_processes
-    assert used == sorted(used)
-    assert set(used) == {resource for segment in segments for resource in segment.resources}
-    assert (len(used) != len(set(used))) == shares
-    assert [process for segment in segments for process in segment.processes] == list(range(num_processes))
 
 
 @settings(deadline=None, derandomize=True)

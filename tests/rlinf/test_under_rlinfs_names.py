@@ -16,7 +16,7 @@ import pytest
 
 from rlinf_async._core import dialect, import_hook, process
 from rlinf_async.rlinf.only_cluster import Cluster
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 
 PROGRAM = """
     import asyncio, json, multiprocessing, pickle, subprocess, sys, time
@@ -216,7 +216,7 @@ def test_by_rlinfs_rules_a_work_of_the_loop_that_runs_here_cannot_be_waited_for(
     monkeypatch.setattr(dialect, "is_rlinf", True)
 
     async def main() -> None:
-        work = Bridge().run(asyncio.sleep(0, "done"), "a sleep")
+        work = SyncAdapter().run(asyncio.sleep(0, "done"), "a sleep")
         with pytest.raises(RuntimeError, match="would block the event loop"):
             work.wait(5)
         assert await work == "done"

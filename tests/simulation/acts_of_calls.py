@@ -7,10 +7,10 @@ from collections.abc import Coroutine
 from typing import Any
 
 from rlinf_async import NodePlacementStrategy
-from tests.faults.journal import all_of
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import all_of
 from tests.simulation.stage import Stage
 from tests.simulation.subject import Subject
 

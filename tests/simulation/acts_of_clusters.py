@@ -15,11 +15,11 @@ from rlinf_async import ClosedError, NodePlacementStrategy, WorkerDied, each
 from rlinf_async._core import frames
 from rlinf_async._messaging import relayed_broadcast
 from rlinf_async._simulation.stand_ins import replace
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
 from tests.simulation import crew, fleet, subject
 from tests.simulation.cluster_families import TRAINER
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Operation
 from tests.simulation.stage import Stage
 
 ANSWER_S = 7.0

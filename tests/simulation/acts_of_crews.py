@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlinf_async import Experience
-from tests.faults.judgement import Violation
 from tests.simulation import experiencing, subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 
 

@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 from typing import Any, Final
 
 from rlinf_async import Channel, settings
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.needing import need
+from tests.simulation.operations import Operation
 from tests.simulation.stage import Stage
 
 _MARGIN_S: Final = 10.0

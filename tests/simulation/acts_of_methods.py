@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import Any, Final
 
-from tests.faults.journal import all_of
-from tests.faults.judgement import Violation
 from tests.simulation import crew, subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import all_of
 from tests.simulation.stage import Stage
 
 _SETTLED_S: Final = 0.3

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from rlinf_async import NodePlacementStrategy
 from rlinf_async._simulation.scheduler import SimulationError
-from tests.faults.judgement import Violation
 from tests.simulation import (
     promises_of_calls,
     promises_of_locks,
@@ -17,6 +16,7 @@ from tests.simulation import (
     promises_of_streams,
     strict,
 )
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 from tests.simulation.step import Step
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rlinf_async import Channel
-from tests.faults.judgement import Violation
 from tests.simulation import crew, subject
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 
 

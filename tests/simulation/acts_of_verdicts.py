@@ -11,9 +11,9 @@ from rlinf_async import Channel, settings
 from rlinf_async._inspection import asking
 from rlinf_async._inspection.state.verdict import Verdict
 from rlinf_async._simulation.stand_ins import replace
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 
 _STANDS_S: Final = 200.0

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async import Channel
-from tests.faults.judgement import Violation
 from tests.simulation import subject
 from tests.simulation.careful import Parts, have_tidied, wait_blocking, wait_for
 from tests.simulation.families import CREW
+from tests.simulation.judgement import Violation
 from tests.simulation.stage import Stage
 from tests.simulation.waiting_families import VISITOR, WAY_S, Part, fails_in, is_endless
 

@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from rlinf_async import Channel, ClosedError, WorkerGroup, concurrent, wait_all
 from rlinf_async.testing import monotonic
-from tests.faults.journal import Operation, all_of
 from tests.simulation.crew import Crew, excuse
 from tests.simulation.families import CREW
+from tests.simulation.operations import Operation, all_of
 from tests.simulation.subject import begin, follow, noted
 from tests.simulation.waiting_families import Part
 

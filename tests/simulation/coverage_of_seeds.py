@@ -31,6 +31,7 @@ MODULES: Final = (
     "launcher/daemon/frame_holdback.py",
     "launcher/daemon/membership.py",
     "launcher/daemon/node_link.py",
+    "launcher/daemon/routed_frames.py",
     "launcher/daemon/router.py",
     "rlinf_async/_client/client.py",
     "rlinf_async/_client/direct_calls.py",
@@ -84,7 +85,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
         r"|except ValueError:(?=\n\s+raise ValueError\(f\"a promise)",
         "the same",
     ),
-    (r"not _is_sound\(|not _may_be_queued\(|not frames\.is_call_sound\(|!= neighbour\.node:$", "the same"),
+    (r"not is_well_formed\(|not is_valid_queue_frame\(|not frames\.is_call_sound\(|!= node_link\.node:$", "the same"),
     (r"a piece of a body lies outside|a lease of", "the same"),
     (r"sent a frame of kind|is_authenticated and kind != TENSOR", "the same"),
     (r"raise ValueError\(f\"(\{received\} messages|a bulk piece)", "the same"),
@@ -188,7 +189,7 @@ UNREACHED: Final[tuple[tuple[str, str], ...]] = (
     (r"if self\.client\.user_loop is None:", "callbacks of a simulated program do not end it"),
     (r"in_flight\.attempts > _MAX_ATTEMPTS", "what has left for a process that lives has come: no link fails for good"),
     (
-        r"if producer\.process is None:|> _MAX_GONE_GROUPS:|== _MAX_ITEMS:",
+        r"if producer\.process is None:|> _MAX_GONE_GROUPS:|== _MAX_ITEMS_PER_FRAME:",
         "a program has one driver, which ends with it, and fewer groups and items",
     ),
     (

@@ -13,9 +13,9 @@ from rlinf_async import Channel, DeadlineExceeded, Restart, WorkerGroup, concurr
 from rlinf_async._worker import context
 from rlinf_async._worker.device_lock import DeviceLock
 from rlinf_async.testing import sleep
-from tests.faults.journal import Operation, all_of
 from tests.simulation.experiencing import Experiencing
 from tests.simulation.families import CREW
+from tests.simulation.operations import Operation, all_of
 from tests.simulation.subject import begin, follow, noted
 
 PADDING = 500

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from rlinf_async import Experience
-from tests.faults.journal import Operation
 from tests.simulation.needing import Needing
+from tests.simulation.operations import Operation
 from tests.simulation.subject import begin, follow
 
 LEASE_S: Final = 5.0

@@ -1,4 +1,4 @@
-"""Broken promises that the judgement of real runs does not look for: order of calls, versions of weights."""
+"""Broken promises beside those of ``judgement``: order of calls, versions of weights."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from rlinf_async._simulation.sim_cluster import SimCluster
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Operation
 from tests.simulation.program import Program
 from tests.simulation.subject import ANY_RANK
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import GIVEN_UP, Violation
 from tests.simulation.acts_of_clusters import Invitation
 from tests.simulation.fleet import GUEST, RUN_STEP
+from tests.simulation.judgement import GIVEN_UP, Violation
+from tests.simulation.operations import Operation
 from tests.simulation.program import Program
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
 from tests.simulation.families import CREW
 from tests.simulation.fleet import GUEST
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Operation
 from tests.simulation.program import Program
 
 

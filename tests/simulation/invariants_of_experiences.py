@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
 from tests.simulation.acts_of_experiences import Store
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Operation
 
 
 def judge_experiences(book: Sequence[Operation], stores: Sequence[Store], node_died: bool) -> list[Violation]:

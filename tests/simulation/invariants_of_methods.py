@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import GIVEN_UP, Violation
+from tests.simulation.judgement import GIVEN_UP, Violation
+from tests.simulation.operations import Operation
 
 
 def judge_locks(book: Sequence[Operation], is_calm: bool, node_died: bool) -> Iterator[Violation]:

@@ -7,10 +7,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import GIVEN_UP, Violation
 from tests.simulation.acts_of_queues import Queue
 from tests.simulation.crew import PADDING
+from tests.simulation.judgement import GIVEN_UP, Violation
+from tests.simulation.operations import Operation
 
 
 def judge_queues(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import GIVEN_UP, Violation
 from tests.simulation.families import CREW
+from tests.simulation.judgement import GIVEN_UP, Violation
+from tests.simulation.operations import Operation
 
 
 def judge_streams(

@@ -6,8 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tests.faults.journal import Operation
-from tests.faults.judgement import Violation
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Operation
 from tests.simulation.waiting_families import ends_in, fails_in
 
 _MARGIN_S: Final = 3.0

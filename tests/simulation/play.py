@@ -13,8 +13,6 @@ from rlinf_async import Cluster, NodePlacementStrategy, settings
 from rlinf_async._simulation.scheduler import SimulationError
 from rlinf_async._simulation.sim_cluster import SimCluster
 from rlinf_async._simulation.small_limits import small_limits
-from tests.faults.journal import Operation
-from tests.faults.judgement import Facts, Violation, judge
 from tests.simulation import careful, crew, fleet, subject
 from tests.simulation.acts_of_calls import CallActs
 from tests.simulation.acts_of_clusters import ClusterActs
@@ -44,6 +42,8 @@ from tests.simulation.invariants_of_methods import judge_concurrent, judge_locks
 from tests.simulation.invariants_of_queues import judge_queues, judge_wavering
 from tests.simulation.invariants_of_streams import judge_streams
 from tests.simulation.invariants_of_waiting import judge_cleanups, judge_combinations
+from tests.simulation.judgement import Facts, Violation, judge
+from tests.simulation.operations import Operation
 from tests.simulation.program import Program, write
 from tests.simulation.stage import PATIENCE_S
 from tests.simulation.subject import Subject

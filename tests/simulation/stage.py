@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from rlinf_async import Channel, Cluster
 from rlinf_async._simulation.sim_cluster import SimCluster
-from tests.faults.journal import Counters, Operation
-from tests.faults.judgement import Violation
+from tests.simulation.judgement import Violation
+from tests.simulation.operations import Counters, Operation
 from tests.simulation.program import Program
 
 PATIENCE_S: Final = 200.0

@@ -13,7 +13,7 @@ import torch
 from rlinf_async import Channel, Restart, Worker, WorkerGroup, idempotent
 from rlinf_async.testing import sleep
 from rlinf_async.weights import follow as follow_weights, publish
-from tests.faults.journal import Counters, Operation, all_of
+from tests.simulation.operations import Counters, Operation, all_of
 
 BOOK: list[Operation] = []
 """What every process of the program that is being played has begun, in that order."""

@@ -17,6 +17,7 @@ def test_a_known_defect_can_still_be_put_back(name: str) -> None:
     assert not applied.returncode, f"{name}.patch does not apply any more: write it anew\n{applied.stderr}"
 
 
+@pytest.mark.slow
 def test_a_defect_is_found_by_its_seed() -> None:
     found = known_defects.find("call_overtakes_a_cancel", 30, 120)
     assert found["seed"] is not None

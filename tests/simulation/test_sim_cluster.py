@@ -106,33 +106,6 @@ def test_a_driver_without_a_loop_and_methods_that_block_take_virtual_time() -> N
     assert time.monotonic() - began < 60
 
 
-def test_a_concurrent_method_overtakes_one_that_blocks() -> None:
-    def main() -> float:
-        with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, [0, 1])
-            blocked, began = group.block(60.0), monotonic()
-            assert group.ask().wait() == ["asked", "asked"]
-            seconds = monotonic() - began
-            blocked.wait()
-            return seconds
-
-    assert SimCluster(nodes=2, seed=3).run(main) < 2
-
-
-def test_streams_that_are_dropped_unread_are_closed() -> None:
-    async def main() -> list[list[int]]:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, [0, 1])
-            streams = [group.count(100) for _ in range(5)]
-            await asyncio.sleep(1)
-            before = await group.how_many()
-            streams.clear()
-            await asyncio.sleep(1)
-            return [before, await group.how_many()]
-
-    assert SimCluster(nodes=2, seed=4).run(main) == [[5, 5], [0, 0]]
-
-
 @pytest.mark.parametrize("is_cancelled", [False, True])
 def test_a_launch_that_is_refused_a_name_leaves_the_group_that_has_it(is_cancelled: bool) -> None:
     class Nesting(Worker):
@@ -216,23 +189,6 @@ def test_each_process_has_an_environment_and_context_of_its_own() -> None:
     before = dict(os.environ)
     assert SimCluster(seed=2).run(main) == [(0, "0"), (1, "1"), (2, "2")]
     assert dict(os.environ) == before
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_a_death_is_told_and_the_rank_comes_back(seed: int) -> None:
-    sim = SimCluster(nodes=3, seed=seed)
-
-    def main() -> list[float]:
-        with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, [0, 1, 2], restart="rank")
-            blocked = group.block(10.0)
-            group.ask().wait()
-            sim.kill("rollout", 1)
-            with pytest.raises(WorkerDied, match=r"rank 1 of group 'rollout' on node1 .* was killed by SIGKILL"):
-                blocked.wait()
-            return group.block(1.0).wait()
-
-    assert sim.run(main) == pytest.approx([1.0, 1.0, 1.0])
 
 
 class Seeker(Worker):

@@ -12,9 +12,7 @@ import pytest
 from rlinf_async import (
     ClosedError,
     Cluster,
-    DeadlineExceeded,
     NodePlacementStrategy,
-    Restart,
     Worker,
     WorkerDied,
     each,
@@ -48,12 +46,6 @@ class Noted(Worker):
         return what
 
 
-class Hooked(Noted):
-    async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
-        await asyncio.sleep(2)
-        RUN.append((self._rank, "hook"))
-
-
 def play(main: Callable[[SimCluster, Any], Awaitable[Any]], cls: Any = Noted, seed: int = 1, **options: Any) -> Any:
     """Run ``main`` with a group of three ranks on two nodes."""
     sim = SimCluster(nodes=2, seed=seed)
@@ -83,30 +75,6 @@ async def loop_in_crashes(sim: SimCluster, group: Any, rank: int, times: int) ->
     sim.kill("noted", rank)
     while rank not in group.away:
         await asyncio.sleep(0.001)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_calls_of_the_others_go_on_and_those_of_the_rank_arrive_in_their_order(seed: int) -> None:
-    async def main(sim: SimCluster, group: Any) -> None:
-        await loop_in_crashes(sim, group, 1, 6)
-        assert group.away == [1]
-        assert group[0].away == []
-        assert "1 away: 1" in repr(group)
-        began = monotonic()
-        waiting = [group[1].note(0), group.note(1, LARGE), group.note(each([2, 2, 2]), LARGE), group[1].note(3)]
-        assert await group.execute_on(0, 2).note("x") == [(0, "x"), (2, "x")]
-        assert await waiting[1][0] == (0, 1)
-        assert await waiting[2][2] == (2, 2)
-        assert monotonic() - began < 0.5
-        assert [what for rank, what in RUN if rank == 1] == []
-        await asyncio.gather(*waiting)
-        assert monotonic() - began > 2  # its pause
-        assert group.away == []
-        for rank in (0, 2):
-            assert [what for each, what in RUN if each == rank] == [1, 2, "x"]
-        assert [what for rank, what in RUN if rank == 1] == [0, 1, 2, 3]
-
-    play(main, seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -154,28 +122,6 @@ def test_a_rank_does_not_wait_for_another_one_that_loops() -> None:
     play(main)
 
 
-def test_hooks_run_once_nobody_is_away_and_only_meanwhile_all_calls_wait() -> None:
-    async def main(sim: SimCluster, group: Any) -> None:
-        sim.kill("noted", 1)
-        while not group.away:
-            await asyncio.sleep(0.001)
-        assert await group[0].note("while it is away") == [(0, "while it is away")]
-        while sim.find("noted", 1) is None:
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.5)  # its constructor has ended, hooks run
-        await group.note("afterwards")
-        assert sorted(RUN[1:4]) == [(rank, "hook") for rank in range(3)]
-        assert {what for _, what in RUN[4:]} == {"afterwards"}
-        sim.kill("noted", 1)
-        await asyncio.sleep(1)
-        sim.kill("noted", 2)  # ends the hooks
-        await asyncio.sleep(0.1)
-        assert await group[0].note("between two attempts") == [(0, "between two attempts")]
-        await group.note("at the end")
-
-    play(main, Hooked)
-
-
 def test_a_rank_that_is_given_up_fails_its_calls_and_no_others() -> None:
     told: list[tuple[int, bool]] = []
 
@@ -195,27 +141,6 @@ def test_a_rank_that_is_given_up_fails_its_calls_and_no_others() -> None:
         assert await group.note("by hand") == [(rank, "by hand") for rank in range(3)]
 
     play(main, max_restarts=1)
-
-
-def test_a_call_that_waits_for_its_rank_has_the_deadline_of_one_that_does_not() -> None:
-    async def main(sim: SimCluster, group: Any) -> None:
-        await loop_in_crashes(sim, group, 1, 9)  # about ten seconds of pause
-        began = monotonic()
-        half, whole, late = group.note(1), group[1].note(2), group[1].hang()
-        for _ in range(16):
-            await asyncio.sleep(0.5)
-            await group[0].note("younger")
-        for call in (half, whole):
-            with pytest.raises(DeadlineExceeded, match="rank 1 of 'noted' had not answered"):
-                await call
-        assert 7.9 < monotonic() - began < 8.6
-        with pytest.raises(DeadlineExceeded):
-            await late
-        await asyncio.sleep(10)
-        assert await group.note("afterwards") == [(rank, "afterwards") for rank in range(3)]
-        assert [what for rank, what in RUN if rank == 1] == ["afterwards"]
-
-    play(main, call_timeout=8)
 
 
 def test_what_has_left_for_some_ranks_ends_with_its_caller_or_its_group() -> None:

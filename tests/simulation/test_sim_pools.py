@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
@@ -124,131 +123,6 @@ def test_where_all_are_full_calls_wait_in_their_order_and_say_so() -> None:
     assert 2.0 <= seconds < 2.5
 
 
-def test_a_conversation_stays_at_its_rank_while_that_lives() -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        ranks = [await group.any(key="a").generate("x") for _ in range(3)]
-        sim.kill("r", ranks[0])
-        await asyncio.sleep(1)
-        return ranks, [await group.any(key="a").generate("x") for _ in range(3)]
-
-    before, after = simulate(work)
-    assert len({*before}) == len({*after}) == 1
-    assert before[0] != after[0]
-
-
-@pytest.mark.parametrize("restart", [None, "rank"])
-def test_a_rank_that_dies_loses_its_calls_to_others_if_their_method_is_idempotent(restart: str | None) -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        calls = [group[1].any().score("again", 2.0), group[1].any().generate("once", 2.0)]
-        others = [group.any().score("elsewhere", 2.0) for _ in range(3)]
-        await asyncio.sleep(0.5)
-        sim.kill("r", 1)
-        began = monotonic()
-        results = await asyncio.gather(*map(outcome, [*others, *calls]))
-        more = await asyncio.gather(*(group.any().generate("x") for _ in range(6)))
-        return results, set(more), monotonic() - began
-
-    results, more, seconds = simulate(work, restart=restart)
-    assert set(results[:3]) <= {0, 2}
-    assert results[4][0] is WorkerDied
-    if restart is None:
-        assert results[3][0] is WorkerDied, "this view has no other rank"
-        assert more == {0, 2}
-        assert seconds < 3
-    else:
-        assert results[3] == 1, "it waits for the only rank of its view"
-    assert len([name for _, name in RUNS if name == "once"]) == 1
-
-
-def test_a_call_that_ends_two_workers_is_begun_no_third_time() -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        call = asyncio.ensure_future(outcome(group.any().score("poison", 5.0)))
-        for _ in range(2):
-            await asyncio.sleep(0.5)
-            sim.kill("r", RUNS[-1][0])
-        return await call
-
-    kind, _ = simulate(work)
-    assert kind is WorkerDied
-    assert len(RUNS) == 2
-
-
-def test_calls_of_ranks_that_live_do_not_wait_for_one_that_is_away() -> None:
-    """A call to a named rank waits for the restart; one for any rank does not."""
-
-    async def work(group: Any, sim: SimCluster) -> Any:
-        for _ in range(3):  # the pauses before a restart grow
-            sim.kill("r", 0)
-            await asyncio.sleep(0.1)
-            began = monotonic()
-            ranks = await asyncio.gather(*(group.any().generate("x") for _ in range(6)))
-            seconds = monotonic() - began
-            await group.generate("all")
-        back = await asyncio.gather(*(group.any().generate("x", 0.1) for _ in range(3)))
-        return set(ranks), seconds, sorted(back)
-
-    ranks, seconds, back = simulate(work, restart="rank", max_restarts=9)
-    assert ranks == {1, 2}
-    assert seconds < 0.1
-    assert back == [0, 1, 2]
-
-
-def test_where_all_ranks_are_away_calls_wait_for_the_first_one_that_is_back() -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        for rank in range(3):
-            sim.kill("r", rank)
-        await asyncio.sleep(0.05)
-        call = group.any().generate("x")
-        told, needs = call._describe(), call._needs()[0]
-        return told, [target.kind.value for target in needs], await call in (0, 1, 2)
-
-    told, needs, came = simulate(work, restart="rank")
-    assert told.endswith("which waits for ranks 0-2 of 'r' to be there")
-    assert needs == ["restart"]
-    assert came
-
-
-def test_calls_that_are_made_before_the_launch_is_done_begin_then() -> None:
-    sim = SimCluster(nodes=1, seed=1)
-
-    async def main() -> Any:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = Rollout.create_group().launch(cluster, NodePlacementStrategy([0, 0]), name="r")
-            return sorted(await asyncio.gather(*(group.any(in_flight=1).generate("x") for _ in range(4))))
-
-    assert len(sim.run(main)) == 4
-
-
-@pytest.mark.parametrize("method", ["score", "generate"])
-def test_a_rank_that_hangs_loses_its_calls(method: str) -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        pool = group.any(stall_timeout=2.0)
-        calls = [getattr(pool, method)(str(number), 1.0) for number in range(3)]
-        await asyncio.sleep(0.5)
-        sim.stop("r", 1, 20.0)
-        began = monotonic()
-        results = await asyncio.gather(*map(outcome, calls))
-        seconds = monotonic() - began
-        while_stopped = {*await asyncio.gather(*(group.any().generate("x", 0.1) for _ in range(4)))}
-        await asyncio.sleep(20)
-        back = {*await asyncio.gather(*(group.any().generate("y", 0.1) for _ in range(4)))}
-        return results, seconds, while_stopped, back
-
-    results, seconds, while_stopped, back = simulate(work)
-    assert while_stopped == {0, 2}
-    assert back == {0, 1, 2}, "it has been heard"
-    if method == "score":
-        assert sorted(map(str, results)) == sorted(map(str, [0, 2, next(rank for rank in results[1:] if rank != 1)]))
-        assert all(rank in (0, 2) for rank in results)
-        assert 1.5 <= seconds < 3.5
-    else:
-        (error,) = [result for result in results if isinstance(result, tuple)]
-        text = (
-            "r.generate() was given up: rank 1 of 'r' had given no answer and no item for 2 s (stall_timeout= of any())"
-        )
-        assert error == (DeadlineExceeded, text)
-
-
 def test_no_rank_hangs_while_one_stands_in_the_debugger() -> None:
     async def work(group: Any, sim: SimCluster) -> Any:
         events = group._members.client.events
@@ -275,27 +149,6 @@ def test_a_rank_that_answers_other_calls_does_not_hang() -> None:
         return await long
 
     assert simulate(work, ranks=1) == 0
-
-
-@pytest.mark.parametrize("fault", ["death", "stall"])
-def test_a_stream_goes_on_at_another_rank_with_what_had_come(fault: str) -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        items = []
-        async for item in group.any(stall_timeout=3.0).tokens(6):
-            items.append(item)
-            if len(items) == 3:
-                if fault == "death":
-                    sim.kill("r", item[0])
-                else:
-                    sim.stop("r", item[0], 30.0)
-        return items
-
-    items = simulate(work)
-    assert [number for _, number in items] == list(range(6))
-    first, second = items[0][0], items[-1][0]
-    assert first != second
-    began = [(first, "tokens from 0"), (second, "tokens from 3")]
-    assert began == RUNS
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("death", WorkerDied), ("stall", DeadlineExceeded)])
@@ -371,39 +224,6 @@ def test_a_stream_that_waits_or_runs_is_closed_when_its_loop_is_left() -> None:
     assert seconds < 0.1
     assert after == 0
     assert [name for _, name in RUNS] == ["tokens from 0", "held", "after"]
-
-
-def test_the_deadline_of_calls_holds_for_one_that_waits_and_one_that_runs() -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        pool = group[0].any(in_flight=1)
-        running, waiting = pool.generate("x", 60.0), pool.generate("y")
-        await asyncio.sleep(3.0)  # nobody awaits them
-        return await outcome(running), await outcome(waiting), await outcome(read(pool.words(3)))
-
-    running, waiting, stream = simulate(work, call_timeout=2.0)
-    limit = "r.generate() was not done within 2 s (call_timeout= of launch()): "
-    room = "it had not been sent, and waits for room at rank 0 of 'r', where each takes 1 call (in_flight= of any())"
-    assert running[0] is waiting[0] is DeadlineExceeded
-    assert running[1].startswith(limit + "rank 0 of 'r' had not answered by")
-    assert waiting[1] == limit + room
-    assert stream == [0, 1, 2], "the cancelled call has left its place"
-
-
-def test_calls_that_wait_end_with_their_group() -> None:
-    async def work(group: Any, sim: SimCluster) -> Any:
-        calls = [group.any(in_flight=1).generate("x", 30.0) for _ in range(4)]
-        stream = asyncio.ensure_future(outcome(read(group.any(in_flight=1).words(3))))
-        await asyncio.sleep(0.1)
-        await group.close()
-        results = await asyncio.gather(*map(outcome, calls), stream)
-        with contextlib.suppress(ClosedError):
-            group.any()
-            results.append("it was not refused")
-        return results
-
-    results = simulate(work)
-    assert [kind for kind, _ in results] == [ClosedError] * 5
-    assert results[3][1] == results[4][1] == "group 'r' was closed before a rank had room for the call"
 
 
 @pytest.mark.parametrize(

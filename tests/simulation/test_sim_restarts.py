@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import Any
 
 import pytest
 
-from rlinf_async import ClosedError, Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied, idempotent
-from rlinf_async.testing import SimCluster, monotonic, sleep
+from rlinf_async import Cluster, NodePlacementStrategy, PeerLost, Restart, Worker, WorkerDied, idempotent
+from rlinf_async.testing import SimCluster, sleep
 
 NOTES: list[tuple[int, int, str]] = []
 """By rank and attempt, how hooks have ended; of all processes of a simulation."""
@@ -92,24 +91,6 @@ def test_a_death_ends_the_hooks_and_the_next_attempt_meets(cls: Any, victims: tu
         assert lost >= {0, 1, 2} - {victim, 1}
 
 
-def test_a_rank_that_is_given_up_leaves_the_others_to_their_calls() -> None:
-    sim = SimCluster(nodes=2, seed=1)
-
-    async def main() -> list[int]:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, max_restarts=1)
-            await group.who()
-            sim.kill("ring", 1)
-            await asyncio.sleep(1.5)
-            sim.kill("ring", 1)
-            async with asyncio.timeout(20):
-                with pytest.raises(WorkerDied, match="died more than 1 time within 600 s"):
-                    await group.who()
-                return await group.execute_on(0, 2).who()
-
-    assert sim.run(main) == [0, 2]
-
-
 def test_a_restart_by_hand_is_not_counted_and_the_death_after_it_is() -> None:
     sim = SimCluster(nodes=2, seed=1)
 
@@ -125,37 +106,6 @@ def test_a_restart_by_hand_is_not_counted_and_the_death_after_it_is() -> None:
                     await group.who()
 
     sim.run(main)
-
-
-class Sleepy(Ring):
-    async def on_restart(self, restart: Restart) -> None:  # type: ignore[override]
-        if self._rank == 0:
-            await asyncio.sleep(3600)
-
-    async def nap(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
-def test_a_hook_has_the_deadline_of_the_groups_calls(caplog: pytest.LogCaptureFixture) -> None:
-    sim = SimCluster(nodes=2, seed=1)
-
-    async def main() -> tuple[list[int], float]:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster, Sleepy, call_timeout=30)
-            await group.who()
-            await asyncio.sleep(100)
-            nap = group[2].nap(28)  # sets the timer of the deadlines, which then looks at the hook's call too
-            await asyncio.sleep(25)
-            began = monotonic()
-            sim.kill("ring", 1)
-            await nap
-            await asyncio.sleep(20)
-            return await group.who(), monotonic() - began
-
-    found, seconds = sim.run(main)
-    assert found == [0, 1, 2]
-    assert 30 < seconds < 32
-    assert "on_restart() of rank 0 of group 'ring' failed" in caplog.text
 
 
 class Loading(Worker):
@@ -179,25 +129,6 @@ def test_a_constructor_has_the_time_that_it_takes_at_a_restart_too() -> None:
             return await group.who()
 
     assert sim.run(main) == [0]
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.001, 0.01, 0.2])
-def test_a_restart_ends_when_its_group_is_closed(seconds: float) -> None:
-    """At moments before and after the rank's death is told, and while its hook runs."""
-
-    async def main() -> float:
-        async with Cluster(log_to_driver=False) as cluster:
-            group = launch(cluster)
-            await group.who()
-            began = monotonic()
-            restart = group.restart(1)
-            await asyncio.sleep(seconds)
-            await group.close()
-            with contextlib.suppress(ClosedError):  # else the rank was back before
-                await restart
-            return monotonic() - began
-
-    assert SimCluster(nodes=2, seed=1).run(main) < 5
 
 
 def test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away() -> None:
@@ -342,26 +273,3 @@ def test_a_call_is_made_again_once_on_the_next_incarnation(nodes: list[int]) -> 
 
     assert sim.run(main) == [0, 1]
     assert sorted(NOTES) == [(0, 0, "begun"), (0, 0, "begun"), (1, 0, "begun")]
-
-
-class Refusing(Worker):
-    def __init__(self) -> None:
-        super().__init__()
-        NOTES.append((self._rank, 0, "begun"))
-        if len(NOTES) > 1:
-            raise LookupError("a constructor that fails again")
-
-
-def test_a_restart_by_hand_whose_constructor_fails_for_good_says_so() -> None:
-    NOTES.clear()
-    sim = SimCluster(nodes=1, seed=1)
-
-    async def main() -> None:
-        async with Cluster(log_to_driver=False) as cluster:
-            place = NodePlacementStrategy([0])
-            group = Refusing.create_group().launch(cluster, place, name="r", restart="rank", max_restarts=1)
-            await group
-            with pytest.raises(WorkerDied, match="a constructor that fails again"):
-                await group.restart(0)
-
-    sim.run(main)

@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 from rlinf_async import MultiProcessWeightSyncScheme, WorkerWeightSyncScheme as ByCalls
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
-from rlinf_async.weights.model.gather_calls import Calls
+from rlinf_async.weights.model.gather_calls import GatherCalls
 from tests._support.weight_parts import gather_buckets
 from tests.weights.ranks import run
 
@@ -56,9 +56,9 @@ def calls(mesh: DeviceMesh, rank: int) -> None:
     """What belongs to a call that is over is thrown away; what belongs to a later one is kept for that."""
     summed = {number: DTensor.from_local(torch.full((2,), float(number)), mesh, [Partial()]) for number in range(12)}
     given = {number: weights(mesh, 10.0 * number) | {"sum": summed[number]} for number in range(12)}
-    one, other = Calls(), Calls()
+    one, other = GatherCalls(), GatherCalls()
 
-    def both(sender: Calls, number: int) -> None:
+    def both(sender: GatherCalls, number: int) -> None:
         found = gathered(given[number], sender.next())
         if rank == 0:
             assert found == layers(10.0 * number) | {"sum": {3.0 * number}}, (number, found)

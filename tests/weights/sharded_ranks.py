@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.weights import BucketWeightSyncer, ParamTree, PatchWeightSyncer
-from rlinf_async.weights.model.gather_calls import Calls
+from rlinf_async.weights.model.gather_calls import GatherCalls
 from rlinf_async.weights.model.shards import is_sharded
 from tests._support.weight_parts import gather_buckets, name_of
 from tests.weights.ranks import run
@@ -27,7 +27,7 @@ from tests.weights.ranks import run
 RANKS = 4
 
 
-CALLS = Calls()
+CALLS = GatherCalls()
 
 
 def collected(tree: ParamTree, **options: Any) -> dict[str, torch.Tensor]:

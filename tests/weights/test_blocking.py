@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_async import WorkerWeightSyncScheme
 from tests._support.forked_children import exit_code, forked
-from tests._support.weight_parts import Bridge
+from tests._support.weight_parts import SyncAdapter
 from tests.weights.ends import Tied
 
 
@@ -49,7 +49,7 @@ async def _woken_by_a_thread() -> bool:
 
 @pytest.mark.parametrize("how", ["lets go of it", "ends it", "uses it"])
 def test_a_forked_process_leaves_its_parents_loop_alone(how: str) -> None:
-    bridges = [Bridge()]
+    bridges = [SyncAdapter()]
     assert bridges[0].run(_woken_by_a_thread(), "once")
     child = os.fork()
     if child == 0:
@@ -71,7 +71,7 @@ def test_a_forked_process_leaves_its_parents_loop_alone(how: str) -> None:
 
 
 def test_a_loop_that_was_given_back_is_dropped_by_a_forked_process_without_a_word() -> None:
-    bridges = [Bridge()]
+    bridges = [SyncAdapter()]
     assert bridges[0].run(_woken_by_a_thread(), "once")
     bridges[0].release()
 
@@ -87,7 +87,7 @@ def test_a_loop_that_was_given_back_is_dropped_by_a_forked_process_without_a_wor
 
 
 async def test_a_loop_that_is_dropped_in_a_coroutine_is_closed_without_a_word() -> None:
-    bridges, loops = [Bridge()], []
+    bridges, loops = [SyncAdapter()], []
 
     async def look() -> None:
         loops.append(asyncio.get_running_loop())

@@ -11,7 +11,7 @@ import pytest
 
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 
 def test_three_machines_cost_the_senders_network_one_and_if_two_are_parted_nobody_lacks_a_version(

@@ -15,7 +15,7 @@ import torch
 from rlinf_async import MultiProcessWeightSyncScheme, publish
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import Publisher, scope
-from tests._support.weight_parts import Bridge, LocalLink, Store
+from tests._support.weight_parts import LocalLink, Store, SyncAdapter
 from tests.weights.ends import both
 
 
@@ -108,7 +108,7 @@ def test_the_loop_for_blocking_calls_is_not_given_back_under_a_call_that_begins(
     async def seven() -> int:
         return 7
 
-    bridge = Bridge()
+    bridge = SyncAdapter()
     bridge.run(seven(), "the first call")
     runner = bridge._blocking.runner
     assert runner is not None

@@ -16,8 +16,8 @@ import rlinf_async
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, follow, publish
 from rlinf_async.testing import SimCluster
 
-MOST_FILES: Final = 72
-MOST_CALLS: Final = 620
+MOST_FILES: Final = 64
+MOST_CALLS: Final = 595
 
 _PACKAGE: Final = rlinf_async.__path__[0]
 _SIMULATION: Final = f"{_PACKAGE}/_simulation/"

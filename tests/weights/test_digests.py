@@ -14,7 +14,7 @@ from torch import nn
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost, WeightMismatch
 from rlinf_async.weights import Manifest, ParamTree, Publisher, Subscriber
 from rlinf_async.weights.model import digests
-from tests._support.weight_parts import LocalLink, Update, Words, words
+from tests._support.weight_parts import LinkMessage, LocalLink, Update, messages
 from tests.weights.ends import Tied, both
 from tests.weights.pairs import pair
 
@@ -260,14 +260,14 @@ async def test_an_answer_that_comes_at_once_is_compared_all_the_same() -> None:
     class Hasty:
         """A receiver that answers where it hears, and holds something else than what was sent."""
 
-        def hear(self, heard: Words) -> None:
+        def on_message(self, heard: LinkMessage) -> None:
             what = heard[0]
-            if what == words.HELLO:
-                to_sender.send([words.ACK, 0, None, "", 0.0, 0.0, 0.0, None])
-            elif what == words.PUBLISH:
-                to_sender.send([words.ACK, heard[1], None, "", 0.0, 0.0, 0.0, (heard[1], b"", bytes(32))])
+            if what == messages.HELLO:
+                to_sender.send([messages.ACK, 0, None, "", 0.0, 0.0, 0.0, None])
+            elif what == messages.PUBLISH:
+                to_sender.send([messages.ACK, heard[1], None, "", 0.0, 0.0, 0.0, (heard[1], b"", bytes(32))])
 
-        def hear_end(self, error: Exception) -> None: ...
+        def on_end(self, error: Exception) -> None: ...
 
     to_receiver, to_sender = LocalLink.pair()
     to_sender.listen(Hasty())

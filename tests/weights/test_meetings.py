@@ -16,7 +16,7 @@ from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import RLinfAsyncError
 from rlinf_async.weights.links import socket_link
 from rlinf_async.weights.links.pipe_mail import PipeMail
-from tests._support.weight_parts import words as say
+from tests._support.weight_parts import messages as say
 from tests.weights.ends import Tied
 
 STEPS = ("notice", "join", say.HELLO, say.ACK, say.PUBLISH, "bye")

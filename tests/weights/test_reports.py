@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf_async import DistributedTransport, WeightSyncScheme
-from tests._support.weight_parts import Parcel, SingleDelivery
+from tests._support.weight_parts import SingleDelivery, WeightsMessage
 from tests.weights.ends import CALLED, SCHEMES, Tied, both
 
 ALIGNED = 256
@@ -63,7 +63,7 @@ async def test_of_a_transport_that_does_not_count_the_tensors_are_and_what_is_no
     transport = SimpleNamespace(send_weights=lambda model_id, weights: None)
     for weights, nbytes in (({"w": torch.zeros(3), "x": 1}, 12 + 8), ("something else", 0)):
         delivery = SingleDelivery(0, transport)
-        await delivery.stage(Parcel("policy", 1, weights, None))
+        await delivery.stage(WeightsMessage("policy", 1, weights, None))
         assert delivery.nbytes == nbytes
 
 

@@ -270,12 +270,12 @@ async def test_weights_that_were_mapped_on_the_gpu_are_copied_into_memory_of_the
         await publish(publisher, source, 1)
         assert subscriber._applying.leases.keeps_one
         for version in (2, 3, 4, 5):
-            publisher._outlets._outlets[0].gpu = ""
+            publisher._receivers._receivers[0].gpu = ""
             await publish(publisher, source, version)
             assert values_of(destination) == {version}
             assert len({tensor.untyped_storage().data_ptr() for tensor in destination.values()}) == len(destination)
             assert not subscriber._applying.leases.keeps_one
-        publisher._outlets._outlets[0].gpu = "one GPU"
+        publisher._receivers._receivers[0].gpu = "one GPU"
         for version in (6, 7, 8, 9):
             await publish(publisher, source, version)
             assert values_of(destination) == {version}

@@ -12,7 +12,7 @@ from tests._support.fake_hosts import CHECKOUT, FakeHosts
 from tests.weights.contract.claims import APART, CALLS
 from tests.weights.contract.suite import claims_apart, ways_of
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 
 def test_every_scheme_keeps_its_promises_to_another_host(fake_hosts: Callable[..., FakeHosts], tmp_path: Path) -> None:

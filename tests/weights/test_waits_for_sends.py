@@ -11,7 +11,7 @@ import torch
 
 from rlinf_async import WorkerWeightSyncScheme
 from rlinf_async.errors import ClosedError
-from tests._support.weight_parts import Bridge
+from tests._support.weight_parts import SyncAdapter
 from tests.weights.ends import Tied, both
 
 
@@ -38,10 +38,10 @@ def test_the_second_thread_that_waits_for_one_send_is_told_that_nothing_is_pendi
     sender = scheme.get_sender()
     sender.send_async()
     outcomes: list[Any] = []
-    asked, block = threading.Semaphore(0), Bridge._block
+    asked, block = threading.Semaphore(0), SyncAdapter._block
 
-    def note(bridge: Bridge, coroutine: Any) -> Any:
-        if bridge is sender._bridge:
+    def note(bridge: SyncAdapter, coroutine: Any) -> Any:
+        if bridge is sender._adapter:
             asked.release()
         return block(bridge, coroutine)
 
@@ -51,7 +51,7 @@ def test_the_second_thread_that_waits_for_one_send_is_told_that_nothing_is_pendi
         except Exception as error:
             outcomes.append(error)
 
-    monkeypatch.setattr(Bridge, "_block", note)
+    monkeypatch.setattr(SyncAdapter, "_block", note)
     threads = [threading.Thread(target=wait) for _ in range(2)]
     threads[0].start()
     assert slow.begun.wait(20)
@@ -104,7 +104,7 @@ async def test_an_answer_that_comes_with_the_end_of_the_wait_is_told(
         if ended_by == "cancellation":
             waiting = asyncio.create_task(ends.sender.wait_async())
             await asyncio.sleep(0.05)
-            inner = next(iter(ends.sender._bridge._tasks.values()))._running.copy()
+            inner = next(iter(ends.sender._adapter._tasks.values()))._running.copy()
             waiting.cancel()
             await asyncio.wait(inner)
         assert (await ends.sender.wait_async(0.05)).version == 2

@@ -21,7 +21,7 @@ from rlinf_async.weights import MPTransport, Publisher, Subscriber
 from rlinf_async.work import Work
 from tests._support.fake_gpus import FakeGpus
 from tests._support.recording_listener import Ear
-from tests._support.weight_parts import LocalLink, Outlets, Store, SyncHandle, words as say
+from tests._support.weight_parts import LocalLink, ReceiverTable, Store, SyncHandle, messages as say
 from tests.weights.far_links import FarLink as FarLinks
 from tests.weights.pairs import pair
 
@@ -177,7 +177,7 @@ async def test_who_takes_what_it_has_refused_hears_of_what_is_published_and_not_
         to_sender.send([say.ACK, 1, pack_error(WeightMismatch("not yet")), "", 0.0, 0.0, 0.0, None])
         with pytest.raises(WeightMismatch):
             await handle
-        await cancelled(publisher, weights(9), publisher._outlets.ask_again)
+        await cancelled(publisher, weights(9), publisher._receivers.ask_again)
         ear.until(lambda: any(words[0] == say.PUBLISH and words[2] is not None for words in ear.words))
         assert ear.words[-1][:2] == [say.PUBLISH, 1]
     to_sender.close()
@@ -223,7 +223,7 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
     host, late = Ear(), Ear()
     links[0][1].listen(host)
     links[1][1].listen(late)
-    begin = Outlets.begin
+    begin = ReceiverTable.begin
 
     def begin_and_add(*args: Any) -> Any:
         is_under_way = begin(*args)
@@ -243,7 +243,7 @@ async def test_another_machine_gets_afresh_what_is_published_and_not_what_is_wit
         links[0][1].send([LANDED, 1, pack_error(MemoryError("no room")), None, line])
         with pytest.raises(MemoryError):
             await handle
-        monkeypatch.setattr(Outlets, "begin", begin_and_add)
+        monkeypatch.setattr(ReceiverTable, "begin", begin_and_add)
         await cancelled(publisher, weights(2))
         assert [words[1] for words in host.words if words[0] == BRING] == [1, 2, 1]
         assert late.words[0][0] == say.HELLO
@@ -360,7 +360,7 @@ async def test_what_goes_wrong_in_publishing_is_raised_and_the_next_version_is_p
     async with Publisher(weights(0)) as publisher:
         subscriber, held = await joined(publisher, 0, "copy")
         with monkeypatch.context() as patch:
-            patch.setattr(Outlets, "publish", broken)
+            patch.setattr(ReceiverTable, "publish", broken)
             with pytest.raises(ZeroDivisionError):
                 await publisher.publish(weights(9))
         report = await (await publisher.publish(weights(1)))

@@ -54,24 +54,24 @@ class Trainer(Worker):
 
     async def publish_pattern(self, seed: int, timeout: float | None = None) -> tuple[int, list[int]]:
         """Publishes bytes that are different everywhere: their checksum, and how many have left for each receiver."""
-        outlets = self._publisher._outlets._outlets.values()
-        sent = [0] * len(outlets)
-        for index, outlet in enumerate(outlets):
-            send = outlet.link.send_tensor
+        receivers = self._publisher._receivers._receivers.values()
+        sent = [0] * len(receivers)
+        for index, receiver in enumerate(receivers):
+            send = receiver.link.send_tensor
 
             def count(tensor: Any, *facts: Any, send: Any = send, index: int = index) -> Any:
                 sent[index] += tensor.nbytes
                 return send(tensor, *facts)
 
-            outlet.link.send_tensor = count  # type: ignore[method-assign]
+            receiver.link.send_tensor = count  # type: ignore[method-assign]
         source = pattern(seed)
         handle = await self._publisher.publish(source, timeout=timeout)
         checksum = checksum_of(source)
         for tensor in source.values():
             tensor.fill_(-1)
         await handle
-        for outlet in outlets:
-            del outlet.link.send_tensor
+        for receiver in receivers:
+            del receiver.link.send_tensor
         return checksum, sent
 
     def sent_by_network(self) -> int:
@@ -230,7 +230,7 @@ class Rollout(Worker):
     def pid(self) -> int:
         return os.getpid()
 
-    async def hear(self, trainer: str, count: int) -> list[Any]:
+    async def on_message(self, trainer: str, count: int) -> list[Any]:
         return [await self.recv(trainer, 0) for _ in range(count)]
 
     async def end(self) -> None:

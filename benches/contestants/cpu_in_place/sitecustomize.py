@@ -1,6 +1,6 @@
 """Stand-in for accelerators under Ray: RLinf finds ``RLINF_FAKE_GPUS`` NVIDIA GPUs on a node, and computes on the CPU.
 
-The substitution itself is the rehearsal of this framework, which its own side of the bench runs on too.
+The substitution itself is this framework's rehearsal mode, which its own side of the bench uses, too.
 """
 
 import importlib
@@ -39,7 +39,7 @@ class _Managers(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         manager.get_device_type = staticmethod(lambda: "cpu")
         manager.get_ccl_backend = staticmethod(lambda: "gloo")
         accelerators = importlib.import_module("rlinf.scheduler.hardware.accelerators.accelerator")
-        accelerators.AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # everything goes by Gloo
+        accelerators.AcceleratorUtil.CCL_SUPPORT_LIST.clear()  # makes all collectives use Gloo
 
 
 sys.meta_path.insert(0, _Managers())

@@ -2,9 +2,9 @@
 
     python sb3.py DIR [--subproc]
 
-DIR/settings.json has the hyperparameters (``benches.results.tasks.Settings``); DIR/tensorboard and DIR/evaluation.json
-are written.  Simulators and the final evaluation are those of ``single_file_ppo.py``; ``--subproc`` steps every
-simulator in a process of its own.
+DIR/settings.json has the hyperparameters (``benches.results.tasks.Settings``); the script writes DIR/tensorboard and
+DIR/evaluation.json. Simulators and the final evaluation are those of ``single_file_ppo.py``; ``--subproc`` steps every
+simulator in a separate process.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from single_file_ppo import RETURN_WINDOW, evaluate, make_env, read_arguments, w
 
 
 def ppo_arguments(args: Any) -> dict[str, Any]:
-    """Settings → keyword arguments of ``stable_baselines3.PPO``.
+    """Return the keyword arguments of ``stable_baselines3.PPO`` for the settings.
 
-    SB3's value loss lacks the half of ours.  Its schedules get what remains of the run after a rollout, 1 to 0, where
-    ours begins the linear one before the first rollout.  Its early stop, at 1.5 times ``target_kl`` in any minibatch,
-    stays its own.
+    SB3's value loss lacks our factor of one half. Its schedules get the remaining part of the run after a rollout, from
+    1 to 0; our linear schedule starts before the first rollout. Its early stop, at 1.5 times ``target_kl`` in any
+    minibatch, stays as it is.
     """
     return {
         "n_steps": args.rollout_steps,
@@ -51,7 +51,7 @@ def ppo_arguments(args: Any) -> dict[str, Any]:
 
 
 def learning_rate(lr: float, schedule: str, updates: int) -> float | Callable[[float], float]:
-    """A constant, or a function of what remains of the run after a rollout, from ``1 - 1 / updates`` to 0."""
+    """Return a constant, or a function of the remaining part after a rollout, from ``1 - 1 / updates`` to 0."""
     if schedule == "constant":
         return lr
     return lambda remaining: lr * (remaining + 1.0 / updates)

@@ -2,9 +2,9 @@
 
     python single_file_ppo.py DIR
 
-DIR/settings.json has the hyperparameters (``benches.results.tasks.Settings``); DIR/tensorboard and DIR/evaluation.json
-are written.  Beyond CleanRL, so that every contestant runs the same algorithm: episodes that a time limit cut keep the
-value of their last state, observations are normalised by moments that all simulators share, rewards by a constant.
+DIR/settings.json has the hyperparameters (``benches.results.tasks.Settings``); the script writes DIR/tensorboard and
+DIR/evaluation.json. It differs from CleanRL so that every contestant runs the same algorithm: truncated episodes keep
+the value of their last state, observations are normalised by moments that all simulators share, rewards by a constant.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from torch.distributions.normal import Normal
 from torch.utils.tensorboard import SummaryWriter
 
 RETURN_WINDOW = 20
-"""Episodes that the training return is the mean of."""
+"""Number of episodes in the mean training return."""
 
 
 def make_env(env_id: str, reward_scale: float = 1.0) -> gym.Env[Any, Any]:
-    """One simulator: actions in [-1, 1], rewards scaled, statistics of episodes from the unscaled ones."""
+    """Return a simulator with actions in [-1, 1], scaled rewards, and statistics of episodes by unscaled ones."""
     env = RescaleAction(RecordEpisodeStatistics(gym.make(env_id)), -1.0, 1.0)
     return TransformReward(env, lambda reward: float(reward) * reward_scale)
 
@@ -59,7 +59,7 @@ class Agent(nn.Module):
         self.moments = RunningMeanStd(shape=(observation_size,))
 
     def see(self, observations: Any) -> Tensor:
-        """Raw ``[..., observation]`` → normalised float32."""
+        """Normalise raw ``[..., observation]`` to float32."""
         scaled = (observations - self.moments.mean) / np.sqrt(self.moments.var + 1e-8)
         return torch.as_tensor(np.clip(scaled, -10, 10), dtype=torch.float32)
 
@@ -74,7 +74,7 @@ class Agent(nn.Module):
 
 
 def evaluate(act: Callable[[Any], Any], env_id: str, seeds: Sequence[int]) -> list[float]:
-    """Undiscounted returns of an episode for each seed; ``act`` maps ``[1, observation]`` to ``[1, action]``."""
+    """Return the undiscounted return of an episode per seed; ``act`` maps ``[1, observation]`` to ``[1, action]``."""
     returns = []
     env = make_env(env_id)
     for seed in seeds:
@@ -89,12 +89,12 @@ def evaluate(act: Callable[[Any], Any], env_id: str, seeds: Sequence[int]) -> li
 
 
 def read_arguments(path: Path) -> Any:
-    """The settings of a run's folder as attributes."""
+    """Return the settings in a run's folder as attributes."""
     return SimpleNamespace(**json.loads((path / "settings.json").read_text()))
 
 
 def write_evaluation(path: Path, args: Any, returns: list[float], training_seconds: float, *packages: str) -> None:
-    """evaluation.json of a run, as the embodiment example's, with the versions of ``packages``."""
+    """Write a run's evaluation.json, like the embodiment example's, with the versions of ``packages``."""
     result = {
         "env": args.env,
         "seed": args.seed,

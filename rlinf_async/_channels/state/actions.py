@@ -6,25 +6,25 @@ from enum import IntEnum
 from typing import Any, Final
 
 
-class Act(IntEnum):
-    """Actions of a queue's owner; the comment says with what."""
+class QueueAction(IntEnum):
+    """Codes of actions for a queue's owner; the comment says with which argument."""
 
     ACCEPTED = 0  # an item: it is in the queue, tell its producer
     DELIVER = 1  # a get: hand its items to its consumer
     FULL = 2  # an item: put_nowait found no room
     EMPTY = 3  # a get: get_nowait found nothing
-    ENDED = 4  # a get: the queue is closed, and nothing will come any more
+    ENDED = 4  # a get: the queue is closed and empty for good
     CLOSED = 5  # an item: the queue is closed
-    TOO_LARGE = 6  # an item: it has more bytes than all items together may have
+    TOO_LARGE = 6  # an item: it alone exceeds the byte bound
     TOO_HEAVY = 7  # a batch: the next item alone weighs more than its target
-    OUT_OF_BYTES = 8  # a batch: what it has gathered leaves no room for the rest of it
-    FREED = 9  # a client and bytes: so much of what it has sent without waiting for an answer is in
-    SHARED = 10  # a client: another one gets here too
+    OUT_OF_BYTES = 8  # a batch: its gathered items fill the byte bound
+    FREED = 9  # a client and bytes: so much of its unanswered puts is admitted
+    SHARED = 10  # a client: there is another consumer
     FAILED = 11  # a client, the number of its request, the name of an error, its text
 
 
-# As plain numbers: this is where every item passes.
-ACCEPTED: Final = int(Act.ACCEPTED)
-DELIVER: Final = int(Act.DELIVER)
+# Plain integers, because every item passes here.
+ACCEPTED: Final = int(QueueAction.ACCEPTED)
+DELIVER: Final = int(QueueAction.DELIVER)
 
 Step = tuple[int, Any]

@@ -8,16 +8,16 @@ from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class ByteBudget:
-    """The bytes that one queue's items take, and the keys that are blocked for lack of some.
+    """Bytes used by one queue's items, and the keys that are blocked for lack of room.
 
-    A key whose first put does not fit is *blocked*.  Blocked keys get bytes in their order, and smaller items of other
-    keys may pass them; but only until as many bytes as the queue may have are past the first: then it is its turn.
+    A key whose first put does not fit is *blocked*. Blocked keys get room in order. Smaller items of other keys may
+    pass them until ``max_bytes`` bytes have passed the first blocked key; then that key is next.
 
     Attributes:
-        max_bytes: for all items together; 0 is without bound.
+        max_bytes: bound for all items together; 0 is without bound.
         used: bytes of items that are queued or leased.
-        blocked: in the order in which they get bytes.
-        partial: batches that hold items and want more.
+        blocked: blocked keys, in the order in which they get room.
+        partial: batches that hold items and wait for more.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -30,7 +30,6 @@ class ByteBudget:
         self.partial: dict[Demand, None] = {}
         self._partial_bytes = 0
         self._overtaken = 0
-        """Bytes that were let in past the first of the blocked keys."""
 
     def __repr__(self) -> str:
         return f"<ByteBudget [{self.used} of {self.max_bytes} bytes, {len(self.blocked)} keys blocked]>"
@@ -39,7 +38,6 @@ class ByteBudget:
         return self.used + nbytes <= self.max_bytes
 
     def allows(self, key: bytes, nbytes: int) -> bool:
-        """Whether so many bytes fit, and it is the key's turn."""
         if not self.max_bytes:
             return True
         if self.used + nbytes > self.max_bytes:
@@ -60,7 +58,7 @@ class ByteBudget:
     # -- batches ------------------------------------------------------------------------------------------------
 
     def gather(self, get: Demand, item: Item, weight: int) -> None:
-        """A batch that may want more has this item now, which counts so much."""
+        """Add an item, which counts so much, to a batch that may wait for more."""
         get.items.append(item)
         get.weight += weight
         self.partial[get] = None
@@ -72,5 +70,5 @@ class ByteBudget:
 
     @property
     def deadlocked(self) -> bool:
-        """Every byte is held by batches that want more."""
+        """True if batches that wait for more hold every byte."""
         return bool(self.partial) and self._partial_bytes == self.used

@@ -10,14 +10,13 @@ from typing import Any, Final
 import msgpack
 
 MAX_KEY_BYTES: Final = 64 * 1024
-"""Bytes."""
 
 
 def canonical_key(key: Any) -> bytes:
-    """Bytes that are equal wherever the keys are.
+    """Return bytes that are equal wherever the keys are.
 
-    As in a dict, ``1``, ``1.0`` and ``True`` are one key, and so are a named tuple and the plain one.  Anything but
-    numbers, strings, bytes, None, tuples and frozen sets is known by its pickle.
+    As in a dict, ``1``, ``1.0`` and ``True`` are one key, and so are a named tuple and the plain one. Any value other
+    than numbers, strings, bytes, None, tuples and frozen sets is represented by its pickle.
 
     Raises:
         TypeError: it is not hashable, or cannot be pickled.
@@ -34,7 +33,6 @@ def canonical_key(key: Any) -> bytes:
 
 
 def key_of(packed: bytes) -> Any:
-    """The key that these bytes stand for; of one that was pickled, the pickle."""
     if packed[:1] == b"s":
         return packed[1:].decode("utf-8", "surrogatepass")
     return _unplain(msgpack.unpackb(packed[1:], unicode_errors="surrogatepass"))
@@ -57,7 +55,7 @@ def _packed(value: Any) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What msgpack can pack, different for different values."""
+    """Return a value that msgpack can pack, different for different keys."""
     if value is None or type(value) is bytes or type(value) is str:
         return value
     if isinstance(value, str):
@@ -78,7 +76,7 @@ def _plain(value: Any) -> Any:
 def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
-    # Without a memo: whether two parts are one object or merely equal must make no difference.
+    # No memo: whether two parts are one object or merely equal must make no difference.
     pickler.fast = True
     try:
         pickler.dump(value)

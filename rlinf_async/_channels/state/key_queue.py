@@ -12,15 +12,15 @@ from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class KeyQueue:
-    """The items, puts and gets of one key.
+    """Items, puts and gets of one key.
 
     Attributes:
-        items: in the order of their places.
-        returned: items that came back, a heap; all of them stand before ``items``.
-        puts, gets: those that wait, first come first.
-        handed_out: gets that were delivered and whose items are not all taken, leases among them.
-        handed_out_items: the items of these.
-        put, got: items that were accepted, and that consumers have taken.
+        items: items in the order of their places.
+        returned: heap of items that came back, all ahead of ``items``.
+        puts, gets: waiting requests, first come first.
+        handed_out: number of delivered gets, leases included, with items that are not taken yet.
+        handed_out_items: number of the items of these gets.
+        put, got: numbers of accepted and of taken items.
     """
 
     __slots__ = (
@@ -28,7 +28,6 @@ class KeyQueue:
     )
 
     def __init__(self, key: bytes, consumers: Set[int]) -> None:
-        """``consumers`` are the clients that get something from the queue."""
         self.key = key
         self._consumers = consumers
         self.items: deque[Item] = deque()
@@ -40,7 +39,7 @@ class KeyQueue:
 
     @property
     def present(self) -> int:
-        """Items that are queued, gathered for a batch, or leased."""
+        """Return the number of items that are queued, gathered for a batch, or leased."""
         return self.size + self.handed_out_items + sum(len(get.items) for get in self.gets)
 
     @property
@@ -53,14 +52,14 @@ class KeyQueue:
     def is_idle(self) -> bool:
         return not (self.items or self.returned or self.gets or self.puts or self.handed_out)
 
-    # -- gets meet items ----------------------------------------------------------------------------------------
+    # -- matching -----------------------------------------------------------------------------------------------
 
     def match(self, budget: ByteBudget, steps: list[Step]) -> Demand | None:
-        """Hands items to the gets that wait, until one of the two is used up.
+        """Hand items to the waiting gets until either run out.
 
         Returns:
-            A batch whose next item alone is heavier than its target, as its weight: it waits no more.  What follows it
-            has not been matched then.
+            A batch whose next item alone exceeds its target: it has that item's weight now, and does not wait any more.
+            The rest has not been matched.
         """
         while self.gets and (self.items or self.returned):
             get = next(iter(self.gets))
@@ -84,7 +83,6 @@ class KeyQueue:
         return None
 
     def serve(self, get: Demand, steps: list[Step]) -> None:
-        """Hands the first item to a get that never had to wait, or the first ones to one that takes what is there."""
         if get.partly:
             self._gather_some(get)
         else:
@@ -98,20 +96,19 @@ class KeyQueue:
 
     def hand_out(self, get: Demand, steps: list[Step]) -> None:
         if len(get.items) > 1:
-            get.items.sort()  # something may have come back while it was gathering
+            get.items.sort()  # an item may have come back while it was gathering
         get.delivered = True
         self.handed_out += 1
         self.handed_out_items += len(get.items)
         steps.append((DELIVER, get))
 
     def remove_get(self, get: Demand, budget: ByteBudget) -> None:
-        """A get waits no more."""
         del self.gets[get]
         if get in budget.partial:
             budget.no_longer_partial(get)
 
     def give_back(self, get: Demand, budget: ByteBudget) -> None:
-        """A get is over; its items go to their old places, flagged if its consumer may have seen them."""
+        """End a get; its items go to their old places, flagged if its consumer may have seen them."""
         if get.delivered:
             self.handed_out -= 1
             self.handed_out_items -= len(get.items)

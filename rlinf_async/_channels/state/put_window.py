@@ -1,4 +1,4 @@
-"""Window of bytes that one process may have under way to a queue: puts that the queue has not let in yet."""
+"""Window of bytes that one process may have under way to a queue: puts that the queue has not admitted yet."""
 
 from __future__ import annotations
 
@@ -9,44 +9,44 @@ from typing import Final, Generic, Protocol, TypeVar
 from rlinf_async._core.frames import MAX_INLINE_BYTES
 
 ITEM_OVERHEAD_BYTES: Final = 256
-"""Bytes that an item takes beside its body, about."""
+"""Approximate bytes of an item beside its body."""
 
 WINDOW_BYTES: Final = 16 << 20
 _SHARE: Final = 32
-"""Bytes, or the part of ``max_bytes``, that one process may have under way."""
+"""Bytes, or fraction of ``max_bytes``, that one process may have under way."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
-"""Bytes that an item of sealed memory costs at least: descriptors on their way are few, and shared by all processes."""
+"""Minimum charge for an item in sealed memory: descriptors in transit are few, and shared by all processes."""
 
 
 def cost(nbytes: int) -> int:
-    """The part of a window that an item with a body of so many bytes takes."""
+    """Return the part of a window that an item with a body of so many bytes takes."""
     whole = nbytes + ITEM_OVERHEAD_BYTES
     return whole if nbytes <= MAX_INLINE_BYTES else max(whole, _DESCRIPTOR_BYTES)
 
 
 def report_from_bytes() -> int:
-    """Bytes of sent items that a queue has let in before it reports them.
+    """Return the bytes of admitted items after which a queue reports them.
 
-    Half a window: a process that has filled its own hears of it while the other half is on its way.
+    Half a window: a process that has filled its window gets the report while the other half is under way.
     """
     return WINDOW_BYTES // 2
 
 
-class Numbered(Protocol):
-    """A put, which has its number among the requests of its process from the moment that it leaves."""
+class NumberedPut(Protocol):
+    """Put that gets its number among the requests of its process when it leaves."""
 
     number: int
 
 
-P = TypeVar("P", bound=Numbered)
+P = TypeVar("P", bound=NumberedPut)
 
 
 class PutWindow(Generic[P]):
-    """The puts of one process to one queue; from any thread.
+    """Puts of one process to one queue; from any thread.
 
-    A put enters as long as the window is not full, so one may be larger than all of it.  Others wait in order.  A put
-    is numbered as it enters, under the lock: one that follows it in any thread has a higher number.
+    A put enters while the window is not full, so a single put may exceed it. Others wait in order. A put is numbered as
+    it enters, under the lock, so a later put of any thread has a higher number.
 
     Attributes:
         size: bytes of the window.
@@ -74,19 +74,18 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Have a put enter in any case, behind those that wait; all of these, and whether it would have entered."""
+        """Admit a put behind the waiting ones, whatever the room. Return all of these, and True if it would have
+        fit."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes
             return [self._next() for _ in range(len(self.waiting))], has_room
 
     def free(self, nbytes: int) -> None:
-        """The queue has answered so many bytes."""
         with self._lock:
             self._used -= nbytes
 
     def next(self) -> P | None:
-        """The first waiting put, if it may leave now."""
         with self._lock:
             return self._next() if self.waiting and self._used < self.size else None
 
@@ -97,12 +96,10 @@ class PutWindow(Generic[P]):
         return put
 
     def withdraw(self, put: P) -> bool:
-        """True if the put waited here, and waits no more."""
         with self._lock:
             return self.waiting.pop(put, None) is not None
 
     def end(self) -> list[P]:
-        """The puts that waited."""
         with self._lock:
             waiting, self.waiting = list(self.waiting), {}
             return waiting

@@ -1,20 +1,20 @@
 """State machine of a channel's queue: keyed FIFOs with weighted batches, bounds, and leases of items.
 
-Plain state.  Each client of the queue, a process, numbers its requests 1, 2, 3, …  Each method takes a message of one
-client and returns the steps that follow from it, in order, for the owner of the queue to carry out::
+Plain state. Each client of the queue, a process, numbers its requests 1, 2, 3, … Each method takes a message of one
+client and returns the resulting actions, in order, for the owner of the queue::
 
     put ── room ──► ACCEPTED       get ── item ──► DELIVER: leased ── taken ──► gone
         └─ full ──► waits              └─ none ──► waits        └─ given back, or its consumer died ──► its old place
 
 A queue consists of a table of keys (``key_queue.py``), which share a byte budget (``byte_budget.py``) and nothing else:
-a key that no consumer empties holds up no other.  Items that one client puts under one key are delivered in the order
-of their numbers.  No method takes longer because more is queued or waiting.
+a key that no consumer empties blocks no other key. Items that one client puts under one key are delivered in the order
+of their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
 
-A put may be done for its producer when it was ``sent``.  Such an item comes in even if the producer dies, and instead
-of an answer the producer hears now and then how many bytes are in (FREED).
+A put with ``sent`` is done for its producer at once. Its item is admitted even if the producer dies, and instead of an
+answer the producer is told now and then how many bytes were admitted (FREED).
 
-A get without a lease is at most once: an item that its consumer may have had is never delivered again.  A get with a
-lease (``lease_s``) keeps its items for the queue until the consumer confirms them.
+A get without a lease is at most once: an item that its consumer may have had is never delivered again. A get with a
+lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from collections import OrderedDict
 from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from rlinf_async._channels.state.actions import ACCEPTED, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, QueueAction, Step
 from rlinf_async._channels.state.byte_budget import ByteBudget
 from rlinf_async._channels.state.key_queue import KeyQueue
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES, cost, report_from_bytes
@@ -33,16 +33,16 @@ from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_L
 
 
 class Queue:
-    """The items of one channel on one node.
+    """Items of one channel on one node.
 
     Args:
-        maxsize: items that one key may hold; 0 is without bound.  Items that come back from a consumer may exceed it.
-        max_bytes: bytes that all items may have together, those included that are leased; 0 is without bound.
-        gone: clients that are dead: messages of theirs that come late are dropped.
+        maxsize: items that one key may hold; 0 is without bound. Items that come back from a consumer may exceed it.
+        max_bytes: bytes that all items, leased ones included, may have together; 0 is without bound.
+        gone: clients that are dead, whose late messages are dropped.
 
     Attributes:
-        closed: no more puts.
-        consumers: clients that have asked for items and live.
+        closed: True once no more puts are accepted.
+        consumers: live clients that have requested items.
 
     Example:
         queue = Queue(maxsize=2)
@@ -61,7 +61,6 @@ class Queue:
         self._keys: dict[bytes, KeyQueue] = {}
         self._places = itertools.count()
         self._counts = QueueCounts()
-        """Of keys that are not used any more."""
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else "open"
@@ -69,7 +68,6 @@ class Queue:
 
     @property
     def finished(self) -> bool:
-        """It is closed, and nothing is left in it."""
         return self.closed and not self._keys
 
     # -- messages of clients ------------------------------------------------------------------------------------
@@ -85,19 +83,18 @@ class Queue:
         nowait: bool = False,
         sent: bool = False,
     ) -> list[Step]:
-        """Put an item, which waits while there is no room."""
         return self._in_order(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, sent))
 
     def get(self, consumer: int, number: int, key: bytes, *demand: Any, **attributes: Any) -> list[Step]:
-        """Get one item, or what the further attributes of ``Demand`` say."""
+        """Request one item, or as the further attributes of ``Demand`` say."""
         return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
     def skip(self, who: int, number: int) -> list[Step]:
-        """Advance past the number of a request that makes no sense, or that was never sent."""
+        """Advance past the number of a request that is invalid or was never sent."""
         return self.cancel(who, number) + self._in_order(who, number, Item(who, number, b"", 0, 0, None, True))
 
     def taken(self, consumer: int, taken: Iterable[Sequence[int]]) -> list[Step]:
-        """Note that the consumer has the first so many items of these gets; each may be said again."""
+        """Note that the consumer has the first so many items of these gets; a repeated message has no effect."""
         steps: list[Step] = []
         client = self.clients.get(consumer)
         if client is None:
@@ -113,7 +110,7 @@ class Queue:
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
         """Take the first ``count`` items of a lease out of the channel for good.
 
-        Returns False, and takes none, if the lease is over or has fewer items.
+        Return False, and take none, if the lease is over or has fewer items.
         """
         client = self.clients.get(consumer)
         get = None if client is None else client.gets.get(number)
@@ -138,7 +135,6 @@ class Queue:
             self._settle(key_queue, steps)
 
     def _lose(self, get: Demand) -> None:
-        """Drop the items of a delivered get."""
         lost, key_queue = len(get.items), self._keys[get.key]
         self._counts.put += lost
         self._counts.drop(NODE_LOST, lost)
@@ -148,7 +144,7 @@ class Queue:
         get.items.clear()
 
     def cancel(self, who: int, *numbers: int) -> list[Step]:
-        """Give puts and gets up: those that wait are dropped, leased items go back to their places."""
+        """Cancel requests: waiting ones are dropped, leased items go back to their places."""
         client = self.client(who)
         steps: list[Step] = []
         if client is None:
@@ -162,11 +158,11 @@ class Queue:
         return steps
 
     def drop(self, who: int, *, is_lost: bool = False) -> list[Step]:
-        """Give up everything of a dead client.  Its items stay, and so do those that it had sent.
+        """Forget a dead client. Its items stay, and so do those that it had sent.
 
         Args:
-            is_lost: its node is gone, and with it perhaps its word that it has what it was handed.  Such an item is
-                dropped, unless it is leased.
+            is_lost: True if its node is lost, and with it perhaps the message that it has taken items. Such items are
+                dropped, unless they are leased.
         """
         steps: list[Step] = []
         self.consumers.discard(who)
@@ -183,10 +179,10 @@ class Queue:
         return steps
 
     def close(self, *, discard: bool = False) -> list[Step]:
-        """No more puts, not even of those that wait for room; gets end once all items have been taken.
+        """Refuse puts, waiting ones included; gets end once all items have been taken.
 
         Args:
-            discard: throw away all items, of a queue that was closed before, too.
+            discard: True also throws away all items, even of a queue that was closed before.
         """
         steps: list[Step] = []
         if not self.closed:
@@ -196,10 +192,10 @@ class Queue:
                 for item in waiting:
                     if (client := self.clients.get(item.producer)) is not None:
                         client.puts.pop(item.number, None)
-                    if item.sent:  # nothing comes after it: that it waits for room holds up nobody but gets
+                    if item.sent:  # no put follows it, so it need not wait for room
                         self._accept(key_queue, item, steps)
                     else:
-                        steps.append((Act.CLOSED, item))
+                        steps.append((QueueAction.CLOSED, item))
             for key_queue in [] if discard else list(self._keys.values()):
                 self._run(key_queue, steps)
                 self._settle(key_queue, steps)
@@ -209,31 +205,27 @@ class Queue:
             self._discard(steps)
         return steps
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def size(self, key: bytes) -> int:
-        """Items that can be had at once."""
         key_queue = self._keys.get(key)
         return 0 if key_queue is None else key_queue.size
 
     def full(self, key: bytes) -> bool:
-        """Whether a put would have to wait, were it not for its size."""
+        """True if a put would have to wait, apart from its own size."""
         if self.budget.max_bytes and self.budget.used >= self.budget.max_bytes:
             return True
         return bool(self.maxsize) and self.size(key) >= self.maxsize
 
     def waiting(self, key: bytes) -> tuple[int, int]:
-        """How many puts and gets wait under a key."""
         key_queue = self._keys.get(key)
         return (0, 0) if key_queue is None else (len(key_queue.puts), len(key_queue.gets))
 
     def peek(self, key: bytes) -> list[Item]:
-        """The queued items, in order; they stay where they are."""
         key_queue = self._keys.get(key)
         return [] if key_queue is None else key_queue.peek()
 
     def counts(self) -> QueueCounts:
-        """What has become of all items."""
         whole = self._counts
         found = QueueCounts(whole.put, whole.got, dict(whole.dropped))
         for key, key_queue in self._keys.items():
@@ -247,20 +239,19 @@ class Queue:
 
     @property
     def used(self) -> list[bytes]:
-        """The keys of which anything is queued, leased or waiting."""
+        """Return the keys with queued or leased items, or waiting requests."""
         return list(self._keys)
 
     # -- clients and their order --------------------------------------------------------------------------------
 
     def client(self, who: int) -> QueueClient | None:
-        """None for one that is dead."""
         client = self.clients.get(who)
         if client is None and who not in self._gone:
             client = self.clients[who] = QueueClient()
         return client
 
     def _in_order(self, who: int, number: int, request: Item | Demand) -> list[Step]:
-        """Each request of a client once, in the order of its numbers."""
+        """Process each request of a client once, in the order of their numbers."""
         steps: list[Step] = []
         client = self.clients.get(who) or self.client(who)
         if client is None:
@@ -298,10 +289,10 @@ class Queue:
                 self._counts.put += 1
                 self._counts.drop(TOO_LATE)
                 self._free_window(item, steps, at_once=True)
-            steps.append((Act.CLOSED, item))
+            steps.append((QueueAction.CLOSED, item))
             return
         if budget.max_bytes and item.nbytes > budget.max_bytes:
-            steps.append((Act.TOO_LARGE, item))
+            steps.append((QueueAction.TOO_LARGE, item))
             return
         key_queue = self._of_key(item.key)
         if not key_queue.puts and self._has_room(key_queue, item):
@@ -309,7 +300,7 @@ class Queue:
             if key_queue.gets:
                 self._run(key_queue, steps)
         elif item.nowait:
-            steps.append((Act.FULL, item))
+            steps.append((QueueAction.FULL, item))
             self._settle(key_queue, steps)
         else:
             key_queue.puts[item] = None
@@ -330,27 +321,27 @@ class Queue:
             steps.append((ACCEPTED, item))
 
     def _free_window(self, item: Item, steps: list[Step], *, at_once: bool = False) -> None:
-        """A sent item is no longer under way."""
+        """Credit an admitted ``sent`` item, and report to its producer from time to time."""
         client = self.clients.get(item.producer)
         if client is not None:
             client.unsaid_bytes += cost(item.nbytes - ITEM_OVERHEAD_BYTES)
             if at_once or client.unsaid_bytes >= report_from_bytes():
-                steps.append((Act.FREED, (item.producer, client.unsaid_bytes)))
+                steps.append((QueueAction.FREED, (item.producer, client.unsaid_bytes)))
                 client.unsaid_bytes = 0
 
     def _run(self, key_queue: KeyQueue, steps: list[Step]) -> None:
-        """Gets meet items, and waiting puts take their places, until nothing moves any more."""
+        """Match gets with items, and admit waiting puts, until nothing changes."""
         moves = True
         while moves:
             while (too_heavy := key_queue.match(self.budget, steps)) is not None:
                 del self.clients[too_heavy.consumer].gets[too_heavy.number]
-                steps.append((Act.TOO_HEAVY, too_heavy))
+                steps.append((QueueAction.TOO_HEAVY, too_heavy))
             moves = bool(key_queue.puts) and self._admit(key_queue, steps)
         if not key_queue.items:
             self._settle(key_queue, steps)
 
     def _admit(self, key_queue: KeyQueue, steps: list[Step]) -> bool:
-        """Lets the first waiting put of a key in, if it may; whether it did."""
+        """Admit the first waiting put of a key if it fits. Return True if it did."""
         item = next(iter(key_queue.puts))
         if self.maxsize and key_queue.size >= self.maxsize:
             return False
@@ -367,7 +358,6 @@ class Queue:
     # -- bytes --------------------------------------------------------------------------------------------------
 
     def _unblock(self, steps: list[Step]) -> None:
-        """Bytes are free: keys that are blocked get them, in their order."""
         budget = self.budget
         while budget.blocked:
             key = next(iter(budget.blocked))
@@ -382,21 +372,20 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """Where every byte is held by batches that want more, one of them has to give up."""
+        """If batches that wait for more hold every byte, fail one of them."""
         if self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]
-            steps.append((Act.OUT_OF_BYTES, get))
+            steps.append((QueueAction.OUT_OF_BYTES, get))
             self._withdraw([], [get], steps)
 
     # -- gets ---------------------------------------------------------------------------------------------------
 
     def _enter(self, get: Demand, steps: list[Step]) -> None:
-        """A get meets items, or waits for some."""
         if get.consumer not in self.consumers:
             if len(self.consumers) == 1:
                 (only,) = self.consumers
-                steps += [(Act.SHARED, only)] * any(other.shared for other in self.clients[only].gets.values())
+                steps += [(QueueAction.SHARED, only)] * any(other.shared for other in self.clients[only].gets.values())
             self.consumers.add(get.consumer)
         key_queue = self._of_key(get.key)
         if (get.target is None or get.partly) and not key_queue.gets and key_queue.size:
@@ -408,13 +397,12 @@ class Queue:
         self._run(key_queue, steps)
         if get.nowait and get in key_queue.gets:
             del self.clients[get.consumer].gets[get.number]
-            steps.append((Act.EMPTY, get))
+            steps.append((QueueAction.EMPTY, get))
             self._withdraw([], [get], steps)
         if self.budget.blocked and self.budget.deadlocked:  # this batch may have gathered the last bytes
             self._unblock(steps)
 
     def _withdraw(self, puts: Iterable[Item], gets: Iterable[Demand], steps: list[Step]) -> None:
-        """Takes out requests that wait and returns leased items; only when all are back, others may have them."""
         touched: dict[KeyQueue, None] = {}
         for item in puts:
             key_queue = self._keys[item.key]
@@ -433,7 +421,7 @@ class Queue:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _settle(self, key_queue: KeyQueue, steps: list[Step]) -> None:
-        """Ends the gets of a closed queue that nothing can reach any more, and forgets a key that is not used."""
+        """End the gets of a closed queue that nothing can reach, and forget an unused key."""
         if self.closed and key_queue.gets and not key_queue.size and not key_queue.puts:
             self._end_gets(key_queue, steps)
         if key_queue.is_idle() and self._keys.get(key_queue.key) is key_queue:
@@ -447,20 +435,20 @@ class Queue:
         for get in list(key_queue.gets):
             if self._may_yet_come(key_queue, get):
                 if get.items:
-                    break  # what it has gathered may yet come to those behind it
+                    break  # its gathered items may still go to the gets behind it
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:
                 key_queue.hand_out(get, steps)
             else:
                 del self.clients[get.consumer].gets[get.number]
-                steps.append((Act.ENDED, get))
+                steps.append((QueueAction.ENDED, get))
 
     def _may_yet_come(self, key_queue: KeyQueue, get: Demand) -> bool:
         """True if something may come back for this get.
 
-        Other clients may give back whatever they were handed.  Its own client gives back leases and what a loop has not
-        begun with; what its plain gets were handed comes back only with its death, and then it wants nothing any more.
+        Other clients may return the items that they were handed. Its own client returns leases and the unread items of
+        a loop; items of its plain gets come back only when it dies, and then it needs nothing any more.
         """
         own = self.clients[get.consumer].gets.values()
         return key_queue.handed_out > sum(
@@ -469,11 +457,11 @@ class Queue:
         )
 
     def _discard(self, steps: list[Step]) -> None:
-        """Forgets all keys: items are gone, requests that wait end, and leased items do not come back."""
+        """Forget all keys: items are gone, waiting requests end, and leased items do not come back."""
         for client in self.clients.values():
-            steps += [(Act.ENDED, get) for get in client.gets.values() if not get.delivered]
+            steps += [(QueueAction.ENDED, get) for get in client.gets.values() if not get.delivered]
             client.gets.clear()
-        for key_queue in self._keys.values():  # what is leased is its consumer's
+        for key_queue in self._keys.values():  # leased items stay their consumers'
             self._counts.put += key_queue.put
             self._counts.got += key_queue.got + key_queue.handed_out_items
             self._counts.drop(DISCARDED, key_queue.present - key_queue.handed_out_items)

@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """An item that a producer has put: queued, leased, or waiting for room.
+    """Item that a producer has put: queued, leased, or waiting for room.
 
     Attributes:
         producer, number: the client that put it, and the number of that put among its requests.
-        weight: counted by batches only.
+        weight: weight for batches.
         nbytes: its size, as it counts against ``max_bytes``.
-        sent: its put was done when it was sent: it comes in, whatever becomes of the producer.
-        place: its position in the queue, for good: an item that comes back goes there.
-        redelivered: some consumer has been handed it before, and gave it back or died.
+        sent: True if its put was done when sent: the item is admitted whatever becomes of the producer.
+        place: its permanent position in the queue: an item that comes back goes there.
+        redelivered: True if a consumer was handed it before, and returned it or died.
     """
 
     producer: int
@@ -39,20 +39,20 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """A request for an item, or for a batch of them.
+    """Request for an item, or for a batch of items.
 
     Attributes:
-        target: the weight of the batch; None where one item is wanted.
-        counted: ``target`` is a number of items, and each counts one, whatever it weighs.
-        partly: where fewer than ``target`` are there, these are wanted; only of one that is ``counted``.
-        shared: where other clients get here too, one item is wanted; only of one that is ``partly``.
-        stepwise: the consumer takes the items one after the other, not together.
-        lease_s: seconds for which the items stay the channel's, until the consumer confirms them; 0 is for any time,
-            None is no lease.
-        items: of a batch that waits, those that it has so far; of a delivered one, those that are not taken yet.
-        weight: of its items, or their number.
-        taken: how many items of a delivered one have been taken.
-        delivered: it has been answered, and its consumer has not taken all items yet.
+        target: weight of the batch; None for one item.
+        counted: True if ``target`` is a number of items, and each item counts one.
+        partly: True if fewer than ``target`` items will do; only with ``counted``.
+        shared: True if one item will do when there are other consumers; only with ``partly``.
+        stepwise: True if the consumer takes the items one after the other.
+        lease_s: seconds for which the items stay in the queue until they are confirmed; 0 without a bound, None without
+            a lease.
+        items: gathered items of a waiting batch; items of a delivered one that are not taken yet.
+        weight: weight of its items, or their number.
+        taken: number of items of a delivered one that have been taken.
+        delivered: True if it has been answered, and its consumer has not taken all items yet.
     """
 
     consumer: int
@@ -76,16 +76,16 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class QueueClient:
-    """One process, as the queue knows it.
+    """Process that uses the queue.
 
     Attributes:
-        expected: the number of its next request.
-        early: requests that came before their turn.
-        cancelled: numbers that were given up before they came.
+        expected: number of its next request.
+        early: requests that arrived before their turn.
+        cancelled: numbers that were cancelled before they arrived.
         puts: its items that wait for room.
-        gets: those that wait, and those whose items it has not taken.
-        unsaid_bytes: of its items that were ``sent`` and are in: it has not been told of these yet.
-        has_put, has_got: some put of it was accepted, some item was sent to it; noted by the queue's owner.
+        gets: gets that wait, or have items that it has not taken.
+        unsaid_bytes: bytes of its admitted ``sent`` items that have not been reported to it.
+        has_put, has_got: True once a put of it was accepted, and an item was sent to it; noted by the queue's owner.
     """
 
     expected: int = 1

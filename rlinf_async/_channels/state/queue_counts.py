@@ -1,4 +1,4 @@
-"""``QueueCounts``: what has become of a queue's items: put = got + dropped + present, in all and by key."""
+"""``QueueCounts``: fate of a queue's items: put = got + dropped + present, in all and by key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NODE_LOST: Final = "handed to a process whose node was lost"
 
 @dataclass
 class QueueCounts:
-    """Items of one channel.
+    """Numbers of items of one channel.
 
     Attributes:
-        put: that the channel has accepted.
-        got: that consumers have taken.
-        dropped: by the reason, that nobody will get.
-        present: that are queued, gathered for a batch, or delivered and not taken yet.
-        keys: put, got and present of each key that has some present, by the key's bytes.
+        put: items that the channel has accepted.
+        got: items that consumers have taken.
+        dropped: items that nobody will get, by reason.
+        present: items that are queued, gathered for a batch, or delivered and not taken yet.
+        keys: put, got and present of each key with present items, by the key's bytes.
     """
 
     put: int = 0
@@ -34,13 +34,13 @@ class QueueCounts:
             self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def to_data(self) -> list[Any]:
-        """As plain data."""
+        """Return the counts as plain data."""
         keys = [[key, *counts] for key, counts in self.keys.items()]
         return [self.put, self.got, self.dropped, self.present, keys]
 
     @classmethod
     def of(cls, parts: Iterable[list[Any]]) -> QueueCounts:
-        """The sum of a channel's queues, from their plain data; a key is in one of them only."""
+        """Return the sum over a channel's queues, from their plain data; each key is in one queue only."""
         whole = cls()
         for put, got, dropped, present, keys in parts:
             whole.put += put
@@ -52,7 +52,6 @@ class QueueCounts:
         return whole
 
     def by(self, names: Mapping[Any, Any]) -> QueueCounts:
-        """The same, with other names for the keys."""
         return QueueCounts(
             self.put, self.got, self.dropped, self.present, {names[key]: each for key, each in self.keys.items()}
         )

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async._channels.state.actions import Act
+from rlinf_async._channels.state.actions import QueueAction
 
 
 def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str]:
-    """The name of an error, of asyncio, of Python or of ``errors.py``, and its text.
+    """Return the name of an exception, of asyncio, Python or ``errors.py``, and its text.
 
     Args:
-        act, what: the step that the queue returned.
+        act, what: the action that the queue returned.
         channel: the channel's name.
-        max_bytes: of the queue.
+        max_bytes: byte bound of the queue.
     """
-    if act == Act.FULL:
+    if act == QueueAction.FULL:
         return "QueueFull", f"channel '{channel}' is full: put() waits for room, with timeout= for so long"
-    if act == Act.EMPTY:
+    if act == QueueAction.EMPTY:
         return "QueueEmpty", f"channel '{channel}' is empty: get() waits for an item, with timeout= for so long"
-    if act == Act.ENDED:
+    if act == QueueAction.ENDED:
         return "EndOfChannel", closed_to_gets(channel)
-    if act == Act.CLOSED:
+    if act == QueueAction.CLOSED:
         return "ClosedError", closed_to_puts(channel)
-    if act == Act.TOO_LARGE:
+    if act == QueueAction.TOO_LARGE:
         return "ValueError", (
             f"an item of {what.nbytes} bytes can never enter channel '{channel}', whose items may have {max_bytes} "
             "bytes together: give it a larger max_bytes="
         )
-    if act == Act.TOO_HEAVY:
+    if act == QueueAction.TOO_HEAVY:
         return "ValueError", (
             f"the next item of channel '{channel}' weighs {what.weight}, which is more than get_batch's target_weight "
             f"{what.target}: it can never be part of such a batch; take it with get()"
@@ -43,7 +43,7 @@ def refusal(act: int, what: Any, channel: str, max_bytes: int) -> tuple[str, str
 
 
 def lease_lost(channel: str) -> str:
-    """The text of the error of a holder that confirms items too late."""
+    """Return the error text for a holder that confirms items too late."""
     return (
         f"the lease of channel '{channel}' is over, and its items have gone back, perhaps to another consumer: what "
         "was done with them counts for nothing; give lease() a longer timeout=, or confirm items one by one with done()"
@@ -51,12 +51,12 @@ def lease_lost(channel: str) -> str:
 
 
 def closed_to_puts(channel: str, why: str = "", noun: str = "channel") -> str:
-    """The text of the error of a put.  ``why`` says more than that the channel was closed."""
+    """Return the error text of a put; ``why`` is a reason beyond a plain close."""
     return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_anew(noun)}"
 
 
 def closed_to_gets(channel: str, why: str = "", noun: str = "channel") -> str:
-    """The text of the error of a get."""
+    """Return the error text of a get; ``why`` is a reason beyond a plain close."""
     return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing is left to get there{_anew(noun)}"
 
 

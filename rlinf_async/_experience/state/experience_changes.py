@@ -1,4 +1,4 @@
-"""Changes of an experience that a durable one writes down: samples that are put, taken or dropped, versions, counts."""
+"""Changes that a durable experience writes down: samples that are put, taken or dropped, versions, counts."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rlinf_async._channels.state.queue_client import Item
-from rlinf_async._experience.state.sample_pool import Group, Sample
+from rlinf_async._experience.state.sample_pool import Sample, SampleGroup
 
 
 @dataclass(eq=False)
 class Insert:
-    """A sample that its producer has put; ``is_withdrawn`` if that has given it up since."""
+    """Sample that a producer has put; ``is_withdrawn`` once the producer has cancelled the put."""
 
     item: Item
-    group: Group
+    group: SampleGroup
     sample: Sample
     is_withdrawn: bool = False
 
 
 @dataclass(eq=False)
 class Settle:
-    """Groups whose holder has confirmed them; ``done`` is told when that is safe, or of the error."""
+    """Groups that their holder has confirmed; ``done`` is called when that is on disk, or with the error."""
 
-    groups: list[Group]
+    groups: list[SampleGroup]
     done: Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
 class Drop:
-    """Samples that no take gets, by their places."""
+    """Samples that were dropped, by their places."""
 
     places: list[int]
     reason: str
@@ -38,14 +38,12 @@ class Drop:
 
 @dataclass(eq=False)
 class Advance:
-    """The trainer's version."""
-
     version: int
 
 
 @dataclass(eq=False)
 class Earlier:
-    """Counts of an earlier life, which go on."""
+    """Counts of an earlier life, which continue."""
 
     version: int | None
     taken: int
@@ -56,16 +54,16 @@ Change = Insert | Settle | Drop | Advance | Earlier
 
 
 class Keeper(Protocol):
-    """The owner of an experience's state, which has a clock, perhaps a disk, and a way to ask other daemons."""
+    """Owner of an experience's state, with a clock, optionally a disk, and connections to other daemons."""
 
     @property
     def is_durable(self) -> bool: ...
 
     def write(self, change: Change) -> None:
-        """Write a change down, after those before; ``ExperienceQueue.written`` is told of each in order."""
+        """Write a change down after earlier ones; ``ExperienceQueue.written`` is called for each in order."""
 
     def wake_at(self, deadline: float | None) -> None:
-        """Have ``ExperienceQueue.expire`` called at this moment; None cancels an earlier call."""
+        """Have ``ExperienceQueue.expire`` called at this time; None cancels an earlier call."""
 
     def trainer_gone(self, endpoint: int) -> None:
-        """Ask how the trainer has ended; ``ExperienceQueue.end_wishes`` is told unless it comes back."""
+        """Ask how the trainer has ended; ``ExperienceQueue.end_wishes`` is called unless it returns."""

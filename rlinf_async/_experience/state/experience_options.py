@@ -1,4 +1,4 @@
-"""``ExperienceOptions``: the bounds and rules of one experience, as they travel to the daemon that keeps it."""
+"""``ExperienceOptions``: bounds and rules of one experience, in the form that travels to its daemon."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SHORTS: Final = ("drop", "take")
 
 @dataclass(frozen=True)
 class ExperienceOptions:
-    """Plain data; ``Experience.create`` documents each.
+    """Options of an experience, documented by ``Experience.create``.
 
     Attributes:
         group: samples of a complete group.
         lease_s, group_timeout_s: seconds; 0 is without bound.
-        maxsize, max_bytes: for all samples together; 0 is without bound, or the daemon's own.
-        durable: an absolute path on the node that keeps the experience; empty for none.
+        maxsize, max_bytes: bounds for all samples together; 0 is without bound, or the daemon's default.
+        durable: absolute path on the experience's node; empty for none.
         of: the group whose publications set the trainer's version; empty for none.
     """
 
@@ -40,7 +40,7 @@ class ExperienceOptions:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> ExperienceOptions:
-        """Read what another process has said.
+        """Make options from the data of another process.
 
         Raises:
             ValueError: an option is unknown, or of another type.

@@ -1,7 +1,7 @@
-"""``ExperienceQueue``: the queue of an experience, as a daemon hosts one: numbered requests of processes, the trainer.
+"""``ExperienceQueue``: an experience's queue, as a daemon hosts one: numbered requests of processes, the trainer.
 
-It is a channel's ``Queue`` to those who send frames: requests in order, cancels, deaths and leases are handled there.
-Puts enter a ``SamplePool`` instead of a key's FIFO, and gets are takes of whole groups or *wishes*, which wait until
+To the senders of frames it is a channel's ``Queue``: requests in order, cancels, deaths and leases are handled there.
+Puts enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until
 samples are wanted.
 """
 
@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
 from typing import Any, Final
 
-from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, Act, Step
+from rlinf_async._channels.state.actions import ACCEPTED, DELIVER, QueueAction, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._core import clock, frames
@@ -19,15 +19,14 @@ from rlinf_async._core.encoded import plain_body
 from rlinf_async._experience.state.experience_changes import Advance, Change, Drop, Earlier, Insert, Keeper, Settle
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import STALE, WITHDRAWN
-from rlinf_async._experience.state.sample_pool import Group, SamplePool
+from rlinf_async._experience.state.sample_pool import SampleGroup, SamplePool
 
 TAKE: Final = 0
 TAKE_STALE_TOO: Final = 1
 WISH: Final = 2
-"""Kinds of gets: of fresh groups, of stale ones as well, and a wait until samples are wanted."""
+"""Kinds of gets: fresh groups, stale ones too, and a wait until samples are wanted."""
 
 Name = tuple[bytes | None, bytes]
-"""The key and the name of a group."""
 
 
 def pack_name(key: bytes | None, group: bytes) -> bytes:
@@ -39,13 +38,11 @@ def pack_kind(kind: int, key: bytes | None) -> bytes:
 
 
 def _name_of(packed: bytes) -> Name | None:
-    """Return the key and the name of a group; None of bytes that are neither."""
     key, group = _parts(packed)
     return (key, group) if _is_key(key) and type(group) is bytes else None
 
 
 def _kind_of(packed: bytes) -> tuple[int, bytes | None] | None:
-    """Return the kind and the key of a get; None of bytes that are neither."""
     kind, key = _parts(packed)
     return (kind, key) if kind in (TAKE, TAKE_STALE_TOO, WISH) and _is_key(key) else None
 
@@ -63,17 +60,17 @@ def _is_key(key: Any) -> bool:
 
 
 class ExperienceQueue(Queue):
-    """The samples of one experience, and the processes that use it.
+    """Samples of one experience, and the processes that use it.
 
     Args:
-        name: of the experience, for errors.
+        name: the experience's name, for errors.
         gone: clients that are dead.
-        now: the time in seconds.
+        now: clock in seconds.
 
     Attributes:
-        trainer: who sets the versions, in words; empty before the first.
+        trainer: description of the trainer; empty before it has set a version.
         setters: the trainer's live processes, with the version that each has set last.
-        story: how the trainer has ended, where it does not come back.
+        story: description of the trainer's end, if it does not return.
     """
 
     def __init__(
@@ -94,16 +91,14 @@ class ExperienceQueue(Queue):
         self._keeper = keeper
         self._now = now or clock.monotonic
         self._waiting: OrderedDict[Name, dict[Item, None]] = OrderedDict()
-        """Puts that wait for room, by their groups; a group that has begun is the first."""
+        """Puts that wait for room, by group; a group that has begun is the first."""
         self._takes: dict[Demand, tuple[int, bytes | None]] = {}
         self._wishes: dict[Demand, None] = {}
-        self._leases: dict[Demand, list[Group]] = {}
+        self._leases: dict[Demand, list[SampleGroup]] = {}
         self._unwritten = 0
         self._inserts: dict[tuple[int, int], Insert] = {}
-        """Puts that are being written, by producer and number."""
         self._producers: set[int] = set()
         self._stale_before = 0
-        """Stale samples when a take was served last."""
 
     def __repr__(self) -> str:
         return f"<ExperienceQueue {self._name} [{self.pool!r}, {len(self._leases)} leases]>"
@@ -145,7 +140,6 @@ class ExperienceQueue(Queue):
         self._write(insert, steps)
 
     def _admit_waiting(self, steps: list[Step]) -> bool:
-        """Admit the first waiting put if there is room."""
         for name, items in self._waiting.items():
             item = next(iter(items))
             if not self.pool.is_open(*name) and not self.pool.has_room(item.nbytes):
@@ -186,7 +180,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
 
     def _serve(self, steps: list[Step]) -> None:
-        """Let puts in and serve takes until nothing moves any more; then wishes."""
+        """Admit puts and serve takes until nothing changes; then grant wishes."""
         self.pool.expire(self._now())
         while self._admit_waiting(steps) or self._serve_takes(steps):
             pass
@@ -212,7 +206,7 @@ class ExperienceQueue(Queue):
                 self.pool.drop_stale()
             groups = self.pool.take(get.target or 1, key, shared=shared)
             if groups is None:
-                shared = False  # what is for all is for the first: a large take would starve behind small ones
+                shared = False  # the first take gets keyless groups, or large takes would starve
                 continue
             is_served = True
             del self._takes[get]
@@ -224,7 +218,7 @@ class ExperienceQueue(Queue):
         return is_served
 
     def _deliver(self, get: Demand, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
-        """Answer a get: the first item says what follows."""
+        """Answer a get: its first item describes the samples that follow."""
         get.items = [_item(plain_body(facts)), *samples]
         get.delivered = True
         steps.append((DELIVER, get))
@@ -235,7 +229,7 @@ class ExperienceQueue(Queue):
         self._deliver(get, self.pool.version, (), steps)
 
     def _avoid_standstill(self, steps: list[Step]) -> None:
-        """Refuse a take for which there will never be room, so that neither it nor the puts wait for ever."""
+        """Refuse a take for which there will never be room; otherwise it and the puts would wait for ever."""
         if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
             return
         for get, (_, key) in self._takes.items():
@@ -249,18 +243,17 @@ class ExperienceQueue(Queue):
                 return
 
     def _end_requests(self, steps: list[Step]) -> None:
-        """End what a closed experience will never answer."""
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
         if (self._leases or self._unwritten) and not self.pool.is_discarded:
-            return  # groups may come back
+            return  # groups may still come back
         for get, (_, key) in list(self._takes.items()):
             if not self.pool.available(key):
                 text = f"experience '{self._name}' is closed, and no groups are left to take"
                 self._refuse(get, "EndOfChannel", text, steps)
 
     def _fail(self, who: int, number: int, kind: str, text: str, steps: list[Step]) -> None:
-        steps.append((Act.FAILED, (who, number, kind, text)))
+        steps.append((QueueAction.FAILED, (who, number, kind, text)))
 
     def _refuse(self, get: Demand, kind: str, text: str, steps: list[Step]) -> None:
         self._wishes.pop(get, None)
@@ -283,16 +276,16 @@ class ExperienceQueue(Queue):
     def cancel(self, who: int, *numbers: int) -> list[Step]:
         for number in numbers:
             if (insert := self._inserts.get((who, number))) is not None:
-                insert.is_withdrawn = True  # the producer is told that it is not here, whatever the disk says
+                insert.is_withdrawn = True  # the producer is told so, whatever the disk reports
         return super().cancel(who, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        return False  # that is an operation here, whose answer may wait for a disk: ``settle``
+        return False  # ``settle`` does this, because its answer may wait for a disk
 
     def settle(
         self, holder: int, number: int, count: int, done: Callable[[Exception | None], None]
     ) -> list[Step] | None:
-        """Let the first ``count`` groups of a lease be the holder's; None if the lease is over or has fewer."""
+        """Give the first ``count`` groups of a lease to the holder. Return None if the lease is over or has fewer."""
         client = self.clients.get(holder)
         get = None if client is None else client.gets.get(number)
         groups = None if get is None else self._leases.get(get)
@@ -300,7 +293,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
-        get.items.clear()  # they were delivered, and the groups hold those that may come back
+        get.items.clear()  # delivered samples; the groups keep those that may come back
         if not groups:
             del self._leases[get]
             del client.gets[number]
@@ -309,7 +302,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
         return steps
 
-    # -- what is written ----------------------------------------------------------------------------------------
+    # -- writing ------------------------------------------------------------------------------------------------
 
     def _write(self, change: Change, steps: list[Step]) -> None:
         if self._keeper.is_durable:
@@ -319,13 +312,13 @@ class ExperienceQueue(Queue):
             self._apply(change, None, steps)
 
     def when_written(self, done: Callable[[Exception | None], None]) -> list[Step]:
-        """Have ``done`` told when all changes before are on disk."""
+        """Call ``done`` when all earlier changes are on disk."""
         steps: list[Step] = []
         self._write(Settle([], done), steps)
         return steps
 
     def written(self, change: Change, error: Exception | None) -> list[Step]:
-        """Note that a change is on disk, or could not be written."""
+        """Apply a change that is on disk, or could not be written."""
         steps: list[Step] = []
         self._unwritten -= 1
         self._apply(change, error, steps)
@@ -343,7 +336,8 @@ class ExperienceQueue(Queue):
                     steps.append((ACCEPTED, item))
                     return
                 self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
-                # A full group that lost a sample lacks one again, perhaps one that waits behind puts without room.
+                # A full group that lost a sample is incomplete again, and may wait behind puts without room: its puts
+                # go first.
                 # tests/_experience/state/test_experience_queue.py::
                 # test_a_group_that_is_open_again_has_the_next_put_for_it
                 if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
@@ -360,7 +354,7 @@ class ExperienceQueue(Queue):
     # -- the trainer --------------------------------------------------------------------------------------------
 
     def set_version(self, setter: int, trainer: str, version: int, *, restart: bool) -> list[Step]:
-        """Note the version that a process of the trainer has now.
+        """Note the version of a process of the trainer.
 
         Raises:
             ValueError: the version goes back, or another trainer sets the versions.
@@ -379,7 +373,7 @@ class ExperienceQueue(Queue):
                 f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
-        if restart:  # the other ranks live, and have yet to say to which version they went back
+        if restart:  # the other ranks have yet to set the version that they went back to
             self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
@@ -387,22 +381,22 @@ class ExperienceQueue(Queue):
         return steps
 
     def _advance(self, steps: list[Step]) -> None:
-        version = max(self.setters.values())  # of several ranks some are behind for a moment
+        version = max(self.setters.values())  # some ranks may be behind for a moment
         if version not in (-1, self.pool.version):
             self.pool.set_version(version)
             self._write(Advance(version), steps)
         self._serve(steps)
 
     def end_wishes(self, story: str) -> list[Step]:
-        """Let nobody wait for a trainer that has ended and does not come back."""
+        """Refuse all wishes because the trainer has ended and does not return."""
         steps: list[Step] = []
         if not self.setters:
-            self.story = self.story or story  # the first one has its last words
+            self.story = self.story or story  # the first report has the last output
             self._serve(steps)
         return steps
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> list[Step]:
-        """Take over the counts of another experience; a version that the trainer has set here stays.
+        """Load the counts of another experience; a version that the trainer has set here stays.
 
         Raises:
             ValueError: this one has samples of its own.
@@ -421,7 +415,7 @@ class ExperienceQueue(Queue):
         steps = super().drop(who, is_lost=is_lost)
         if self.setters.pop(who, None) is not None:
             if self.setters:
-                # The process that has its place may have set a lower version, before this node heard of the death.
+                # The replacement process may have set a lower version before this node was told of the death.
                 # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
                 self._advance(steps)
             else:
@@ -429,7 +423,6 @@ class ExperienceQueue(Queue):
         return steps
 
     def expire(self) -> list[Step]:
-        """Give up groups whose deadlines have come."""
         steps: list[Step] = []
         self._serve(steps)
         return steps
@@ -445,7 +438,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
         return steps
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     @property
     def used(self) -> list[bytes]:
@@ -458,7 +451,7 @@ class ExperienceQueue(Queue):
         return sum(map(len, self._waiting.values())), len(self._takes)
 
     def peek(self, key: bytes) -> list[Item]:
-        """Return the content: an item with the counts and the names, then the samples, leased ones among them."""
+        """Return the content: an item with counts and names, then the samples, leased ones included."""
         here = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
                                        for sample in group.samples)]  # fmt: skip
         here.sort(key=lambda each: (each[0].serial, each[1].place))
@@ -472,7 +465,7 @@ class ExperienceQueue(Queue):
         return self.pool.ledger().dropped.get(STALE, 0)
 
     def describe(self, key: bytes) -> str:
-        """Say in words why a take, a put or a wish waits."""
+        """Describe why a take, a put or a wish waits."""
         kind, of_key = _kind_of(key) or (None, None)
         ready = self.pool.available(of_key)
         groups, lack = self.pool.lacking()

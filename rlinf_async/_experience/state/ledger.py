@@ -1,4 +1,4 @@
-"""``Ledger``: the fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
+"""``SampleLedger``: the fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ WITHDRAWN: Final = "withdrawn by its producer while it was written"
 
 
 @dataclass
-class Ledger:
-    """Counts of samples.
+class SampleLedger:
+    """Counts of an experience's samples.
 
     Attributes:
-        put: accepted by the experience.
-        taken: confirmed by the ends of takes.
-        present: in the experience and not leased, those of incomplete groups among them.
-        leased: in the hands of takes that have not ended.
-        dropped: by reason; no take gets them.
-        incomplete: groups that lack samples.
-        version: of the trainer; None before the first.
+        put: samples accepted by the experience.
+        taken: samples confirmed by the ends of takes.
+        present: samples in the experience and not leased, those of incomplete groups included.
+        leased: samples held by takes that have not ended.
+        dropped: samples that no take gets, by reason.
+        incomplete: number of groups that lack samples.
+        version: the trainer's version; None before the first.
     """
 
     put: int = 0
@@ -42,12 +42,10 @@ class Ledger:
         self.dropped[reason] = self.dropped.get(reason, 0) + count
 
     def summary(self) -> dict[str, int]:
-        """Return the counts that add up: put is the sum of the others."""
         dropped = sum(self.dropped.values())
         return {
             "put": self.put, "taken": self.taken, "present": self.present, "leased": self.leased, "dropped": dropped,
         }  # fmt: skip
 
     def to_data(self) -> dict[str, Any]:
-        """Return the counts as plain data."""
         return {**vars(self), "dropped": dict(self.dropped)}

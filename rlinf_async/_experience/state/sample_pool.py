@@ -1,14 +1,14 @@
 """State of an experience: samples in groups, versions and staleness, leases and deadlines of groups, the ledger.
 
-Plain state without IO.  A group passes through these stages::
+Plain state without IO. A group passes through these stages::
 
     first sample ──► open ── `size` samples, or its deadline ──► ready ── take() ──► leased ── confirm() ──► taken
                       └─ its deadline ──► dropped       └─ too stale ──► dropped  └─ give_back() ──► ready, at its place
 
-A sample is *entered* into its group first, and *accepted* when it is safe, which a durable experience knows later than
-others.  A group is ready when all of its samples are accepted.  The ledger counts accepted samples only.
+A sample is *entered* into its group first, and *accepted* when it is safe: at once, or once a durable experience has
+written it. A group is ready when all of its samples are accepted. The ledger counts accepted samples only.
 
-Room is reserved for a whole group at its first sample.  Otherwise an experience full of incomplete groups would admit
+Room is reserved for a whole group at its first sample. Otherwise an experience full of incomplete groups would admit
 none of the samples that complete them.
 """
 
@@ -22,32 +22,32 @@ from dataclasses import dataclass, field
 
 from rlinf_async._channels.state.queue_client import Item
 from rlinf_async._experience.state.experience_options import ExperienceOptions
-from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE, Ledger
+from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE, SampleLedger
 
 
 @dataclass(slots=True, eq=False)
 class Sample(Item):
-    """An item of an experience; its weight is the version of the weights that made it.
+    """Item of an experience; its weight is the version of the weights that made it.
 
     Attributes:
-        is_accepted: the ledger counts it.
+        is_accepted: True once the ledger counts it.
     """
 
     is_accepted: bool = False
 
 
 @dataclass(slots=True, eq=False)
-class Group:
+class SampleGroup:
     """Samples that are taken together.
 
     Attributes:
         serial: rises from group to group; a name may be used again.
-        key: of the takes that may have it; None for all.
-        name: by which its samples find each other.
-        rank: place among the ready ones: version of the oldest sample, then serial.
-        waits: samples that are entered and not accepted yet.
-        is_over: no further sample joins it.
-        reason: for which it was dropped; empty of one that was not.
+        key: key of the takes that may have it; None for all.
+        name: name given by its producers.
+        rank: place among the ready groups: version of the oldest sample, then serial.
+        waits: number of samples that are entered and not accepted yet.
+        is_over: True if no further sample joins it.
+        reason: reason for which it was dropped; empty if it was not.
     """
 
     serial: int
@@ -71,15 +71,14 @@ class Group:
 
 
 Removal = tuple[list[int], str]
-"""Places of dropped samples, and the reason."""
 
 
 class SamplePool:
-    """The samples of one experience.
+    """Samples of one experience.
 
     Attributes:
-        version: of the trainer; None before the first.
-        removals: dropped samples that the owner has not been told of; the owner empties this.
+        version: the trainer's version; None before the first.
+        removals: dropped samples that were not reported to the owner, who empties this.
 
     Example:
         pool = SamplePool(ExperienceOptions(group=2, max_staleness=1))
@@ -95,24 +94,22 @@ class SamplePool:
         self.is_closed = False
         self.is_discarded = False
         self.removals: list[Removal] = []
-        self._ledger = Ledger()
+        self._ledger = SampleLedger()
         self._serials = itertools.count(1)
         self._places = itertools.count(1)
-        self._open: dict[tuple[bytes | None, bytes], Group] = {}
-        self._unsettled: dict[Group, None] = {}
-        """Groups that are over and wait for samples to be accepted."""
-        self._ready: dict[bytes | None, list[Group]] = {}
-        """By key, each in the order of ranks."""
+        self._open: dict[tuple[bytes | None, bytes], SampleGroup] = {}
+        self._unsettled: dict[SampleGroup, None] = {}
+        self._ready: dict[bytes | None, list[SampleGroup]] = {}
         self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
-        """A heap with the names of open groups: a group in it would live on, with its samples, after it was taken."""
+        """Heap with the names of open groups, not the groups: those would live on, with their samples, after a take."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
-        """Room that is used or reserved; leased samples need bytes, and no place."""
+        """Room that is used or reserved; a leased sample needs bytes, and no place."""
         self._swept_for: int | None = None
-        """The oldest version for which incomplete groups were looked through."""
+        """Oldest fresh version at the last sweep of incomplete groups."""
         self._taken_now = self._taken_before = 0
-        """Groups that were taken since the trainer's version was set, and in the version before."""
+        """Groups taken since the trainer's version was set, and in the version before."""
 
     def __repr__(self) -> str:
         return f"<SamplePool version {self.version} [{self._samples} samples, {self._bytes} bytes]>"
@@ -120,11 +117,10 @@ class SamplePool:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def is_open(self, key: bytes | None, name: bytes) -> bool:
-        """True if a group waits for this sample, so that room is reserved for it."""
+        """True if there is an incomplete group of that name, with room reserved for this sample."""
         return (key, name) in self._open
 
     def has_room(self, nbytes: int) -> bool:
-        """True if a group of such samples may begin."""
         options = self.options
         samples, size = self._samples + options.group, self._bytes + options.group * nbytes
         return (not options.maxsize or samples <= options.maxsize) and (
@@ -135,13 +131,13 @@ class SamplePool:
 
     def enter(
         self, key: bytes | None, name: bytes, *, version: int, nbytes: int, body: object, now: float
-    ) -> tuple[Group, Sample]:
+    ) -> tuple[SampleGroup, Sample]:
         """Place a sample in its group; ``accept`` or ``withdraw`` follows."""
         group = self._open.get((key, name))
         if group is None:
             timeout = self.options.group_timeout_s
             deadline = now + timeout if timeout else None
-            group = Group(next(self._serials), key, name, deadline, self.options.group * nbytes)
+            group = SampleGroup(next(self._serials), key, name, deadline, self.options.group * nbytes)
             self._open[key, name] = group
             self._samples += self.options.group
             self._bytes += group.room_bytes
@@ -153,8 +149,8 @@ class SamplePool:
             self._end(group)
         return group, sample
 
-    def accept(self, entered: tuple[Group, Sample]) -> None:
-        """Count a sample that was entered: it is safe."""
+    def accept(self, entered: tuple[SampleGroup, Sample]) -> None:
+        """Count an entered sample, which is safe now."""
         group, sample = entered
         sample.is_accepted = True
         group.waits -= 1
@@ -165,8 +161,8 @@ class SamplePool:
         else:
             self._settle(group)
 
-    def withdraw(self, entered: tuple[Group, Sample], reason: str = "") -> None:
-        """Take out a sample that was entered and could not be made safe; or was, and is dropped for this reason."""
+    def withdraw(self, entered: tuple[SampleGroup, Sample], reason: str = "") -> None:
+        """Remove an entered sample that could not be made safe, or, with a reason, one that is safe and dropped."""
         group, sample = entered
         group.waits -= 1
         if reason:
@@ -183,24 +179,23 @@ class SamplePool:
                 del self._open[name]
             self._forget(group)
         elif was_full and name not in self._open and not self.is_closed:
-            del self._unsettled[group]  # it waits for another sample in the place of this one
+            del self._unsettled[group]  # the group waits for another sample in its place
             group.is_over = False
             self._open[name] = group
             self._note_deadline(group)
         else:
             self._settle(group)
 
-    def _note_deadline(self, group: Group) -> None:
+    def _note_deadline(self, group: SampleGroup) -> None:
         if group.deadline is not None:
             heapq.heappush(self._deadlines, (group.deadline, next(self._entries), (group.key, group.name)))
 
-    def _end(self, group: Group) -> None:
+    def _end(self, group: SampleGroup) -> None:
         del self._open[group.key, group.name]
         group.is_over = True
         self._unsettled[group] = None
 
-    def _settle(self, group: Group) -> None:
-        """Make a group ready that is over and safe."""
+    def _settle(self, group: SampleGroup) -> None:
         if not group.is_over or group.waits:
             return
         del self._unsettled[group]
@@ -213,16 +208,15 @@ class SamplePool:
         group.rank = (group.version, group.serial)
         self._make_ready(group)
 
-    def _make_ready(self, group: Group) -> None:
+    def _make_ready(self, group: SampleGroup) -> None:
         bisect.insort(self._ready.setdefault(group.key, []), group, key=_rank_of)
 
-    def _forget(self, group: Group) -> None:
-        """Free the room of a group that never became ready."""
+    def _forget(self, group: SampleGroup) -> None:
         self._unsettled.pop(group, None)
         self._samples -= self.options.group
         self._bytes -= group.room_bytes
 
-    def _drop(self, group: Group, samples: Iterable[Sample], reason: str) -> None:
+    def _drop(self, group: SampleGroup, samples: Iterable[Sample], reason: str) -> None:
         accepted = [sample for sample in samples if sample.is_accepted]
         group.reason = reason
         self._ledger.present -= len(accepted)
@@ -234,18 +228,18 @@ class SamplePool:
 
     @property
     def next_deadline(self) -> float | None:
-        """The moment at which ``expire`` has something to do; perhaps earlier."""
+        """Return a lower bound of the time at which ``expire`` has something to do."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
-        """Give up the groups whose deadlines have come."""
+        """Close incomplete groups whose deadlines have come."""
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
             if group is not None and group.deadline is not None and group.deadline <= now:
                 self._give_up(group)
 
     def close(self, *, discard: bool) -> None:
-        """Begin no more groups; give up those that are open, and all that nobody has taken where they are discarded."""
+        """Begin no more groups and close the incomplete ones; with ``discard``, drop all samples that are not taken."""
         self.is_closed = True
         for group in list(self._open.values()):
             self._give_up(group)
@@ -257,12 +251,11 @@ class SamplePool:
             for groups in list(self._ready.values()):
                 self._drop_ready(groups, len(groups), DISCARDED)
 
-    def _give_up(self, group: Group) -> None:
+    def _give_up(self, group: SampleGroup) -> None:
         self._end(group)
         self._settle(group)
 
     def set_version(self, version: int) -> None:
-        """Note the version that the trainer has now."""
         if version != self.version:
             if self._taken_now:
                 self._taken_before, self._taken_now = self._taken_now, 0
@@ -270,33 +263,31 @@ class SamplePool:
 
     @property
     def _oldest(self) -> int | None:
-        """The oldest version that is not too stale."""
         return None if self.version is None else self.version - self.options.max_staleness
 
     def drop_stale(self) -> None:
-        """Drop whatever is too stale to be taken, samples of incomplete groups among them."""
+        """Drop all samples that are too stale to be taken, those of incomplete groups included."""
         oldest = self._oldest
         if oldest is None:
             return
         for groups in list(self._ready.values()):
             self._drop_ready(groups, _stale(groups, oldest), STALE)
         if oldest == self._swept_for:
-            return  # an incomplete group that has become stale since is dropped when it is complete
+            return  # groups that became stale later are dropped once complete
         self._swept_for = oldest
         for group in [group for group in self._open.values() if group.version < oldest]:
             del self._open[group.key, group.name]
             self._drop(group, group.samples, STALE)
             self._forget(group)
 
-    def _drop_ready(self, groups: list[Group], count: int, reason: str) -> None:
-        """Drop the first groups of a key."""
+    def _drop_ready(self, groups: list[SampleGroup], count: int, reason: str) -> None:
         for group in groups[:count]:
             self._samples -= len(group.samples)
             self._bytes -= group.nbytes
             self._drop(group, group.samples, reason)
         self._remove(groups, slice(count))
 
-    def _remove(self, groups: list[Group], part: slice) -> None:
+    def _remove(self, groups: list[SampleGroup], part: slice) -> None:
         key = groups[0].key
         del groups[part]
         if not groups:
@@ -305,15 +296,15 @@ class SamplePool:
     # -- out ----------------------------------------------------------------------------------------------------
 
     def available(self, key: bytes | None, *, shared: bool = True) -> int:
-        """Count the ready groups that a take may have: those of its key, and those without one if ``shared``."""
+        """Return the number of ready groups for a take: those of its key, and with ``shared`` those without one."""
         return sum(len(groups) for groups in self._ready_for(key, shared))
 
-    def _ready_for(self, key: bytes | None, shared: bool) -> list[list[Group]]:
+    def _ready_for(self, key: bytes | None, shared: bool) -> list[list[SampleGroup]]:
         keys = ([None] if shared else []) + ([key] if key is not None else [])
         return [self._ready[each] for each in keys if each in self._ready]
 
-    def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[Group] | None:
-        """Lease so many groups, in the order that the options name; fewer once it is closed, None if they lack."""
+    def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[SampleGroup] | None:
+        """Lease so many groups, in the order of the options. Return fewer once closed, None if there are too few."""
         lists = self._ready_for(key, shared)
         available = sum(map(len, lists))
         if available < count and not (self.is_closed and available):
@@ -330,19 +321,19 @@ class SamplePool:
         self._taken_now += len(chosen)
         return chosen
 
-    def _move(self, group: Group, sign: int) -> None:
+    def _move(self, group: SampleGroup, sign: int) -> None:
         self._ledger.present -= sign * len(group.samples)
         self._ledger.leased += sign * len(group.samples)
 
-    def confirm(self, groups: Iterable[Group]) -> None:
-        """Let leased groups be their holder's."""
+    def confirm(self, groups: Iterable[SampleGroup]) -> None:
+        """Let their holder keep leased groups."""
         for group in groups:
             self._bytes -= group.nbytes
             self._ledger.leased -= len(group.samples)
             self._ledger.taken += len(group.samples)
 
-    def give_back(self, groups: Iterable[Group]) -> None:
-        """Return leased groups to their places, or drop them where all is discarded."""
+    def give_back(self, groups: Iterable[SampleGroup]) -> None:
+        """Return leased groups to their places, or drop them if all is discarded."""
         for group in groups:
             self._move(group, -1)
             self._taken_now = max(0, self._taken_now - 1)
@@ -355,12 +346,12 @@ class SamplePool:
                 self._samples += len(group.samples)
                 self._make_ready(group)
 
-    # -- questions ----------------------------------------------------------------------------------------------
+    # -- queries ------------------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
-        """True if a sample of the trainer's version that is put now can be fresh when its turn comes.
+        """True if a sample of the trainer's version that is put now can still be fresh when it is taken.
 
-        The trainer takes about as many groups in each version as it took in the last ones.
+        The estimate assumes that the trainer takes about as many groups in each version as it took in the last ones.
         """
         oldest, per_version = self._oldest, max(self._taken_before, self._taken_now)
         if oldest is None or not per_version:
@@ -372,7 +363,6 @@ class SamplePool:
 
     @property
     def ready(self) -> int:
-        """Groups that can be taken."""
         return sum(map(len, self._ready.values()))
 
     @property
@@ -385,36 +375,33 @@ class SamplePool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that are used or reserved."""
         return self._bytes
 
     def lacking(self) -> tuple[int, int]:
-        """Count the incomplete groups, and the samples that they lack."""
+        """Return the number of incomplete groups, and of the samples that they lack."""
         lack = sum(self.options.group - len(group.samples) for group in self._open.values())
         return len(self._open), lack
 
-    def samples(self) -> Iterator[tuple[Group, Sample]]:
-        """Yield the accepted samples that are here, group after group in the order in which those began."""
+    def samples(self) -> Iterator[tuple[SampleGroup, Sample]]:
         groups = [*self._all_ready(), *self._unsettled, *self._open.values()]
         for group in sorted(groups, key=lambda each: each.serial):
             for sample in group.samples:
                 if sample.is_accepted:
                     yield group, sample
 
-    def ledger(self) -> Ledger:
-        """Return what has become of all samples."""
+    def ledger(self) -> SampleLedger:
         ledger = self._ledger
-        return Ledger(
+        return SampleLedger(
             ledger.put, ledger.taken, ledger.present, ledger.leased, dict(ledger.dropped), len(self._open), self.version
         )
 
-    def _all_ready(self) -> list[Group]:
+    def _all_ready(self) -> list[SampleGroup]:
         return list(itertools.chain(*self._ready.values()))
 
-    # -- again --------------------------------------------------------------------------------------------------
+    # -- earlier lives ------------------------------------------------------------------------------------------
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
-        """Count what an earlier life of this experience has done with its samples.
+        """Load the counts of an earlier life of this experience.
 
         Raises:
             ValueError: this one has samples of its own.
@@ -427,9 +414,9 @@ class SamplePool:
         self._ledger.put = taken + sum(dropped.values())
 
     def restore(self, rows: Iterable[tuple[int, int, bytes | None, bytes, int, int, object]], now: float) -> None:
-        """Take in the samples of an earlier life: place, serial, key, name, version, size and body of each, in order.
+        """Load samples of an earlier life: place, serial, key, name, version, size and body of each, in order.
 
-        The last group of a name goes on where it is incomplete; an earlier one had been given up.
+        The last group of a name continues if it is incomplete; an earlier one of that name had been closed.
         """
         for place, serial, key, name, version, nbytes, body in rows:
             earlier = self._open.get((key, name))
@@ -442,10 +429,9 @@ class SamplePool:
             self._serials = itertools.count(max(serial + 1, next(self._serials)))
 
 
-def _rank_of(group: Group) -> tuple[int, int]:
+def _rank_of(group: SampleGroup) -> tuple[int, int]:
     return group.rank
 
 
-def _stale(groups: list[Group], oldest: int) -> int:
-    """Count the groups, in the order of ranks, that are too stale."""
+def _stale(groups: list[SampleGroup], oldest: int) -> int:
     return bisect.bisect_left(groups, (oldest, 0), key=_rank_of)

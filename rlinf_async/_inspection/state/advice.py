@@ -1,4 +1,4 @@
-"""Advice on hopeless waits: who should have done what, and what is the matter with them."""
+"""Advice on hopeless waits: the missing action, and the state of the process that should have taken it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async._inspection.state.entanglement import Core
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, QueueReport, TargetKind
-from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node
+from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitNode
 
 _MAX_ADVICE: Final = 8
 
@@ -22,10 +22,10 @@ _ONE_AT_A_TIME: Final = (
 
 
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
-    """One line for each kind of need that is not met."""
+    """Return one line for each kind of unmet need."""
     states: dict[int, tuple[str, str]] = {}
-    folded: dict[Hashable, dict[int, tuple[Node, Need]]] = {}
-    """By all that a line says, but for the ranks; in there by endpoint."""
+    folded: dict[Hashable, dict[int, tuple[WaitNode, Need]]] = {}
+    """Needs by endpoint, grouped by all parts of a line except the ranks."""
     for node, need in core.needs:
         process = need.process
         if process is not None and process.endpoint not in states:
@@ -42,7 +42,7 @@ def advice_on(liveness: Liveness, core: Core) -> list[str]:
     return list(lines)[:_MAX_ADVICE]
 
 
-def _line(liveness: Liveness, alike: list[tuple[Node, Need]], states: dict[int, tuple[str, str]]) -> str:
+def _line(liveness: Liveness, alike: list[tuple[WaitNode, Need]], states: dict[int, tuple[str, str]]) -> str:
     node, first = alike[0]
     target = first.target
     who = names_of(need.process for _, need in alike if need.process is not None) or "the other side"
@@ -87,7 +87,7 @@ def _version(liveness: Liveness, model: str) -> str:
 
 
 def _exits(liveness: Liveness) -> Iterator[str]:
-    """Of scripts that have come to their end, and wait for their threads."""
+    """Yield advice for scripts whose exit waits for threads."""
     for node in liveness.hopeless:
         if node.process.role == "driver" and node.name == MAIN_THREAD and node.activity and not node.activity.line:
             threads = join([name for name in node.activity.awaits if name.startswith("thread ")][:_MAX_ADVICE])
@@ -95,8 +95,8 @@ def _exits(liveness: Liveness) -> Iterator[str]:
                 yield f"the script has come to its end, and its exit waits for {threads}: let it end, or be a daemon"
 
 
-def on_blocked_loops(nodes: Iterable[Node]) -> Iterator[str]:
-    """What a driver should do in place of what keeps its loop from running."""
+def on_blocked_loops(nodes: Iterable[WaitNode]) -> Iterator[str]:
+    """Yield advice for drivers whose event loop is blocked."""
     for node in nodes:
         if node.activity is not None and node.activity.blocks and node.process.trouble == LOOP_BLOCKED:
             where = f" at {node.activity.line}" if node.activity.line else ""

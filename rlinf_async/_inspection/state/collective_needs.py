@@ -1,7 +1,7 @@
 """Needs of ranks inside collectives of torch.distributed: the members of the group that have not arrived.
 
-A report has the members as ranks of torch's world.  They are taken for ranks of the worker group only where that is
-plausible: a trainer's rank 0 and all rollouts may make a process group of their own to bring weights across.
+A report has the members as ranks of torch's world.  They are taken for ranks of the worker group only if that is
+plausible: a trainer's rank 0 and all rollouts may form a process group of their own to transfer weights.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from typing import Final
 from rlinf_async._inspection.state.collectives import can_meet, is_point_to_point, is_rendezvous
 from rlinf_async._inspection.state.needs import Need, action_of, is_in_collective, needs_of
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph
+from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
 RENDEZVOUS_S: Final = 10.0
-"""Age from which on ranks that are all in a rendezvous do not meet: each waits for other keys of the store."""
+"""Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store."""
 
 _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
-"""Names of process groups that torch.distributed makes by itself; others may have ranks of their own."""
+"""Names that torch.distributed gives to process groups; groups with other names may number their ranks differently."""
 
 
 @dataclass(frozen=True)
 class _Inside:
-    """An activity in a collective.
+    """Activity in a collective.
 
     Attributes:
-        name: ``all_reduce#0``; without the group's name where that is not known.
-        others: their ranks; empty where they are not known.
-        members: of the process group, with this one, as far as they are known.
+        name: ``all_reduce#0``; without the group's name if that is unknown.
+        others: ranks of the other members; empty if unknown.
+        members: known members of the process group, this one included.
     """
 
     process: ProcessReport
@@ -45,14 +45,14 @@ class _Inside:
 
 
 class Needs:
-    """The needs of all nodes of a graph, each found once."""
+    """Needs of all nodes of a graph, each computed once."""
 
     def __init__(self, graph: WaitGraph) -> None:
         self.graph = graph
-        self._found: dict[Node, list[Need]] = {}
-        self._inside: dict[Node, _Inside] = {}
+        self._found: dict[WaitNode, list[Need]] = {}
+        self._inside: dict[WaitNode, _Inside] = {}
         self._inside_of: dict[int, list[_Inside]] = defaultdict(list)
-        """By endpoint."""
+        """Activities in collectives, by endpoint."""
         self._late: dict[tuple[str, str, frozenset[int]], list[int]] = {}
         self._arrivals: dict[tuple[str, str, int], Need] = {}
         for node in graph.nodes:
@@ -60,13 +60,13 @@ class Needs:
                 self._inside[node] = inside = self._enter(node.process, node.wait)
                 self._inside_of[node.process.endpoint].append(inside)
         self._foreign = {inside.group for inside in self._inside.values() if self._is_foreign(inside)}
-        """Process groups that have members elsewhere, or may have."""
+        """Process groups that have, or may have, members outside of the worker group."""
 
     def __repr__(self) -> str:
         return f"<Needs of {self.graph!r}>"
 
-    def of(self, node: Node) -> list[Need]:
-        """What a waiting activity waits for; nothing of those of which that is not known."""
+    def of(self, node: WaitNode) -> list[Need]:
+        """Return the needs of a waiting activity; empty if they are unknown."""
         if node not in self._found:
             self._found[node] = needs_of(self.graph, node)
             if (inside := self._inside.get(node)) is not None:
@@ -79,7 +79,7 @@ class Needs:
         return _Inside(process, collective_name(wait), others, frozenset((*known, process.rank)))
 
     def _is_foreign(self, inside: _Inside) -> bool:
-        """Whether its ranks cannot be those of the worker group, or need not."""
+        """True if its ranks are not, or need not be, those of the worker group."""
         return (
             _NUMBERED_BY_TORCH.fullmatch(inside.group) is None
             or inside.process.rank in inside.others
@@ -87,12 +87,12 @@ class Needs:
         )
 
     def _of_collective(self, inside: _Inside, age: float | None) -> list[Need]:
-        """The arrivals of the members that have not arrived."""
+        """Return the missing arrivals of members."""
         process, target = inside.process, Target(TargetKind.COLLECTIVE, name=inside.name)
         if process.role != "worker" or not process.group or inside.group in self._foreign:
             return [Need(target, coming="its members are not known")]
         late = [rank for rank in self._late_for(inside) if rank != process.rank]
-        # Of a send or receive the partner is not known where there are several ranks.
+        # The partner of a send or receive is unknown if there are several ranks.
         is_with_one = is_point_to_point(inside.name.partition("#")[0]) and len(inside.members) > 2
         if not late and is_rendezvous(inside.name):
             if (age or 0.0) < RENDEZVOUS_S:
@@ -108,7 +108,7 @@ class Needs:
         return [Need(target, nodes=nodes, anyone=any(arrival.anyone for arrival in arrivals))]
 
     def _late_for(self, inside: _Inside) -> list[int]:
-        """The members that are in no operation that fits this one, and that is with some of its members."""
+        """Return the members that are in no operation which fits this one and shares members with it."""
         key = (inside.process.group, inside.name, inside.members)
         if key not in self._late:
             members = self.graph.members[inside.process.group]
@@ -135,5 +135,5 @@ class Needs:
 
 
 def collective_name(wait: Wait) -> str:
-    """``all_reduce#0``; without the group's name where that is not known."""
+    """Return ``all_reduce#0``, or the operation alone if the group's name is unknown."""
     return next((target.name for target in wait.targets if target.name), wait.kind)

@@ -1,6 +1,6 @@
 """Collective operations of torch.distributed: recognised by a thread's frames, and those that can meet.
 
-Works on file and function names alone; torch is neither imported nor asked.
+Works on file and function names alone; torch is neither imported nor called.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _NAMES: Final = frozenset(
         *("send", "recv", "send_object_list", "recv_object_list", "batch_isend_irecv"),
     )
 )
-"""Operations besides those that begin with one of the prefixes.  ``isend`` and ``irecv`` wait for nothing."""
+"""Operations besides those that begin with one of the prefixes.  ``isend`` and ``irecv`` do not wait."""
 
 _ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
-"""Pickling on behalf of a collective: that computes."""
+"""Functions that pickle for a collective: these compute, and do not wait."""
 
 _SENDING: Final = "send"
 _RECEIVING: Final = "recv"
@@ -33,14 +33,13 @@ _SETTING_UP: Final = "new_group"
 
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
-    """The collective or point-to-point operation that a thread is inside of; None if it is in none.
+    """Return the collective or point-to-point operation that a thread is inside of; None if it is in none.
 
-    The outermost one: ``all_gather_object`` calls ``all_gather``, and users know what they have called.  The wrappers
-    of ``c10d_logger.py`` lie around it.  Code that is called back from inside, to pickle an object, runs and does not
-    wait.
+    The outermost operation counts: ``all_gather_object`` calls ``all_gather``, and users know the former.  Wrappers of
+    ``c10d_logger.py`` are further out.  Callbacks from inside, to pickle an object, run and do not wait.
 
     Args:
-        stack: the outermost frame first.
+        stack: outermost frame first.
     """
     for place, frame in enumerate(stack):
         if frame.file.endswith(_FILE) and is_collective(frame.function):
@@ -51,28 +50,28 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
 
 def is_collective(name: str) -> bool:
-    """Whether it is the name of an operation of torch.distributed, as the kind of a wait has it."""
+    """True if an operation of torch.distributed has this name, which is also the kind of its wait."""
     return name in _NAMES or name.startswith(_PREFIXES)
 
 
 def is_point_to_point(name: str) -> bool:
-    """Whether one rank or a few are the partners, and not all of the group."""
+    """True if the partners are one rank or a few, not the whole group."""
     return _family(name) in (_SENDING, _RECEIVING, _EITHER)
 
 
 def is_rendezvous(name: str) -> bool:
-    """True if it sets up a process group: it exchanges addresses, and no data that may be long under way."""
+    """True if the operation sets up a process group, and so exchanges addresses, never large data."""
     return _family(name.partition("#")[0]) == _SETTING_UP
 
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """Whether two ranks inside these operations may be each other's partners.
+    """True if two ranks inside these operations may be each other's partners.
 
-    Variants of an operation count as one: what they send may fit, and it is not known that it does not.
+    Variants of an operation count as one, because their data may fit.
 
     Args:
-        one, other: ``all_reduce``, or with the group's name ``all_reduce#0``; without it any group may be meant.
+        one, other: ``all_reduce``, or with the group's name ``all_reduce#0``; a missing name stands for any group.
     """
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:

@@ -9,8 +9,8 @@ from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._inspection.state.collective_needs import collective_name
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.needs import is_in_collective
-from rlinf_async._inspection.state.run_report import Activity, ProcessReport, State, Wait
-from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, ProcessReport, Wait
+from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, WaitNode, is_stopped
 
 MAX_LINES: Final = 16
 _MAX_NODES: Final = 3
@@ -18,7 +18,7 @@ _MAX_NAMES: Final = 8
 
 
 def names_of(processes: Iterable[ProcessReport]) -> str:
-    """``actor:0-2,5 and the driver``."""
+    """Return ``actor:0-2,5 and the driver``."""
     groups: dict[str, list[int]] = {}
     for process in processes:
         groups.setdefault(_kin(process), []).extend([process.rank] if process.role == "worker" else [])
@@ -29,13 +29,13 @@ def names_of(processes: Iterable[ProcessReport]) -> str:
 
 
 def join(words: Sequence[str]) -> str:
-    """``a, b and c``."""
+    """Return ``a, b and c``."""
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def lines_of(graph: WaitGraph, nodes: Iterable[Node]) -> list[str]:
-    """A line for all that do the same at the same place."""
-    alike: dict[Hashable, list[Node]] = {}
+def lines_of(graph: WaitGraph, nodes: Iterable[WaitNode]) -> list[str]:
+    """Return one line for all activities that do the same at the same place."""
+    alike: dict[Hashable, list[WaitNode]] = {}
     for node in nodes:
         alike.setdefault((_kin(node.process), *_doing(node), _line(node)), []).append(node)
     lines = [_text(graph, same, with_place=True) for same in alike.values()]
@@ -44,15 +44,15 @@ def lines_of(graph: WaitGraph, nodes: Iterable[Node]) -> list[str]:
     return lines
 
 
-def sentence(graph: WaitGraph, nodes: Sequence[Node]) -> str:
-    """The first of such lines, without nodes and process ids."""
+def sentence(graph: WaitGraph, nodes: Sequence[WaitNode]) -> str:
+    """Return the first such line, without nodes and process ids."""
     first = nodes[0]
     what = (_kin(first.process), *_doing(first), _line(first))
     return _text(graph, [node for node in nodes if (_kin(node.process), *_doing(node), _line(node)) == what])
 
 
 def state_of(liveness: Liveness, process: ProcessReport) -> tuple[str, str]:
-    """What a process does for which something waits; of one process and of several."""
+    """Return the state of a process that others wait for, in the singular and in the plural."""
     graph = liveness.graph
     if end := graph.end_of(process):
         text = end if end.startswith("ended") else f"ended: {end}"
@@ -70,20 +70,20 @@ def state_of(liveness: Liveness, process: ProcessReport) -> tuple[str, str]:
 
 
 def seconds(ages: Iterable[float | None]) -> str:
-    """``42 s``, ``40-42 s``; empty where none is known."""
+    """Return ``42 s`` or ``40-42 s``; empty if no age is known."""
     known = sorted(round(age) for age in ages if age is not None)
     if not known:
         return ""
     return f"{known[0]} s" if known[0] == known[-1] else f"{known[0]}-{known[-1]} s"
 
 
-def age_of(graph: WaitGraph, node: Node) -> float | None:
-    """Of a wait its own; of what runs that of the call which it serves."""
+def age_of(graph: WaitGraph, node: WaitNode) -> float | None:
+    """Return the age of a wait; for running code, that of the call being served."""
     call = None if node.waits else graph.call_of(node)
     return node.age if call is None else call.age
 
 
-def _text(graph: WaitGraph, nodes: Sequence[Node], *, with_place: bool = False) -> str:
+def _text(graph: WaitGraph, nodes: Sequence[WaitNode], *, with_place: bool = False) -> str:
     node = nodes[0]
     processes = list({each.process.endpoint: each.process for each in nodes}.values())
     who = names_of(processes)
@@ -104,27 +104,27 @@ def _text(graph: WaitGraph, nodes: Sequence[Node], *, with_place: bool = False) 
     return "".join(parts)
 
 
-def _verb(node: Node, count: int) -> str:
+def _verb(node: WaitNode, count: int) -> str:
     several, activity = count > 1, node.activity
     trouble = node.process.trouble.replace("does not", "do not") if several else node.process.trouble
     if is_stopped(node.process):
         return f"{'are' if several else 'is'} {trouble}"
     if activity is None:
         return trouble or ("are about to go on" if several else "is about to go on")
-    # What waits for the outside counts as running: for others it makes no difference.
-    state = State.WAITING if activity.wait and activity.state is State.RUNNING else activity.state
+    # Show a wait for something outside as a wait; it counts as running only for other processes.
+    state = ActivityState.WAITING if activity.wait and activity.state is ActivityState.RUNNING else activity.state
     verb = {
-        State.WAITING: ("waits", "wait"),
-        State.IDLE: ("is idle", "are idle"),
-        State.RUNNING: ("runs", "run"),
-        State.SLEEPING: ("sleeps", "sleep"),
+        ActivityState.WAITING: ("waits", "wait"),
+        ActivityState.IDLE: ("is idle", "are idle"),
+        ActivityState.RUNNING: ("runs", "run"),
+        ActivityState.SLEEPING: ("sleeps", "sleep"),
     }[state][several]
-    method = f" {activity.method}()" if activity.method and state is State.RUNNING else ""
+    method = f" {activity.method}()" if activity.method and state is ActivityState.RUNNING else ""
     return f"{trouble} and {verb}{method}" if trouble else f"{verb}{method}"
 
 
-def _doing(node: Node) -> tuple[str, str]:
-    """State and method; what is waited for."""
+def _doing(node: WaitNode) -> tuple[str, str]:
+    """Return state and method, and the object of the wait."""
     activity = node.activity
     if activity is None:
         owed = "".join(f"a call of {call.method}() is open" for call in node.process.calls[:1])
@@ -136,7 +136,7 @@ def _doing(node: Node) -> tuple[str, str]:
 
 
 def what_of(wait: Wait) -> str:
-    """What a wait is for; of a collective without the other ranks, which each rank has different ones of."""
+    """Return the object of a wait; for a collective without the other ranks, which differ from rank to rank."""
     if len(wait.targets) < 2 or not is_in_collective(wait):
         return wait.what
     kind, _, group = collective_name(wait).partition("#")
@@ -149,20 +149,20 @@ def _tasks(activity: Activity) -> str:
     return "the end of " + join([*names, *([f"{more} more"] if more else [])]) if names else "something"
 
 
-def _place(node: Node, of_call: str = "") -> str:
-    """The line, and the call that is served, with its age where that says more."""
+def _place(node: WaitNode, of_call: str = "") -> str:
+    """Return the line, and the served call with its age if that adds information."""
     line = _line(node)
     method = "" if node.activity is None or not (node.waits or node.wait) else node.activity.method
     served = f", in a call of {method}()" if method and (of_call or f"{method}()" not in (line or "")) else ""
     return (f", at {line}" if line else "") + served + (f" for {of_call}" if served and of_call else "")
 
 
-def _line(node: Node) -> str | None:
+def _line(node: WaitNode) -> str | None:
     return None if node.activity is None else node.activity.line
 
 
 def _kin(process: ProcessReport) -> str:
-    """By what processes are folded: a group's name; others stand alone."""
+    """Return the name by which processes are folded: that of the group for workers, a unique one for others."""
     if process.role == "worker":
         return process.group
     return "the driver" if process.role == "driver" else f"{process.name} ({process.role}, pid {process.pid})"

@@ -1,4 +1,4 @@
-"""Cores of hopeless waits: circles in which each waits for the next, and waits for what nothing alive could do."""
+"""Cores of hopeless waits: circles of waits, and waits that nothing alive could end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.needs import Need
-from rlinf_async._inspection.state.wait_graph import Node, is_stopped
+from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 
 @dataclass(frozen=True)
@@ -16,25 +16,25 @@ class Core:
     """Waits from which all other hopeless ones follow.
 
     Attributes:
-        nodes: of a circle in its order, the first one waits for the second.
-        needs: those that will not be met, with the node that has them.
-        is_circle: each waits for the next, and the last for the first.
+        nodes: in a circle, each node waits for the next.
+        needs: unmet needs, each with its node.
+        is_circle: true if the last node waits for the first.
     """
 
-    nodes: list[Node]
-    needs: list[tuple[Node, Need]]
+    nodes: list[WaitNode]
+    needs: list[tuple[WaitNode, Need]]
     is_circle: bool
 
 
 def core_of(liveness: Liveness) -> Core | None:
-    """The core that a driver waits for, if it waits for one; None where nothing is hopeless."""
+    """Return the core that a driver waits for, if there is one; else any core; None if nothing is hopeless."""
     hopeless = by_age(liveness.hopeless)
     if not hopeless:
         return None
     following = {node: _following(liveness, node) for node in hopeless}
     drivers = [node for node in hopeless if node.process.role == "driver"]
     awaited = _reached_from(drivers, following)
-    # What a driver waits for comes first: the others may be waits in the background, which have always been hopeless.
+    # Nodes that a driver waits for come first: other hopeless waits may be background ones.
     ordered = [*(node for node in hopeless if node in awaited), *(node for node in hopeless if node not in awaited)]
     circle = _shortest_circle(ordered, following)
     if circle:
@@ -46,28 +46,28 @@ def core_of(liveness: Liveness) -> Core | None:
     return Core(nodes, _unmet(liveness, nodes), False)
 
 
-def waiting_for(liveness: Liveness, core: Sequence[Node]) -> list[Node]:
-    """Hopeless nodes besides, the oldest first."""
+def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
+    """Return the hopeless nodes outside of the core, the oldest first."""
     return [node for node in by_age(liveness.hopeless) if node not in core]
 
 
-def stopped_ones(liveness: Liveness) -> list[Node]:
-    """The stopped processes that something waits for; where it is not known what they would do, all of them."""
+def stopped_ones(liveness: Liveness) -> list[WaitNode]:
+    """Return the stopped processes that others wait for; all of them if no such dependency is known."""
     stopped = [node for node in liveness.graph.nodes if is_stopped(node.process)]
     following = {node: _following(liveness, node, everything=True) for node in liveness.hopeless}
     awaited = _reached_from(liveness.hopeless, following)
     return [node for node in stopped if node in awaited] or stopped
 
 
-def by_age(nodes: Iterable[Node]) -> list[Node]:
-    """The oldest first; drivers first among equals."""
+def by_age(nodes: Iterable[WaitNode]) -> list[WaitNode]:
+    """Return the nodes sorted by age, the oldest first; drivers first among equals."""
     return sorted(nodes, key=lambda node: (-(node.age or 0.0), node.process.role != "driver", node.process.endpoint))
 
 
-def _following(liveness: Liveness, node: Node, *, everything: bool = False) -> list[Node]:
-    """The nodes that it waits for, but for those that are alive.
+def _following(liveness: Liveness, node: WaitNode, *, everything: bool = False) -> list[WaitNode]:
+    """Return the nodes that a node waits for, except live ones.
 
-    Where a call to come could do it as well, only those count that serve a call: others run in the background.
+    If a later call could meet a need as well, only nodes that serve a call count: others run in the background.
     """
     found = (
         other
@@ -79,13 +79,13 @@ def _following(liveness: Liveness, node: Node, *, everything: bool = False) -> l
     return list(dict.fromkeys(found))
 
 
-def _unmet(liveness: Liveness, nodes: Iterable[Node]) -> list[tuple[Node, Need]]:
+def _unmet(liveness: Liveness, nodes: Iterable[WaitNode]) -> list[tuple[WaitNode, Need]]:
     return [(node, need) for node in nodes for need in liveness.needs.of(node) if not liveness.may_be_met(need)]
 
 
-def _reached_from(nodes: Iterable[Node], following: dict[Node, list[Node]]) -> set[Node]:
-    """These, and all that they wait for, through others too."""
-    found: set[Node] = set()
+def _reached_from(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> set[WaitNode]:
+    """Return these nodes, and all that they wait for, directly or not."""
+    found: set[WaitNode] = set()
     waiting = list(nodes)
     while waiting:
         node = waiting.pop()
@@ -95,10 +95,10 @@ def _reached_from(nodes: Iterable[Node], following: dict[Node, list[Node]]) -> s
     return found
 
 
-def _shortest_circle(nodes: Iterable[Node], following: dict[Node, list[Node]]) -> list[Node]:
-    """A circle through the first of the nodes that is in one; none if none is."""
+def _shortest_circle(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> list[WaitNode]:
+    """Return a shortest circle through the first node that is in one; empty if there is none."""
     for start in nodes:
-        before: dict[Node, Node] = {}
+        before: dict[WaitNode, WaitNode] = {}
         waiting = deque([start])
         while waiting:
             node = waiting.popleft()
@@ -111,16 +111,16 @@ def _shortest_circle(nodes: Iterable[Node], following: dict[Node, list[Node]]) -
     return []
 
 
-def _back_to(start: Node, node: Node, before: dict[Node, Node]) -> list[Node]:
+def _back_to(start: WaitNode, node: WaitNode, before: dict[WaitNode, WaitNode]) -> list[WaitNode]:
     path = [node]
     while path[-1] is not start:
         path.append(before[path[-1]])
     return path[::-1]
 
 
-def _around(node: Node, following: dict[Node, list[Node]]) -> set[Node]:
-    """All that it waits for and that waits for it: more ranks in the same collective."""
-    leading: dict[Node, list[Node]] = defaultdict(list)
+def _around(node: WaitNode, following: dict[WaitNode, list[WaitNode]]) -> set[WaitNode]:
+    """Return the nodes that wait for a node and that it waits for: more ranks in the same collective."""
+    leading: dict[WaitNode, list[WaitNode]] = defaultdict(list)
     for one, others in following.items():
         for other in others:
             leading[other].append(one)

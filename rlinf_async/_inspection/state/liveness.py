@@ -1,12 +1,12 @@
-"""Activities of a run that go on or may be freed, as a least fixed point; the others are hopeless.
+"""Activities of a run that continue or may be freed, as a least fixed point; the others are hopeless.
 
-Alive at first is all that runs or sleeps, and all of which that is not known.  A waiting activity is alive once all
-that it needs (``needs.py``) may come from something alive.  What is left waits for what is left only: a closed set, and
-nothing in the report can free it.
+Initially alive are activities that run or sleep, and those about which too little is known.  A waiting activity is
+alive once all of its needs (``needs.py``) may be met by something alive.  The rest waits only for the rest: a closed
+set that nothing in the report can free.
 
-Two reports make it sure.  Processes report at slightly different moments: of one event, one may show what was before
-and another what came after.  But all that waits in both reports for the same, longer in the second one, has waited at
-one time, between the two.
+Two reports make it certain.  Processes report at slightly different moments: of one event, one process may show the
+state before and another the state after.  But activities that have the same wait in both reports, longer in the second
+one, have all waited at one moment between the two.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from typing import Any, Final
 
 from rlinf_async._inspection.state.collective_needs import Needs
 from rlinf_async._inspection.state.needs import Need
-from rlinf_async._inspection.state.run_report import ChildProcess, ProcessReport, RunReport, State, TargetKind
-from rlinf_async._inspection.state.wait_graph import Node, is_in_its_users_hands, is_stopped
+from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
+from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
 PATIENCE_S: Final = 2.0
-"""Age from which on a wait may be hopeless; what has begun later may be freed by what is under way."""
+"""Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way."""
 
 FAR_DEADLINE_S: Final = 60.0
-"""Time until a deadline from which on it is no answer: a call that was given an hour may stand still for all of it."""
+"""Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
+time."""
 
 YOUNG_CHILD_S: Final = 60.0
-"""Age up to which a child process may be one that starts, however still it stands."""
+"""Age up to which a child process may still be starting, even if it uses no CPU."""
 
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
-"""Waits that may end by work which no activity shows: data that is copied, threads in C."""
+"""Waits that may end by work which no activity shows: copying of data, threads in C."""
 
 
 class Why(StrEnum):
-    """The reason why an activity is alive."""
+    """Reason why an activity is alive."""
 
     RUNS = "runs"
     SLEEPS = "sleeps"
@@ -53,19 +54,19 @@ class Why(StrEnum):
 
 
 class Liveness:
-    """The activities of one report that are alive, and why.
+    """Activities of one report that are alive, and the reasons.
 
     Args:
-        needs: of that report.
-        earlier: of the report before; None if there is none.
-        working: endpoints whose processes have worked between the two reports, as the kernel counts.
-        stopped_go_on: what is stopped is taken for alive.
+        needs: needs of that report.
+        earlier: liveness of the previous report; None without one.
+        working: endpoints whose processes used CPU between the two reports.
+        stopped_go_on: treat stopped processes as alive.
 
     Attributes:
-        anyone: something is alive, or not known, that may do whatever any activity of the run can.
-        child: a child process of the run that may be the one, with its parent.
-        alive: why, by node.
-        hopeless: the other nodes, without those that are idle.
+        anyone: true if something alive, or unknown, may do whatever any activity of the run can.
+        child: a child process of the run that may act, with its parent.
+        alive: reason by node.
+        hopeless: the other nodes, except idle ones.
     """
 
     def __init__(
@@ -82,20 +83,20 @@ class Liveness:
         self._working = frozenset(working)
         self._stopped_go_on = stopped_go_on
         self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
-        # Without a driver the run begins or ends.
+        # Without a driver the run is beginning or ending.
         self.anyone = bool(report.missing) or not any(process.role == "driver" for process in report.processes)
         self.child = _child_that_acts(report, None if earlier is None else earlier.graph.report)
         self.anyone |= self.child is not None
         if earlier is not None:
             self.anyone |= _moves(earlier.graph.report) != _moves(report)
-        self.alive: dict[Node, Why] = {}
-        self.hopeless: list[Node] = self._spread()
+        self.alive: dict[WaitNode, Why] = {}
+        self.hopeless: list[WaitNode] = self._spread()
 
     def __repr__(self) -> str:
         return f"<Liveness of {self.graph!r} [{len(self.alive)} alive, {len(self.hopeless)} hopeless]>"
 
-    def _spread(self) -> list[Node]:
-        """Finds what is alive, from what is at first; returns the rest."""
+    def _spread(self) -> list[WaitNode]:
+        """Compute the live nodes as a fixed point. Return the rest."""
         at_first = {node: why for node in self.graph.nodes if (why := self._at_first(node)) is not None}
         rest = self.graph.nodes
         found = -1
@@ -114,7 +115,7 @@ class Liveness:
 
     # -- at first -----------------------------------------------------------------------------------------------
 
-    def _at_first(self, node: Node) -> Why | None:
+    def _at_first(self, node: WaitNode) -> Why | None:
         process, activity = node.process, node.activity
         if is_stopped(process):
             return Why.STOPPED if self._stopped_go_on else None
@@ -122,14 +123,14 @@ class Liveness:
             return Why.SILENT
         if activity is None:
             return Why.USER if is_in_its_users_hands(process) else Why.BEGINS
-        if activity.state is State.SLEEPING:
+        if activity.state is ActivityState.SLEEPING:
             return Why.SLEEPS
-        if activity.state is State.RUNNING:
+        if activity.state is ActivityState.RUNNING:
             return Why.RUNS
         return self._hope(node) if node.waits else None
 
-    def _hope(self, node: Node) -> Why | None:
-        """Why a wait ends by itself, or why it is too early to say that it does not."""
+    def _hope(self, node: WaitNode) -> Why | None:
+        """Return why a wait ends by itself, or why it is too early to call it hopeless; None for neither."""
         needs = self.needs.of(node)
         if node.wait is not None and node.wait.left is not None and node.wait.left <= FAR_DEADLINE_S:
             return Why.DEADLINE
@@ -143,7 +144,7 @@ class Liveness:
             return Why.WORKS
         return None
 
-    def _is_as_before(self, node: Node, before: dict[Hashable, float | None]) -> bool:
+    def _is_as_before(self, node: WaitNode, before: dict[Hashable, float | None]) -> bool:
         key = _key(node)
         if key not in before:
             return False
@@ -152,8 +153,8 @@ class Liveness:
 
     # -- then -----------------------------------------------------------------------------------------------------
 
-    def _may_be_freed(self, node: Node) -> bool:
-        """By what has been found alive so far."""
+    def _may_be_freed(self, node: WaitNode) -> bool:
+        """True if the live nodes found so far may end the wait."""
         if not node.waits:
             return False
         met = (self.may_be_met(need) for need in self.needs.of(node))
@@ -163,8 +164,8 @@ class Liveness:
         return bool(need.coming) or (need.anyone and self.anyone) or any(node in self.alive for node in need.nodes)
 
 
-def _key(node: Node) -> Hashable:
-    """All by which a wait is the same in two reports."""
+def _key(node: WaitNode) -> Hashable:
+    """Return the properties by which a wait is the same in two reports."""
     process, activity, wait = node.process, node.activity, node.wait
     if activity is None:
         return process.endpoint, process.pid
@@ -174,7 +175,7 @@ def _key(node: Node) -> Hashable:
 
 
 def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[ProcessReport, ChildProcess] | None:
-    """A child process that is young, and may be about to join, or that has had a processor since the report before."""
+    """Return a child process that is young, and may be about to join, or has used CPU since the previous report."""
     earlier = {} if before is None else {child.pid: child.cpu for each in before.processes for child in each.children}
     for process in report.processes:
         for child in process.children:
@@ -184,11 +185,11 @@ def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[Proce
 
 
 def _moves(report: RunReport) -> Any:
-    """All that changes as something goes on; what is idle may come and go."""
+    """Return the facts that change whenever something continues; idle activities may come and go."""
     processes = {
         (process.endpoint, process.pid): (
             frozenset((call.source, call.number) for call in process.calls),
-            frozenset(activity.name for activity in process.activities if activity.state is not State.IDLE),
+            frozenset(activity.name for activity in process.activities if activity.state is not ActivityState.IDLE),
         )
         for process in report.processes
     }

@@ -1,7 +1,7 @@
-"""Needs of activities that wait: who has to do what before they can go on.
+"""Needs of waiting activities: the action, and the process that has to take it.
 
-Where a report leaves a doubt, a need is said to be met by itself (``coming``), so that nothing is called stuck because
-of it: an answer may be under way, a process group may have members elsewhere, a queue may be filled from a socket.
+In doubt a need counts as about to be met (``coming``), so that a healthy run is never called stuck: an answer may be on
+its way, a process group may have members elsewhere, a socket may fill a queue.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from typing import Final
 
 from rlinf_async._inspection.state.collectives import is_collective, is_point_to_point
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
-from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, WaitNode, is_stopped
 
 LARGE_BYTES: Final = 64 << 20
-"""Size of queued items from which on one may be under way for seconds."""
+"""Size of queued items above which one may be in transit for seconds."""
 
 _GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
-"""Functions of asyncio's locks and queues that wait for what an activity of the process has to do."""
+"""Functions of asyncio's locks and queues whose wait only an activity of the same process can end."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """One thing that has to happen before an activity can go on.
+    """Condition for an activity to continue.
 
     Attributes:
-        target: as the wait has it.
-        process: the one that has to act; None: none in particular.
-        nodes: one of these has to go on.
-        anyone: or any activity of the run.
-        coming: reason why it will happen whatever these do; empty if there is none.
+        target: target of the wait.
+        process: process that has to act; None if no particular one.
+        nodes: nodes of which one has to continue.
+        anyone: true if any activity of the run could act instead.
+        coming: why the need will be met in any case; empty if that is not certain.
         ended: how the process that had to act has ended; empty if it lives.
-        arrived: it is in the same collective, and does not meet the one that waits.
+        arrived: true if the process is in the same collective, and does not meet the waiting one.
     """
 
     target: Target
     process: ProcessReport | None = None
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[WaitNode, ...] = ()
     anyone: bool = False
     coming: str = ""
     ended: str = ""
     arrived: bool = False
 
 
-def needs_of(graph: WaitGraph, node: Node) -> list[Need]:
-    """All that a waiting activity needs, but for collectives (``collective_needs.py``)."""
+def needs_of(graph: WaitGraph, node: WaitNode) -> list[Need]:
+    """Return all needs of a waiting activity, except those of collectives (``collective_needs.py``)."""
     if node.activity is None or not node.waits:
         return []
     found = [_of_activity(graph, Target(TargetKind.LOCAL, name=name), node) for name in node.activity.awaits]
@@ -54,20 +54,21 @@ def needs_of(graph: WaitGraph, node: Node) -> list[Need]:
 
 
 def is_in_collective(wait: Wait) -> bool:
-    """Whether it is for other ranks in torch.distributed; ``send`` and ``recv`` are words of this framework as well."""
+    """True if a wait is for other ranks in torch.distributed; ``send`` and ``recv`` are names of this framework as
+    well."""
     if not wait.targets:
         return is_collective(wait.kind) and not is_point_to_point(wait.kind)
     return any(target.kind is TargetKind.COLLECTIVE for target in wait.targets)
 
 
-def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: Node | None) -> Need:
-    """Something that a process has to do: one of its activities does it, or a call to come, where it can take one."""
+def action_of(graph: WaitGraph, target: Target, process: ProcessReport, node: WaitNode | None) -> Need:
+    """Return the need for an action of a process, by one of its activities or, if it is free, by a later call."""
     others = tuple(each for each in graph.of(process) if each is not node)
     is_free = process.role == "worker" and not is_stopped(process) and graph.method(process) is None
     return Need(target, process, others, anyone=is_free)
 
 
-def _of_target(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need:
+def _of_target(graph: WaitGraph, target: Target, node: WaitNode, wait: Wait) -> Need:
     match target.kind:
         case TargetKind.CALL:
             return _of_call(graph, target, node)
@@ -90,7 +91,7 @@ def _of_target(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need
             return Need(target, coming="the framework works on it")
 
 
-def _of_call(graph: WaitGraph, target: Target, node: Node) -> Need:
+def _of_call(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
     process = graph.processes.get(target.endpoint)
     if process is None or graph.end_of(process):
         return Need(target, process, coming="its end is told to those who wait for it")
@@ -106,7 +107,7 @@ def _of_call(graph: WaitGraph, target: Target, node: Node) -> Need:
     return Need(target, process, queue, coming="" if queue else "the call begins")
 
 
-def _of_message(graph: WaitGraph, target: Target, node: Node, wait: Wait) -> Need:
+def _of_message(graph: WaitGraph, target: Target, node: WaitNode, wait: Wait) -> Need:
     process = graph.processes.get(target.endpoint)
     if process is None:
         end = graph.report.ended.get(target.endpoint, "")
@@ -131,7 +132,7 @@ def _of_queue(graph: WaitGraph, target: Target, wait: Wait) -> Need:
     return Need(target, anyone=True)
 
 
-def _of_lock(graph: WaitGraph, target: Target, node: Node) -> Need:
+def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
     if not target.endpoint:
         return Need(target, anyone=True)
     process = graph.processes.get(target.endpoint)
@@ -140,8 +141,9 @@ def _of_lock(graph: WaitGraph, target: Target, node: Node) -> Need:
     return action_of(graph, target, process, node)
 
 
-def _of_weights(graph: WaitGraph, target: Target, node: Node) -> Need:
-    """A version; where two groups wait for the same weights in different words, one has published it for the other."""
+def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
+    """Return the need for a version; if another group waits for the same weights in other words, a version is on its
+    way."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:
@@ -152,8 +154,8 @@ def _of_weights(graph: WaitGraph, target: Target, node: Node) -> Need:
     return Need(target, process, anyone=True)
 
 
-def _of_activity(graph: WaitGraph, target: Target, node: Node) -> Need:
-    """Another activity of the same process; or any, where it is not known which one gives something back."""
+def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
+    """Return the need for another activity of the same process; for any, if the name is unknown."""
     if target.name.startswith(("task ", "thread ")):
         named = tuple(other for other in graph.of(node.process) if other.name == target.name)
         return Need(target, node.process, named, coming="" if named else "it has ended")
@@ -164,17 +166,17 @@ def _of_activity(graph: WaitGraph, target: Target, node: Node) -> Need:
     return Need(target, node.process, anyone=True)
 
 
-def _is_given_back(node: Node) -> bool:
-    """Whether a wait at a lock, event or queue ends by what an activity of the report does, and by nothing else.
+def _is_given_back(node: WaitNode) -> bool:
+    """True if only an activity in the report can end a wait at a lock, event or queue.
 
-    In coroutines that is so of locks and permits: they are with somebody who gives them back.  Events and items of
-    queues may come from a callback of the loop, which has read a socket or a signal.  Threads are fed by threads, and
-    those are reported; only what a driver's main thread waits for at its end may be a signal.
+    For coroutines that holds for locks and permits, which another activity holds.  Events and items of queues may come
+    from a callback of the loop that has read a socket or a signal.  Threads get theirs from other threads, which the
+    report includes; only the wait of a driver's main thread may end by a signal.
     """
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:
         return False
-    if activity.blocks:  # the process itself knows whether a signal may end it
+    if activity.blocks:  # the process has already excluded signals
         return True
     if activity.name.startswith("thread "):
         is_drivers = node.process.role == "driver" and activity.name == MAIN_THREAD
@@ -184,7 +186,7 @@ def _is_given_back(node: Node) -> bool:
 
 
 def _fit(one: Wait, other: Wait) -> bool:
-    """Whether a send and a receive may be of the same message; of several waits at once that is not known."""
+    """True if a send and a receive may belong to the same message; with several waits at once that is unknown."""
     kinds = {one.kind, other.kind}
     if kinds == {"send", "recv"}:
         return one.what.startswith("broadcast") == other.what.startswith("broadcast")

@@ -1,4 +1,4 @@
-"""Progress of a run that goes on: what the oldest waits of drivers end at, and the few that many wait for."""
+"""Progress of a run that is not stuck: ends of the drivers' oldest waits, and stragglers."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from rlinf_async._inspection.state.descriptions import age_of, names_of
 from rlinf_async._inspection.state.entanglement import by_age
 from rlinf_async._inspection.state.liveness import PATIENCE_S, Liveness
 from rlinf_async._inspection.state.needs import is_in_collective
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, State, TargetKind
-from rlinf_async._inspection.state.wait_graph import Node, is_stopped
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, TargetKind
+from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 _ASKED: Final = re.compile(r" on (\d+) ranks?\b")
-"""How many ranks a call was for, as the words about its wait have it; those that have answered are no targets."""
+"""Number of ranks of a call, from the description of its wait; answered ranks are no targets."""
 
 
 class Progress:
-    """What is waited for, and by whom.
+    """Dependencies of a run's waits that end in something alive.
 
     Attributes:
-        leaves: what runs, of all that drivers' waits need; or else what waits there for what may be on its way, or
-            what runs elsewhere.
-        reason: why the first of the leaves is no dead end, where it waits; or why it does not answer.
-        waiting: what waits, the oldest first.
-        stragglers: the leaves, if they are few ranks of a group whose others have finished or arrived; else none.
-        others: what those have done.
+        leaves: running activities that the drivers' waits depend on; without any, waits among these that may end soon,
+            or activities that run elsewhere.
+        reason: why the first leaf may end, if it waits, or why it does not answer.
+        waiting: waiting activities, the oldest first.
+        stragglers: the leaves, if they are few ranks of a group whose other ranks have finished or arrived; else empty.
+        others: text about these other ranks.
     """
 
     def __init__(self, liveness: Liveness) -> None:
@@ -46,9 +46,9 @@ class Progress:
     def __repr__(self) -> str:
         return f"<Progress of {self._liveness!r} [{len(self.leaves)} leaves]>"
 
-    def _reached(self, nodes: list[Node]) -> set[Node]:
-        """Through all that they need that has not come yet."""
-        found: set[Node] = set()
+    def _reached(self, nodes: list[WaitNode]) -> set[WaitNode]:
+        """Return the nodes and all unmet dependencies of theirs."""
+        found: set[WaitNode] = set()
         waiting = list(nodes)
         while waiting:
             node = waiting.pop()
@@ -57,7 +57,7 @@ class Progress:
                 waiting += (other for need in self._liveness.needs.of(node) if not need.coming for other in need.nodes)
         return found
 
-    def _reason(self, node: Node) -> str:
+    def _reason(self, node: WaitNode) -> str:
         if blocks_its_loop(node):
             return "" if node.process.trouble == LOOP_BLOCKED else "its event loop is blocked there"
         if not node.waits or (node.wait is not None and node.wait.left is not None):
@@ -69,9 +69,9 @@ class Progress:
             return f"child process {child.pid} of {names_of([process])} may end that"
         return coming
 
-    def _find_stragglers(self, reached: set[Node]) -> list[Node]:
-        """Of the group whose call is the oldest."""
-        by_group: dict[str, list[Node]] = {}
+    def _find_stragglers(self, reached: set[WaitNode]) -> list[WaitNode]:
+        """Return the stragglers of the group whose call is the oldest."""
+        by_group: dict[str, list[WaitNode]] = {}
         for node in self.leaves:
             if goes_on(node) and node in reached and node.process.role == "worker":
                 by_group.setdefault(node.process.group, []).append(node)
@@ -87,7 +87,7 @@ class Progress:
         return []
 
     def _compare(self, group: str, late: set[int]) -> int:
-        """How many other ranks have arrived or finished."""
+        """Return the number of other ranks that have arrived or finished."""
         if arrived := self._arrived(group, late):
             kinds = sorted({node.wait.kind for node in arrived if node.wait is not None})
             count = len({node.process.endpoint for node in arrived})
@@ -97,8 +97,8 @@ class Progress:
             self.others = f"{_ranks(count)} finished"
         return count
 
-    def _arrived(self, group: str, late: set[int]) -> list[Node]:
-        """Ranks in a collective that one of these has not come to."""
+    def _arrived(self, group: str, late: set[int]) -> list[WaitNode]:
+        """Return ranks in a collective that one of the late ranks has not entered."""
         return [
             node
             for node in self._liveness.graph.nodes
@@ -110,7 +110,8 @@ class Progress:
         ]
 
     def _finished(self, group: str, late: set[int]) -> int:
-        """Ranks that have answered a call which these have not, and which a driver waits for."""
+        """Return the number of ranks that have answered a call that a driver awaits, and that the late ranks have not
+        answered."""
         graph = self._liveness.graph
         for node in graph.nodes:
             if node.process.role != "driver" or node.wait is None or node.wait.kind != "call":
@@ -123,19 +124,19 @@ class Progress:
         return 0
 
 
-def blocks_its_loop(node: Node) -> bool:
-    """Whether its process does not answer in time because of it: it is in a callback or a task of its loop."""
+def blocks_its_loop(node: WaitNode) -> bool:
+    """True if an activity keeps its process from answering in time: it is a callback or a task of the loop."""
     if node.activity is None or not node.process.trouble:
         return False
     dumped = [] if node.process.answered else node.activity.stack
     return node.activity.blocks or any(frame.function.rpartition(".")[2] == "_run_once" for frame in dumped)
 
 
-def goes_on(node: Node) -> bool:
-    """Also of a process that does not answer: nobody knows what it does, but its stacks say where."""
+def goes_on(node: WaitNode) -> bool:
+    """True if a node runs; a process that does not answer counts as running, with its stacks as place."""
     process = node.process
     if process.answered or is_stopped(process):
-        return node.activity is not None and node.activity.state in (State.RUNNING, State.SLEEPING)
+        return node.activity is not None and node.activity.state in (ActivityState.RUNNING, ActivityState.SLEEPING)
     return node.activity is not None or not process.activities
 
 

@@ -1,20 +1,20 @@
-"""Reports of a run that stands still or goes on: processes, their activities, waits and queues, as plain data.
+"""Reports of a run: processes, their activities, waits and queues, as plain data.
 
-A report is made where the facts are: activities by each process of itself (``own_process.py``), the rest by its node's
-daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` bring them through a frame::
+The facts are collected at their source: activities by each process (``own_activities.py``), the rest by its node's
+daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` convert them for a frame::
 
     RunReport
       processes  ProcessReport       driver, rank or subprocess, as its daemon and the kernel know it
-        children   ChildProcess        that it has started and no daemon knows
-        calls      OpenCall            that it was asked for and has not answered, the oldest first
-        activities Activity            its tasks and threads, as it tells itself
-          wait       Wait                what the activity waits for
-            targets    Target              who has to do what
-          stack      Frame               the outermost first
+        children   ChildProcess        process that it has started and no daemon knows
+        calls      OpenCall            calls that it has not answered, the oldest first
+        activities Activity            its tasks and threads, as reported by itself
+          wait       Wait                awaited event
+            targets    Target              action that would end the wait
+          stack      Frame               outermost first
       queues     QueueReport         one channel's queue on one node
-      left       LeftDriver          that has closed its cluster
+      left       LeftDriver          driver that has closed its cluster
 
-Endpoints are as in ``_core/frames.py``; seconds are ages, at the moment of the report.
+Endpoints are as in ``_core/frames.py``; seconds are ages at the time of the report.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from operator import attrgetter
 from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 
-class State(StrEnum):
-    """What an activity does."""
+class ActivityState(StrEnum):
+    """State of an activity."""
 
     RUNNING = "running"
-    """Its code runs, or waits for something that only the outside knows (a socket, a file, a subprocess)."""
+    """Its code runs, or waits for something outside of the run (a socket, a file, a subprocess)."""
     SLEEPING = "sleeping"
-    """It goes on by itself, at a time that is set."""
+    """It continues by itself at a known time."""
     WAITING = "waiting"
-    """``Activity.wait`` says what for, or ``Activity.awaits``."""
+    """``Activity.wait`` or ``Activity.awaits`` has the awaited event."""
     IDLE = "idle"
-    """It waits for work that somebody gives it; no code of the user's waits there."""
+    """It waits for work; no user code is waiting."""
 
 
 class TargetKind(StrEnum):
-    """What has to happen for a wait to end."""
+    """Action that ends a wait."""
 
     CALL = "call"
-    """``endpoint`` answers the call with that ``number`` of the process that waits."""
+    """``endpoint`` answers the waiting process's call with that ``number``."""
     MESSAGE = "message"
-    """``endpoint`` sends what is waited for, or takes what was sent."""
+    """``endpoint`` sends or receives the message."""
     QUEUE = "queue"
-    """Somebody puts into the channel with that ``number``, or gets from there; ``name`` is the channel's."""
+    """A process puts into the channel with that ``number``, or gets from it; ``name`` is the channel's."""
     COLLECTIVE = "collective"
-    """``endpoint`` arrives in the collective operation ``name`` as well."""
+    """``endpoint`` enters the collective operation ``name``."""
     NAME = "name"
-    """Somebody makes a group or channel called ``name``."""
+    """A process makes a group or channel called ``name``."""
     LOCK = "lock"
     """``endpoint`` releases the lock ``name``."""
     WEIGHTS = "weights"
-    """Somebody publishes a version of the model ``name``; or ``endpoint`` applies it."""
+    """A process publishes a version of the model ``name``, or ``endpoint`` applies it."""
     RESTART = "restart"
-    """The owner of the group ``name`` brings back the ranks that are away, and has ``on_restart`` run."""
+    """The owner of the group ``name`` restarts the ranks that are away, and runs ``on_restart``."""
     DAEMON = "daemon"
-    """The framework answers ``name``: it works on it."""
+    """The framework answers ``name``, on which it is working."""
     LOCAL = "local"
-    """Another task or thread of this process, known by ``name`` if at all, releases it."""
+    """Another task or thread of this process, with that ``name`` if known, ends the wait."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Frame:
     """One frame of a stack.
 
     Attributes:
-        users: it runs code of the user's, and not of the framework, the standard library or an installed package.
+        users: true if it runs the user's code, not the framework's, the standard library's or an installed package's.
     """
 
     file: str
@@ -85,7 +85,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Target:
-    """Who has to do what; 0 and empty where that is not known."""
+    """Action and process that would end a wait; 0 and empty for unknown parts."""
 
     kind: TargetKind
     endpoint: int = 0
@@ -95,15 +95,15 @@ class Target:
 
 @dataclass(frozen=True)
 class Wait:
-    """What an activity waits for.
+    """Wait of an activity.
 
     Attributes:
-        kind: as the table of waits has it, ``call``, ``recv``, ``get``, or of a collective its name: ``all_reduce``.
-        what: in words.
-        age: seconds.
-        targets: who has to act.
-        every: all targets have to; False: one of them is enough.
-        left: seconds to its deadline; None without.
+        kind: kind in the table of waits, ``call``, ``recv``, ``get``, or the name of a collective: ``all_reduce``.
+        what: description of the awaited event.
+        age: age of the wait in seconds.
+        targets: actions that would end it.
+        every: true if all targets have to act; False if one is enough.
+        left: seconds to its deadline; None without one.
     """
 
     kind: str
@@ -116,24 +116,24 @@ class Wait:
 
 @dataclass(frozen=True)
 class Activity:
-    """A task or thread of a process.
+    """Task or thread of a process.
 
     Attributes:
         name: unique in its process: ``thread MainThread``, ``task Task-7``.
-        state: what it does.
-        age: seconds for which it has; None where that is not known.
-        method: of the call that it serves; empty where it serves none.
-        source: the endpoint that has made that call.
-        number: of that call, at its source.
-        wait: what it waits for, where that is not in this process.
-        awaits: names of activities of this process that it waits for, all of them.
-        line: the innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without.
-        stack: of its frames, the outermost first.
-        blocks: its thread runs an event loop, which stands still meanwhile.
+        state: its state.
+        age: seconds in that state; None if unknown.
+        method: method of the call that it serves; empty if it serves none.
+        source: endpoint of that call's caller.
+        number: number of that call at its caller.
+        wait: its wait, if that is for something outside of the process.
+        awaits: names of activities of this process for all of which it waits.
+        line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without one.
+        stack: its frames, outermost first.
+        blocks: true if it keeps the event loop of its thread from running.
     """
 
     name: str
-    state: State
+    state: ActivityState
     age: float | None = None
     method: str = ""
     source: int = 0
@@ -147,7 +147,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """A call that a process owes an answer to."""
+    """Call that a process must answer."""
 
     source: int
     number: int
@@ -156,19 +156,19 @@ class OpenCall:
 
 
 IN_DEBUGGER: Final = "in the debugger"
-"""Begins the trouble of a rank that stands at a prompt of pdb."""
+"""Start of the trouble of a rank at a prompt of pdb."""
 
 LOOP_BLOCKED: Final = "does not run its event loop"
-"""Trouble of a driver whose loop stands still: frames that come to it are not handled, and no task goes on."""
+"""Trouble of a driver whose loop is blocked: its frames are not handled, and its tasks do not run."""
 
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """A process that one of the run has started, and that no daemon knows: it may join, put or send.
+    """Process started by one of the run, and unknown to the daemons: it may join, put or send.
 
     Attributes:
         age: seconds since its start.
-        cpu: seconds of processors that it has had.
+        cpu: CPU seconds used.
     """
 
     pid: int
@@ -178,19 +178,19 @@ class ChildProcess:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """A process of the run.
+    """Process of the run.
 
     Attributes:
         role: ``driver``, ``worker`` or ``subprocess`` (of a worker).
         name: ``rollout:3``, or ``driver``; unique with ``pid``.
         group: empty for a driver.
         rank: -1 for a driver.
-        trouble: why it says nothing of itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
-            it does.  Or ``LOOP_BLOCKED``: it does, though its loop did not.
-        answered: it has told of its activities itself; else they are what its stacks show, or none.
-        cpu: seconds of processors that it has had, with all its threads; 0 where that is not known.
-        children: its living child processes, and theirs, that are not in the report themselves.
-        owed: how many calls are open, of which a report may have the oldest only.
+        trouble: why it reports nothing itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
+            it does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
+        answered: true if it has reported its activities itself; otherwise they come from its stacks, or are missing.
+        cpu: CPU seconds used by all its threads; 0 if unknown.
+        children: its living descendants that are not in the report themselves.
+        owed: number of open calls; ``calls`` may have only the oldest.
     """
 
     endpoint: int
@@ -212,7 +212,7 @@ class ProcessReport:
 
 @dataclass(frozen=True)
 class LeftDriver:
-    """A driver that has closed its cluster, and whose process lives on.
+    """Driver that has closed its cluster, and whose process lives on.
 
     Attributes:
         age: seconds since it has left the run.
@@ -225,18 +225,18 @@ class LeftDriver:
 
 @dataclass(frozen=True)
 class QueueReport:
-    """The queue of a channel on one node.
+    """Queue of a channel on one node.
 
     Attributes:
-        number: of the channel.
-        items: in it, over all keys.
-        nbytes: of these.
-        full: a put waits for room.
-        producers: endpoints that have put there.
-        consumers: endpoints that have got from there, or wait to.
-        clients: all endpoints that use it.
-        gone: by group, the ranks that have put there and have ended since.
-        ledger: of an experience, how many samples were put, taken, are present, leased, and were dropped.
+        number: number of the channel.
+        items: number of items, over all keys.
+        nbytes: size of these items.
+        full: true if a put waits for room.
+        producers: endpoints that have put items.
+        consumers: endpoints that have got items, or wait for one.
+        clients: all endpoints that use the queue.
+        gone: ranks that have put items and have ended since, by group.
+        ledger: for an experience, numbers of samples put, taken, present, leased and dropped.
     """
 
     number: int
@@ -255,12 +255,12 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """All that is known of a run at one moment.
+    """State of a run at one moment.
 
     Attributes:
-        missing: nodes that did not answer, each with the reason.
-        ended: endpoints of the run that are no more, each with how it ended.
-        left: drivers whose processes live on, the last one first.
+        missing: reason by node that did not answer.
+        ended: how each ended endpoint of the run has ended.
+        left: drivers that have left and whose processes live on, the latest first.
     """
 
     run: str
@@ -278,7 +278,7 @@ R = TypeVar("R")
 
 
 def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str]) -> RunReport:
-    """The report of a run, of what its daemons have answered to ``Inspect``."""
+    """Return the report of a run, merged from its daemons' answers to ``Inspect``."""
     answers = list(answers)
     return RunReport(
         run=run,
@@ -293,15 +293,15 @@ def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str])
 
 
 def to_data(report: Any) -> Any:
-    """Maps and lists of plain values, as JSON and msgpack take them."""
+    """Return maps and lists of plain values for JSON and msgpack."""
     return dataclasses.asdict(report)
 
 
 def from_data(kind: type[R], data: Any) -> R:
-    """A report of that kind, as ``to_data`` gave it.
+    """Return a report of that kind from the data of ``to_data``.
 
     Raises:
-        TypeError, KeyError, ValueError: it is none; of another version perhaps.
+        TypeError, KeyError, ValueError: the data is something else, perhaps from another version.
     """
     found: R = _read(kind, data)
     return found

@@ -1,7 +1,7 @@
 """Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, a parser.
 
-A process writes them from inside a signal handler, whatever its threads hold: neither its loop nor the interpreter's
-lock is needed.  So nothing but files, lines and names of functions is known; no values, no tasks::
+A process writes them inside a signal handler, whatever locks its threads hold: neither its loop nor the GIL is needed.
+So only files, lines and function names are known; no values, no tasks::
 
     Thread 0x00007f18cd7286c0 (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 331 in wait
@@ -19,19 +19,19 @@ from typing import Final
 
 from rlinf_async._core.framework_files import is_framework
 from rlinf_async._inspection.state.collectives import collective_of
-from rlinf_async._inspection.state.run_report import Activity, Frame, State, Target, TargetKind, Wait
+from rlinf_async._inspection.state.run_report import Activity, ActivityState, Frame, Target, TargetKind, Wait
 
 SIGNAL: Final = signal.SIGRTMAX - 3
-"""Has a process write the stacks of all its threads into a pipe of its own.
+"""Signal upon which a process writes the stacks of all its threads into a pipe of its own.
 
-A process whose handler is not installed dies of it: look at ``SigCgt`` in ``/proc/PID/status`` first.
+It kills a process that has no handler installed: check ``SigCgt`` in ``/proc/PID/status`` first.
 """
 
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
 _FRAME: Final = re.compile(r'  File (?:"(.*)"|\?\?\?), line (\d{1,9}|\?\?\?) in (.*)')
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8}))")
 _MORE_THREADS: Final = "..."
-"""Stands at the end where faulthandler has left out threads."""
+"""Last line if faulthandler has left out threads."""
 
 _NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
 
@@ -41,11 +41,11 @@ _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """A thread of a dump.
+    """Thread of a dump.
 
     Attributes:
-        name: ``MainThread``; of the others as the system calls them, or their number.
-        frames: the outermost first.
+        name: ``MainThread``; for other threads the system's name, or their id.
+        frames: outermost first.
     """
 
     ident: int
@@ -54,10 +54,10 @@ class DumpedThread:
 
 
 def parse(text: str) -> list[DumpedThread]:
-    """The threads of a dump; the main thread is the last.
+    """Return the threads of a dump, the main thread last.
 
-    Lines that are none of a dump are passed over: a full pipe cuts the text anywhere.  Of several dumps in a row the
-    last one counts for each thread.
+    Other lines are skipped, because a full pipe may cut the text anywhere.  If the text has several dumps, the latest
+    counts for each thread.
     """
     names: dict[int, str] = {}
     stacks: dict[int, list[Frame]] = {}
@@ -67,7 +67,7 @@ def parse(text: str) -> list[DumpedThread]:
         if (thread := _THREAD.fullmatch(line)) is not None:
             ident = int(thread[1], 16)
             names[ident] = _unescaped(thread[2] or f"{ident:#x}")
-            stacks.pop(ident, None)  # to the end: the order is the last dump's
+            stacks.pop(ident, None)  # reinsert at the end: the order is that of the last dump
             frames = stacks[ident] = []
             has_all = True
         elif (frame := _FRAME.fullmatch(line)) is not None:
@@ -84,15 +84,15 @@ def parse(text: str) -> list[DumpedThread]:
 
 
 def is_users(file: str) -> bool:
-    """Whether a file is the user's, and not of the framework, the standard library or an installed package."""
+    """True if a file is the user's, not the framework's, the standard library's or an installed package's."""
     return _NOT_USERS.match(file) is None and not is_framework(file)
 
 
 def activities(text: str, silent: float) -> list[Activity]:
-    """The threads of a dump in which code of the user's runs; where there is none, the main thread.
+    """Return the threads of a dump that run the user's code; without any, the main thread.
 
     Args:
-        silent: seconds for which the process has not answered; waits have lasted for as long at least.
+        silent: seconds for which the process has not answered: a lower bound for the age of its waits.
     """
     threads = parse(text)
     chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
@@ -104,7 +104,7 @@ def _activity(thread: DumpedThread, silent: float) -> Activity:
     wait = _wait(thread.frames, silent)
     return Activity(
         f"thread {thread.name}",
-        State.RUNNING if wait is None else State.WAITING,
+        ActivityState.RUNNING if wait is None else ActivityState.WAITING,
         wait=wait,
         line=str(users[-1]) if users else None,
         stack=thread.frames,
@@ -112,7 +112,7 @@ def _activity(thread: DumpedThread, silent: float) -> Activity:
 
 
 def _wait(frames: list[Frame], silent: float) -> Wait | None:
-    """What the innermost frames wait for; None where they are not known to wait."""
+    """Return the wait of the innermost frames; None if they are not known to wait."""
     collective = collective_of(frames)
     if collective is not None:
         return Wait(collective, f"{collective} of a process group that is not known", silent, [])
@@ -123,7 +123,7 @@ def _wait(frames: list[Frame], silent: float) -> Wait | None:
 
 
 def _unescaped(text: str) -> str:
-    """A path or name as it is: faulthandler writes all that is no ASCII as escapes."""
+    """Decode the escapes that faulthandler writes for non-ASCII characters."""
     return _ESCAPE.sub(_character, text)
 
 

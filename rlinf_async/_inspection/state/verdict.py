@@ -1,8 +1,8 @@
-"""Verdict on a run: whether it stands still, because of whom, and what each participant waits for, in words.
+"""Verdict on a run: whether it is stuck, which processes are the cause, and each participant's wait, in words.
 
-In this order: a circle of waits (deadlock), a wait for what nothing alive could do (nobody left), a stopped process
-that others wait for, or a driver that sleeps on its event loop while nothing else runs (blocked); then, of a run that
-goes on, the few that others wait for (straggler), what it does (busy), or that it does nothing (idle).
+In this order: a circle of waits (deadlock), a wait that nothing alive could end (nobody left), a stopped process that
+others wait for, or a driver that sleeps on its event loop while nothing else runs (blocked); then, for a run that is
+not stuck, the few ranks that others wait for (straggler), its running activities (busy), or none (idle).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rlinf_async._inspection.state.descriptions import lines_of, names_of, secon
 from rlinf_async._inspection.state.entanglement import Core, by_age, core_of, stopped_ones, waiting_for
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.progress import Progress, goes_on
-from rlinf_async._inspection.state.run_report import IN_DEBUGGER, LOOP_BLOCKED, ProcessReport, RunReport, State
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.run_report import IN_DEBUGGER, LOOP_BLOCKED, ActivityState, ProcessReport, RunReport
+from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode, is_stopped
 
 
-class Kind(StrEnum):
-    """What a run is said to be."""
+class VerdictKind(StrEnum):
+    """Kind of verdict."""
 
     DEADLOCK = "deadlock"
     NOBODY_LEFT = "nobody left"
@@ -37,29 +37,29 @@ class Kind(StrEnum):
 
 
 _MIN_WORK_S: Final = 0.05
-"""Seconds of a processor within half a second of a process that works; an answer takes some too."""
+"""CPU seconds within half a second above which a process is working; an answer alone takes some, too."""
 
-_STUCK: Final = frozenset((Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED, Kind.BLOCKED))
+_STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
 
 BLOCKED_S: Final = 300.0
-"""Age from which on a sleep that blocks a driver's loop is no pause: five minutes of nothing, in the whole run."""
+"""Age above which a sleep that blocks a driver's loop counts as stuck: five minutes without any activity in the run."""
 
 _MAX_PIDS: Final = 8
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verdict in words.
+    """Verdict in words.
 
     Attributes:
         headline: one sentence.
-        lines: about all participants, and about those that wait for them, folded over alike ranks.
-        advice: who should do what.
-        participants: endpoints of the processes that it is about.
-        is_plain: all work as they should, so that the headline is enough for a terminal.
+        lines: all participants, and the processes that wait for them, folded over alike ranks.
+        advice: actions that would help.
+        participants: endpoints of the processes in the headline.
+        is_plain: true if all work normally, so that a terminal needs only the headline.
     """
 
-    kind: Kind
+    kind: VerdictKind
     headline: str
     lines: list[str] = dataclasses.field(default_factory=list)
     advice: list[str] = dataclasses.field(default_factory=list)
@@ -68,11 +68,11 @@ class Verdict:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether nothing of the run will go on by itself, of what others wait for."""
+        """True if the run cannot continue by itself."""
         return self.kind in _STUCK
 
     def to_data(self) -> dict[str, Any]:
-        """Plain values, as JSON takes them."""
+        """Return plain values for JSON."""
         return {**dataclasses.asdict(self), "kind": str(self.kind), "is_stuck": self.is_stuck}
 
     def __str__(self) -> str:
@@ -80,36 +80,36 @@ class Verdict:
 
 
 def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) -> Verdict:
-    """The verdict on a run.
+    """Return the verdict on a run.
 
     Args:
-        before: a report of the same run, half a second earlier; without one nothing is called stuck.
-        asker: endpoint of a driver that asks.  What it will do with the answer is not known: if it does nothing else it
-            may put, publish or call.  But that ends no circle of others.
+        before: report of the same run, half a second earlier; without one, no run is called stuck.
+        asker: endpoint of a driver that requests the verdict.  Its later actions are unknown: if it does nothing else,
+            it may put, publish or call.  But that cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))
     found = _stuck(now, None if before is None else Needs(WaitGraph(before)), working)
     if found is None and asker and before is not None:
         found = _stuck(Needs(WaitGraph(report, asker)), Needs(WaitGraph(before, asker)), working)
-        found = found if found is not None and found.kind is Kind.DEADLOCK else None
+        found = found if found is not None and found.kind is VerdictKind.DEADLOCK else None
     if found is None:
         return _going_on(Liveness(now, stopped_go_on=True), working, before)
     if before is None:
         headline = f"asked once, which does not prove it: {found.headline}"
-        return dataclasses.replace(found, kind=Kind.BUSY, headline=headline)
+        return dataclasses.replace(found, kind=VerdictKind.BUSY, headline=headline)
     return found
 
 
 def render(verdict: Verdict) -> str:
-    """Lines for a terminal, without markup."""
+    """Return lines for a terminal, without markup."""
     lines = [] if verdict.is_plain else verdict.lines
     text = [verdict.headline, *(f"  {line}" for line in lines), *(f"  -> {line}" for line in verdict.advice)]
     return "\n".join([f"{verdict.kind}: {printable(text[0])}", *map(printable, text[1:])])
 
 
 def _working(report: RunReport, before: RunReport | None) -> set[int]:
-    """Processes that have had a processor between two reports: what they wait for may be data that is under way."""
+    """Return the processes that used CPU between two reports: they may be transferring data."""
     earlier = {} if before is None else {process.endpoint: process.cpu for process in before.processes}
     return {
         process.endpoint
@@ -119,7 +119,7 @@ def _working(report: RunReport, before: RunReport | None) -> set[int]:
 
 
 def _stuck(now: Needs, before: Needs | None, working: Collection[int]) -> Verdict | None:
-    """What stands still though all that is stopped were to go on; or else because of what is stopped."""
+    """Return the verdict on a run that is stuck even if stopped processes continued, or else because of them."""
     earlier = None if before is None else Liveness(before, stopped_go_on=True)
     liveness = Liveness(now, earlier, working, stopped_go_on=True)
     core = core_of(liveness)
@@ -135,10 +135,10 @@ def _entangled(liveness: Liveness, core: Core) -> Verdict:
     graph = liveness.graph
     others = waiting_for(liveness, core.nodes)
     if core.is_circle:
-        kind = Kind.DEADLOCK
+        kind = VerdictKind.DEADLOCK
         headline = f"{names_of(node.process for node in core.nodes)} {_wait_for(core)}"
     else:
-        kind = Kind.NOBODY_LEFT
+        kind = VerdictKind.NOBODY_LEFT
         headline = f"{sentence(graph, core.nodes)}; nobody is left who could end that"
     lines = lines_of(graph, core.nodes) + lines_of(graph, others)
     return Verdict(kind, headline, lines, advice_on(liveness, core), _endpoints(core.nodes))
@@ -151,7 +151,8 @@ def _wait_for(core: Core) -> str:
 
 
 def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
-    """The stopped processes, where something waits for them, or where a stopped driver is all that could go on."""
+    """Return the verdict on stopped processes that others wait for, or on a stopped driver without which nothing
+    continues."""
     graph = liveness.graph
     stopped = stopped_ones(liveness)
     is_drivers = any(node.process.role == "driver" for node in stopped) and not any(map(_acts, liveness.alive))
@@ -169,16 +170,16 @@ def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
     if pids := [pid for pid in pids if pid not in {process.pid for process in debugged}]:
         advice.append(f"kill -CONT {' '.join(map(str, pids[:_MAX_PIDS]))} resumes what no debugger has stopped")
     lines = lines_of(graph, stopped) + lines_of(graph, waiting)
-    return Verdict(Kind.STOPPED, headline, lines, [*advice, *_besides(liveness)], _endpoints(stopped))
+    return Verdict(VerdictKind.STOPPED, headline, lines, [*advice, *_besides(liveness)], _endpoints(stopped))
 
 
-def _acts(node: Node) -> bool:
-    """Whether it is of a driver, or of a call: what else goes on in ranks ends no run that its driver does not."""
+def _acts(node: WaitNode) -> bool:
+    """True for a node of a driver or a call; background activities of ranks do not end a run."""
     return node.process.role == "driver" or node.activity is None or node.serves
 
 
 def _besides(liveness: Liveness) -> list[str]:
-    """Advice on waits for processes that are not stopped: they may not come though the stopped ones go on."""
+    """Return advice on waits for processes that are not stopped, which may remain when the stopped ones continue."""
     core = core_of(liveness)
     if core is None:
         return []
@@ -194,43 +195,45 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
     if progress.stragglers:
         headline = f"{sentence(graph, progress.stragglers)}; {progress.others}"
         lines = _lines(liveness, progress.stragglers, progress.waiting, stopped)
-        return Verdict(Kind.STRAGGLER, headline, lines, [], _endpoints(progress.stragglers))
+        return Verdict(VerdictKind.STRAGGLER, headline, lines, [], _endpoints(progress.stragglers))
     lines = _lines(liveness, progress.leaves, progress.waiting, stopped)
     if progress.leaves:
         is_plain = not stopped and all(map(_works, progress.leaves))
         reason = f"; {progress.reason}" if progress.reason else _others(progress) if is_plain else ""
         headline, advice = f"{sentence(graph, progress.leaves)}{reason}", list(on_blocked_loops(progress.leaves))
-        return Verdict(Kind.BUSY, headline, lines, advice, _endpoints(progress.leaves), is_plain)
+        return Verdict(VerdictKind.BUSY, headline, lines, advice, _endpoints(progress.leaves), is_plain)
     if progress.waiting:
-        return Verdict(Kind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting))
-    return Verdict(Kind.IDLE, f"nothing runs, and nothing waits{_without_driver(graph.report)}", lines)
+        return Verdict(
+            VerdictKind.BUSY, "what is waited for may be on its way", lines, [], _endpoints(progress.waiting)
+        )
+    return Verdict(VerdictKind.IDLE, f"nothing runs, and nothing waits{_without_driver(graph.report)}", lines)
 
 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
-    """A driver that has slept for long on its event loop, where nothing else of the run goes on.
+    """Return the verdict on a driver that has long slept on its event loop while nothing else in the run continues.
 
-    What computes, reads or waits for a thread there may be an evaluation, however long that takes.
+    A driver that computes, reads, or waits for a thread there may be evaluating, however long that takes.
     """
     graph = liveness.graph
     node = progress.leaves[0] if progress.leaves else None
     if node is None or node.activity is None or node.process.trouble != LOOP_BLOCKED or not node.activity.blocks:
         return None
-    is_asleep = node.activity.state is State.SLEEPING and (node.age or 0.0) >= BLOCKED_S
+    is_asleep = node.activity.state is ActivityState.SLEEPING and (node.age or 0.0) >= BLOCKED_S
     others = (other for other in graph.nodes if other is not node and (other.activity is None or goes_on(other)))
     if not is_asleep or any(others) or working or liveness.child is not None or graph.report.missing:
         return None
     lines = _lines(liveness, [node], progress.waiting)
     headline = f"{sentence(graph, [node])}; nothing else runs"
-    return Verdict(Kind.BLOCKED, headline, lines, list(on_blocked_loops([node])), _endpoints([node]))
+    return Verdict(VerdictKind.BLOCKED, headline, lines, list(on_blocked_loops([node])), _endpoints([node]))
 
 
-def _works(node: Node) -> bool:
-    """Whether it computes or sleeps in a process that answers, and waits for nothing outside."""
+def _works(node: WaitNode) -> bool:
+    """True if a node computes or sleeps in a process that answers, and waits for nothing outside."""
     return node.activity is not None and node.wait is None and not node.process.trouble and not node.waits
 
 
 def _others(progress: Progress) -> str:
-    """Who works besides the first, and who waits."""
+    """Return text about other processes that work, and about those that wait."""
     first = progress.leaves[0].process
     working = _processes(node for node in progress.leaves if node.process.group != first.group)
     waiting = _processes(progress.waiting)
@@ -239,7 +242,7 @@ def _others(progress: Progress) -> str:
     return works + waits
 
 
-def _processes(nodes: Iterable[Node]) -> list[ProcessReport]:
+def _processes(nodes: Iterable[WaitNode]) -> list[ProcessReport]:
     return list({node.process.endpoint: node.process for node in nodes}.values())
 
 
@@ -253,9 +256,9 @@ def _without_driver(report: RunReport) -> str:
     return f"; {who} has left the run for {seconds([last.age])}, and its process has not ended"
 
 
-def _lines(liveness: Liveness, *parts: Sequence[Node]) -> list[str]:
+def _lines(liveness: Liveness, *parts: Sequence[WaitNode]) -> list[str]:
     return [line for part in parts for line in lines_of(liveness.graph, part)]
 
 
-def _endpoints(nodes: Sequence[Node]) -> list[int]:
+def _endpoints(nodes: Sequence[WaitNode]) -> list[int]:
     return list(dict.fromkeys(node.process.endpoint for node in nodes))

@@ -13,42 +13,42 @@ from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
-"""Bytes from which on two or more machines make a chain: half a second of a gigabit line, fifty milliseconds of a fast
-one.  Less is sooner with all of them if the source sends it to each."""
+"""Size from which two or more machines form a chain: half a second of a gigabit line, 50 ms of a fast one. A smaller
+payload arrives sooner if the source sends it to each machine."""
 
 DISTRUST_S: Final = 300.0
-"""Seconds for which two machines between which nothing has come through are not neighbours again."""
+"""Seconds for which two machines are not neighbours again after nothing came through between them."""
 
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
-"""Parts of the time that receivers have, more with each machine in between.  What is left is for another way."""
+"""Fractions of the receivers' time for the first machine, for each machine in between, and at most. The rest is left
+for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
-"""The last machine is behind the first by one piece for each in between, so pieces are small; each costs as much time
-as a megabyte or more, so they are not smaller."""
+"""Each machine in between delays the last one by one piece, so pieces are small. A piece also costs as much time as a
+megabyte or more, so they are not smaller."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:
-    """Sizes in bytes of the pieces in which so many bytes are passed on; about as large as each other."""
+    """Return the sizes in bytes of the pieces of a payload in a chain, about equal."""
     piece = min(max(nbytes // 16, _MIN_PIECE_BYTES), _MAX_PIECE_BYTES)
     return [min(piece, nbytes - start) for start in range(0, nbytes, piece)]
 
 
 class Chain:
-    """The neighbours of one distribution, by number; a machine without one gets the payload from the source itself."""
+    """Neighbours of one distribution, by number. A machine without a neighbour gets the payload from the source."""
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
         self._distrusted: dict[tuple[int, int], float] = {}
-        """Moments from which on two machines may be neighbours again."""
 
     def __repr__(self) -> str:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
     def plan(self, nodes: Iterable[int], now: float) -> None:
-        """Begins another distribution, to these in this order as far as neighbours reach each other."""
+        """Begin another distribution, to these machines in this order as far as neighbours reach each other."""
         self._sources.clear()
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
         waiting = list(nodes)
@@ -64,13 +64,14 @@ class Chain:
         return source is None or (source, node) not in self._distrusted
 
     def source(self, node: int) -> int | None:
-        """The machine that passes it on to this one; None: the source itself."""
+        """Return the machine that passes the payload on to this one; None: the source sends it."""
         return self._sources.get(node)
 
     def patience(self, node: int, seconds: float) -> float:
-        """Seconds that a machine waits for its source, of those that there are in all.
+        """Return the seconds that a machine waits for its neighbour.
 
-        Where a way is cut, all those behind it wait.  The first of them is to say so first: it is its way.
+        If a connection breaks, all machines behind it wait. The nearest one has the least patience, so it reports
+        first, and the report names the broken connection.
         """
         depth = 0
         while node in self._sources:
@@ -78,7 +79,7 @@ class Chain:
         return seconds * min(_PATIENCE + depth * _MORE_PATIENCE, _MOST_PATIENCE)
 
     def behind(self, node: int) -> list[int]:
-        """The machines that lack it and get it through this one, the nearest first."""
+        """Return the machines that get the payload through this one and lack it, nearest first."""
         following = {source: node for node, source in self._sources.items()}
         found: list[int] = []
         while node in following:
@@ -87,13 +88,12 @@ class Chain:
         return found
 
     def landed(self, node: int) -> None:
-        """Notes that a machine has all of it and depends on no other; the next one still depends on it."""
         self._sources.pop(node, None)
 
     def leave(self, node: int) -> list[int]:
-        """Takes out a machine that is gone, or begins again by itself.
+        """Remove a machine that is gone or begins again by itself.
 
-        Returns those behind it, which begin again; the first of them with its own source.
+        Return the machines behind it, which begin again; the first one gets this machine's source.
         """
         behind = self.behind(node)
         source = self._sources.pop(node, None)
@@ -104,9 +104,9 @@ class Chain:
         return behind
 
     def cut(self, node: int, now: float) -> list[int]:
-        """Parts a machine from its source, from which nothing comes.
+        """Separate a machine from a neighbour that sends nothing.
 
-        Returns it and those behind it, which begin again; it gets the payload from the source itself.
+        Return it and the machines behind it, which begin again; it gets the payload from the source itself.
         """
         source = self._sources.pop(node, None)
         if source is not None:

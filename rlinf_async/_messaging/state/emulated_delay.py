@@ -1,7 +1,7 @@
 """Model of emulated latency and shared bandwidth between data centres: computes each message's delay.
 
-Workers are known by their names, ``"Env:0"``; a configuration may name ``"Env"`` for all of them.  Only what it names
-is far: a message between two that are in no pair crosses nothing, whatever links they are behind.
+Workers have names such as ``"Env:0"``; a configuration may use ``"Env"`` for all of them. Only configured pairs are
+distant: a message between two workers of no pair crosses no link, even if they are members of one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _BYTES_PER_MEGABIT: Final = 125_000
 _MAX_SHARED_LINKS: Final = 4096
 
 
-class Pair(Protocol):
+class DelayedPair(Protocol):
     """``configuration.CrossDCPair``."""
 
     @property
@@ -29,7 +29,7 @@ class Pair(Protocol):
     def delay_ms(self) -> float: ...
 
 
-class Group(Protocol):
+class LinkGroup(Protocol):
     """``configuration.BandwidthGroup``."""
 
     @property
@@ -46,18 +46,18 @@ class Config(Protocol):
     def symmetric(self) -> bool: ...
 
     @property
-    def crossdc_pairs(self) -> Sequence[Pair]: ...
+    def crossdc_pairs(self) -> Sequence[DelayedPair]: ...
 
     @property
-    def bandwidth_groups(self) -> Sequence[Group]: ...
+    def bandwidth_groups(self) -> Sequence[LinkGroup]: ...
 
 
 @dataclass(frozen=True)
 class SharedLink:
-    """What some workers share.
+    """Bandwidth shared by some workers.
 
     Attributes:
-        name: the same for everybody who means this link.
+        name: the same for every process that uses the link.
         rate: bytes per second.
     """
 
@@ -67,11 +67,11 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Crossing:
-    """What is between a sender and its receivers.
+    """Emulated path between a sender and its receivers.
 
     Attributes:
-        delay: seconds on the way; that of the farthest receiver.
-        links: that the message crosses, each once however many receivers are behind it.
+        delay: latency in seconds to the farthest receiver.
+        links: links that the message crosses, each once however many receivers are behind it.
     """
 
     delay: float
@@ -79,7 +79,7 @@ class Crossing:
 
 
 class SharedLinks:
-    """How far ahead the links of a run are taken."""
+    """Reservations of a run's emulated links."""
 
     def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
@@ -88,26 +88,26 @@ class SharedLinks:
         return f"<SharedLinks {sorted(self._free_at)}>"
 
     def reserve(self, links: Iterable[SharedLink], nbytes: int, now: float) -> float:
-        """Has the links carry a message, behind what they carry already.
+        """Reserve the links for a message, behind earlier ones.
 
         Args:
-            now: seconds of a clock that is the same for all.
+            now: seconds of a clock that is the same for all callers.
 
         Returns:
-            Seconds until the slowest of them has carried it; 0.0 without links.
+            Seconds until the slowest link has carried the message; 0.0 without links.
         """
         through = now
         for link in links:
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)
-        while len(self._free_at) > _MAX_SHARED_LINKS:  # the one that was used longest ago
+        while len(self._free_at) > _MAX_SHARED_LINKS:  # the least recently used one
             del self._free_at[next(iter(self._free_at))]
         return through - now
 
 
 class NetEmulation:
-    """The network that a configuration describes.
+    """Emulated network of a configuration.
 
     Example:
         emulation = NetEmulation(config)
@@ -136,9 +136,9 @@ class NetEmulation:
         self._delays[src, dst] = max(delay, self._delays.get((src, dst), 0.0))
 
     def delay(self, src: str, dst: str) -> float | None:
-        """Seconds from one worker to another; None where they are not far from each other.
+        """Return the seconds from one worker to another; None if they are no configured pair.
 
-        What names them both by rank counts before what names a group.
+        A pair that names both by rank takes precedence over one that names a group.
         """
         for near in _names(src):
             for far in _names(dst):
@@ -148,7 +148,6 @@ class NetEmulation:
         return None
 
     def _crossing(self, src: str, dsts: tuple[str, ...]) -> Crossing | None:
-        """What one message from one worker to several others crosses; None where that is nothing."""
         delays = {dst: delay for dst in dsts if (delay := self.delay(src, dst)) is not None}
         if not delays:
             return None
@@ -158,19 +157,19 @@ class NetEmulation:
     def _link(self, worker: str) -> SharedLink | None:
         return next((self._links[name] for name in _names(worker) if name in self._links), None)
 
-    def is_idle(self, group: Group) -> bool:
-        """Whether a link is never crossed, because none of its members is far from anybody."""
+    def is_idle(self, group: LinkGroup) -> bool:
+        """True if a link is never crossed, because none of its members is in a distant pair."""
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
 
-    # -- for a network without a cluster ----------------------------------------------------------------------------
+    # -- use without a cluster --------------------------------------------------------------------------------------
 
     def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
-        """Seconds until a message that leaves now has arrived; its links are taken for so long as they carry it."""
+        """Reserve the links for a message that leaves now. Return the seconds until it has arrived."""
         return self.reserve_broadcast(src, [dst], nbytes, now)
 
     def reserve_broadcast(self, src: str, dsts: Sequence[str], nbytes: int, now: float) -> float:
-        """The same for several receivers: until the last of them has it."""
+        """Reserve the links for a broadcast. Return the seconds until the last receiver has it."""
         crossing = self.crossing(src, tuple(dsts))
         if crossing is None:
             return 0.0
@@ -178,6 +177,6 @@ class NetEmulation:
 
 
 def _names(worker: str) -> tuple[str, ...]:
-    """What a configuration may call a worker: its name, or its group's."""
+    """Return the names by which a configuration may call a worker: its own, and its group's."""
     group, colon, _ = worker.partition(":")
     return (worker, group) if colon else (worker,)

@@ -1,8 +1,8 @@
 """Sender-side flow control of one message stream: a window of bytes, and the messages that wait for it.
 
-A message leaves at once as long as what was sent and not received yet is small enough.  Any other one is announced,
-so that its place in the line is fixed, and its content follows when there is room for it again, or when every receiver
-has a receive for it.  Plain state: its owner sends.
+A message leaves at once if it fits into the window of bytes sent and not received yet. Any other message is announced,
+which fixes its place in the stream; its content follows when the window has room again, or when every receiver has
+posted a receive for it. Plain state: its owner sends.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from typing import Final, Generic, TypeVar
 from rlinf_async import settings
 
 MESSAGE_OVERHEAD_BYTES: Final = 128
-"""Bytes that any message is charged beyond its content, so that empty ones do not come for nothing."""
+"""Bytes charged for each message beyond its content, so that empty messages count too."""
 
 
 class WindowEntry:
-    """One message of a stream, at its sender; the owner's messages are of this class.
+    """Message of a stream at its sender; the owner's messages derive from this class.
 
     Attributes:
-        number: in its stream, from 1.
-        charge: bytes of room that it takes; 0 while it is only announced, and where its receivers have asked for it.
-        left: its content has been, or is being sent.
+        number: position in its stream, from 1.
+        cost: bytes that it takes of the window.
+        charge: bytes that are charged; 0 while it is only announced, and if its receivers have asked for it.
+        left: True if its content has been sent or is being sent.
+        waits_for: receivers that have not asked for it.
     """
 
     __slots__ = ("charge", "cost", "left", "number", "waits_for")
@@ -33,7 +35,6 @@ class WindowEntry:
         self.charge = 0
         self.left = False
         self.waits_for: set[int] = set()
-        """Receivers that have not asked for it."""
 
     def __repr__(self) -> str:
         return f"<WindowEntry {self.number} {'left' if self.left else 'announced'} [{self.cost} bytes]>"
@@ -43,7 +44,7 @@ Entry = TypeVar("Entry", bound=WindowEntry)
 
 
 class SendWindow(Generic[Entry]):
-    """The sender's side of one stream.
+    """Sending end of one stream.
 
     Example:
         window = SendWindow([7])
@@ -59,22 +60,20 @@ class SendWindow(Generic[Entry]):
         self._numbers = 0
         self._announced: dict[int, Entry] = {}
         self._in_line: dict[int, Entry] = {}
-        """Those of the announced that would fit, in order."""
 
     def __repr__(self) -> str:
         return f"<SendWindow {self.outstanding} bytes outstanding [{len(self._announced)} announced]>"
 
     @property
     def outstanding(self) -> int:
-        """Bytes that were sent and that some receiver has not received."""
+        """Return the bytes that were sent and that at least one receiver has not received."""
         return self._sent - min(self._received.values())
 
     def has_room(self, entry: WindowEntry) -> bool:
-        """Whether a message would leave at once."""
         return not self._in_line and self.outstanding + entry.cost <= self._room
 
     def add(self, entry: Entry) -> Entry:
-        """The next message: to be sent if it has ``left``, otherwise to be announced."""
+        """Number the next message: send it if it has ``left``, otherwise announce it."""
         self._numbers += 1
         entry.number = self._numbers
         if self.has_room(entry):
@@ -87,12 +86,12 @@ class SendWindow(Generic[Entry]):
         return entry
 
     def received(self, receiver: int, total: int) -> list[Entry]:
-        """A receiver has received so many bytes in all: the messages to send now, in order."""
+        """Note the total that a receiver has received. Return the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
         return self.leaving()
 
     def leaving(self) -> list[Entry]:
-        """The announced messages for which there is room: to be sent now, in order."""
+        """Return the announced messages that fit now, in order, and charge them."""
         leaving: list[Entry] = []
         while self._in_line:
             entry = next(iter(self._in_line.values()))
@@ -104,10 +103,10 @@ class SendWindow(Generic[Entry]):
         return leaving
 
     def granted(self, receiver: int, number: int) -> Entry | None:
-        """A receiver asks for a message: the message, if it is to be sent now."""
+        """Note that a receiver asks for a message. Return the message if all receivers have."""
         entry = self._announced.get(number)
         if entry is None:
-            return None  # it has left meanwhile, or is withdrawn
+            return None  # it has left, or was withdrawn
         entry.waits_for.discard(receiver)
         if entry.waits_for:
             return None
@@ -116,16 +115,15 @@ class SendWindow(Generic[Entry]):
         return entry
 
     def undo(self, entry: Entry) -> None:
-        """It was to leave, and its content could not be sent."""
         self._sent -= entry.charge
         entry.charge = 0
 
     def withdraw(self, number: int) -> bool:
-        """Its send was given up.  False if it has left."""
+        """Drop an abandoned message. Return False if it has left."""
         return self._forget(number) is not None
 
     def fail(self) -> list[Entry]:
-        """The stream is at its end: what has not left, and will not."""
+        """End the stream. Return the messages that have not left."""
         announced = list(self._announced.values())
         self._announced.clear()
         self._in_line.clear()

@@ -1,8 +1,8 @@
 """Matches arriving messages with posted receives, in order: receiver's state machine of one stream.
 
-Receives and messages are paired in order, the first with the first, as soon as both are there; a message counts from
-the moment that it is announced.  A pair is *delivered* when the message's content is here too; until then either side
-may step back, and the pairs are made anew.  Plain state: every method returns what its owner is to do.
+Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
+*delivered* when the message's content is here too. Until then either side may be cancelled, and the pairs are made
+anew. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ _MISSING: Any = object()
 
 
 class Message:
-    """One message of a stream, at its receiver.
+    """Message of a stream at its receiver.
 
     Attributes:
-        number: in its stream, from 1.
-        kind, about: what its sender says of it.
-        charge: bytes of its stream's room that it takes.
-        content: the owner's own, once it is here.
+        number: position in its stream, from 1.
+        kind, about: description by its sender.
+        charge: bytes of the stream's window that it uses.
+        content: opaque object of the owner, once it is here.
+        failure: error in place of the content.
     """
 
     __slots__ = ("_asked_for", "about", "charge", "content", "failure", "is_announced", "kind", "number")
@@ -36,7 +37,6 @@ class Message:
         self.charge = 0
         self.content: Any = _MISSING
         self.failure: Exception | None = None
-        """Why its content cannot be had."""
         self.is_announced = False
         self._asked_for = False
 
@@ -47,41 +47,39 @@ class Message:
     def is_complete(self) -> bool:
         return self.content is not _MISSING
 
-    def ask(self) -> bool:
-        """Whether its sender has to be asked for the content, now and only now."""
+    def request_once(self) -> bool:
+        """True if the sender has to be asked for the content, which happens once."""
         first = self.is_announced and not self._asked_for
         self._asked_for = True
         return first
 
 
-class Do(Enum):
-    """Actions that ``Arrivals`` has its owner carry out."""
+class ActionKind(Enum):
+    """Kinds of action that ``Arrivals`` has its owner carry out."""
 
     DELIVER = auto()
-    """Hand the message to the receive; ``give_back`` if it does not take it."""
+    """Hand the message to the receive; call ``give_back`` if it does not take it."""
     GRANT = auto()
-    """Ask the sender for the message's content."""
     REFUSE = auto()
-    """The receive fails, because this message is not for it, or cannot be had; so does its sender's operation."""
+    """Fail the receive and the send, because the message does not suit the receive or has no content."""
     FAIL = auto()
-    """The receive fails: nothing more will come."""
+    """Fail the receive, because nothing more will come."""
 
 
-class Step(NamedTuple):
-    """One thing to do.  ``why`` is an error, or the text of a refusal."""
+class Action(NamedTuple):
+    """Action of the owner. ``why`` is an error, or the text of a refusal."""
 
-    do: Do
+    kind: ActionKind
     receive: Any
     message: Message | None = None
     why: Any = None
 
 
 Refuses = Callable[[Any, Message], str | None]
-"""Why a receive does not want a message; None if it does."""
 
 
-class _Wanted:
-    """A receive that has not been delivered to."""
+class _PostedReceive:
+    """Receive that has no delivered message yet."""
 
     __slots__ = ("cancelled", "message", "order", "receive")
 
@@ -93,29 +91,27 @@ class _Wanted:
 
 
 class Arrivals:
-    """The receiver's side of one stream.
+    """Receiving end of one stream.
 
     Example:
         arrivals = Arrivals(refuses)
         arrivals.data(1, OBJECT, None, 100, content)       # []: no receive is posted yet
-        arrivals.post(receive)                             # [Step(DELIVER, receive, message)]
-        arrivals.due()                                     # None, or the total that the sender should hear of
+        arrivals.post(receive)                             # [Action(DELIVER, receive, message)]
+        arrivals.due()                                     # None, or the total to report to the sender
     """
 
     def __init__(self, refuses: Refuses, room: int | None = None) -> None:
         self._refuses = refuses
         self._report_bytes = (int(settings.MESSAGE_WINDOW_BYTES()) if room is None else room) // 4
-        self._orders = 0
+        self._last_order = 0
         self._next = 1
         self._open: dict[int, Message] = {}
-        """Those that are not delivered."""
         self._queue: deque[Message] = deque()
-        self._posted: deque[_Wanted] = deque()
-        self._wanted: dict[Any, _Wanted] = {}
+        self._posted: deque[_PostedReceive] = deque()
+        self._wanted: dict[Any, _PostedReceive] = {}
         self._cancelled = 0
-        """Receives since the last look for those that only take up room in ``_posted``."""
-        self._paired: dict[int, _Wanted] = {}
-        """By number of the message, which is on its way."""
+        """Cancelled receives that only take up room in ``_posted``."""
+        self._paired: dict[int, _PostedReceive] = {}
         self._total = 0
         self._reported_total = 0
         self._waiting_for_room = 0
@@ -127,7 +123,7 @@ class Arrivals:
 
     @property
     def has_message(self) -> bool:
-        """Whether a receive that is posted now would get something."""
+        """True if a receive posted now would be delivered to at once."""
         return any(message.is_complete for message in self._queue)
 
     @property
@@ -136,21 +132,20 @@ class Arrivals:
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
-    def post(self, receive: Any) -> list[Step]:
-        """Posts a receive of the next message.  ``receive`` is hashable, and posted once."""
-        self._orders += 1
-        wanted = self._wanted[receive] = _Wanted(self._orders, receive)
+    def post(self, receive: Any) -> list[Action]:
+        """Post a receive of the next message. ``receive`` is hashable and posted once."""
+        self._last_order += 1
+        wanted = self._wanted[receive] = _PostedReceive(self._last_order, receive)
         self._posted.append(wanted)
         return self._match()
 
-    def cancel(self, receive: Any) -> list[Step]:
-        """Gives a receive up; what was on its way to it goes to the next one."""
+    def cancel(self, receive: Any) -> list[Action]:
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
             return []  # it has been delivered to, or has failed
         wanted.cancelled = True
         if wanted.message is not None:
-            self._part()
+            self._undo_pairs()
             return self._match()
         self._cancelled += 1
         if self._cancelled > 64 and self._cancelled > len(self._posted) // 2:
@@ -158,18 +153,18 @@ class Arrivals:
             self._cancelled = 0
         return []
 
-    def give_back(self, message: Message) -> list[Step]:
-        """It was delivered, and its receiver has not had it: it stands first again."""
-        message.charge = 0  # its room has been returned
+    def give_back(self, message: Message) -> list[Action]:
+        """Put a delivered message back to the head of the stream, as its receive was cancelled."""
+        message.charge = 0  # its room was returned on delivery
         self._open[message.number] = message
         self._enqueue(message)
-        self._part()
+        self._undo_pairs()
         return self._match()
 
     # -- the sender ---------------------------------------------------------------------------------------------
 
-    def announce(self, number: int, kind: int, about: Any) -> list[Step]:
-        """The place of a message whose content its sender keeps for the time being."""
+    def announce(self, number: int, kind: int, about: Any) -> list[Action]:
+        """Add a message whose content stays at its sender for the time being."""
         if not self._is_new(number) or self._error is not None:
             return []
         message = Message(number, kind, about)
@@ -177,8 +172,8 @@ class Arrivals:
         self._waiting_for_room += 1
         return self._arrive(message)
 
-    def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Step]:
-        """A message.  Without content that comes by another way; ``content`` follows."""
+    def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Action]:
+        """Add a message. Without content here, ``content`` follows by a link."""
         if not self._is_new(number):
             return []
         message = Message(number, kind, about)
@@ -189,7 +184,8 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """The content of a message has left its sender, by another way; None if it was withdrawn."""
+        """Note that the content of a message has left by a link. Return None if the message was withdrawn or is
+        complete."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge
@@ -199,12 +195,12 @@ class Arrivals:
         return message
 
     def wanted_by(self, number: int) -> Any:
-        """The receive that a message on its way is for, as things stand; None where none is posted yet."""
+        """Return the receive that is currently paired with a message, or None."""
         wanted = self._paired.get(number)
         return None if wanted is None else wanted.receive
 
-    def content(self, number: int, charge: int, content: Any) -> list[Step]:
-        """The content of a message; what comes a second time, or too late, is dropped."""
+    def content(self, number: int, charge: int, content: Any) -> list[Action]:
+        """Complete a message; duplicate and late content is dropped."""
         message = self.expect(number, charge)
         if message is None:
             return []
@@ -214,8 +210,8 @@ class Arrivals:
             return []
         return [self._deliver(wanted, message)]
 
-    def fail_content(self, number: int, error: Exception) -> list[Step]:
-        """The content of a message cannot be had: the receive that it is for gets the error."""
+    def fail_content(self, number: int, error: Exception) -> list[Action]:
+        """Fail a message whose content cannot be had; the receive paired with it gets the error."""
         message = self.expect(number, 0)
         if message is None:
             return []
@@ -224,41 +220,41 @@ class Arrivals:
         wanted = self._paired.pop(number, None)
         return [] if wanted is None else [self._refuse(wanted, message, error)]
 
-    def withdraw(self, number: int) -> list[Step]:
-        """Its sender has given it up: there is no such message, unless it has been delivered."""
+    def withdraw(self, number: int) -> list[Action]:
+        """Remove a message that its sender has withdrawn, unless it has been delivered."""
         message = self._open.pop(number, None)
         if message is None:
             return []
-        # All pairs are undone and made anew without it: the receive that it was meant for gets the next message, and
-        # every one behind moves up by one.  To take it out of its own pair alone would have a later message pass an
-        # earlier one.  Its room is returned, or the sender would stand still after 64 MiB of withdrawn messages.
+        # All pairs are undone and made anew without the message, so that its receive gets the next message and every
+        # later one moves up. Removing it from its own pair alone would let a later message pass an earlier one. Its
+        # room is returned, or the sender would stop after 64 MiB of withdrawn messages.
         # tests/_messaging/state/test_matching.py::test_what_is_withdrawn_on_its_way_returns_its_room
         # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
         self._total += message.charge
-        self._part()
+        self._undo_pairs()
         self._queue.remove(message)
         return self._match()
 
-    def fail(self, error: Exception, *, parts: bool = False) -> list[Step]:
-        """The sender is gone: what is here stays, and nothing more will come.
+    def fail(self, error: Exception, *, parts: bool = False) -> list[Action]:
+        """End the stream. Complete messages stay; nothing more will come.
 
         Args:
-            parts: another receiver is gone, and the sender may go on.  Later messages are for receives that fail
-                meanwhile: the next receive must not take them.
+            parts: True if another receiver of a broadcast has ended and the sender may go on. Later messages belong to
+                receives that fail meanwhile, so the next receive must not take them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:
             return []
         self._error = error
-        self._part()
+        self._undo_pairs()
         for message in [message for message in self._queue if not message.is_complete]:
             self._queue.remove(message)
             del self._open[message.number]
         return self._match()
 
     def due(self) -> int | None:
-        """The total to tell the sender, if it is time to."""
+        """Return the received total if it is time to report it to the sender."""
         unreported = self._total - self._reported_total
         if not unreported or (unreported < self._report_bytes and not self._waiting_for_room):
             return None
@@ -269,11 +265,11 @@ class Arrivals:
 
     def _is_new(self, number: int) -> bool:
         if number < self._next:
-            return False  # it was sent again
+            return False  # a duplicate
         self._next = number + 1
         return True
 
-    def _arrive(self, message: Message) -> list[Step]:
+    def _arrive(self, message: Message) -> list[Action]:
         self._open[message.number] = message
         self._queue.append(message)
         return self._match()
@@ -283,8 +279,8 @@ class Arrivals:
             message.is_announced = False
             self._waiting_for_room -= 1
 
-    def _match(self) -> list[Step]:
-        steps: list[Step] = []
+    def _match(self) -> list[Action]:
+        actions: list[Action] = []
         posted, queue = self._posted, self._queue
         while posted:
             wanted = posted[0]
@@ -297,36 +293,37 @@ class Arrivals:
             message = queue.popleft()
             why = message.failure or self._refuses(wanted.receive, message)
             if why is not None:
-                steps.append(self._refuse(wanted, message, why))
+                actions.append(self._refuse(wanted, message, why))
             elif message.is_complete:
-                steps.append(self._deliver(wanted, message))
+                actions.append(self._deliver(wanted, message))
             else:
                 wanted.message = message
                 self._paired[message.number] = wanted
-                if message.ask():
-                    steps.append(Step(Do.GRANT, None, message))
+                if message.request_once():
+                    actions.append(Action(ActionKind.GRANT, None, message))
         if self._error is not None:
-            steps += [Step(Do.FAIL, wanted.receive, None, self._error) for wanted in posted if not wanted.cancelled]
+            actions += [
+                Action(ActionKind.FAIL, wanted.receive, None, self._error) for wanted in posted if not wanted.cancelled
+            ]
             posted.clear()
             self._wanted.clear()
             self._cancelled = 0
-        return steps
+        return actions
 
-    def _deliver(self, wanted: _Wanted, message: Message) -> Step:
+    def _deliver(self, wanted: _PostedReceive, message: Message) -> Action:
         del self._wanted[wanted.receive]
         del self._open[message.number]
         self._total += message.charge
-        return Step(Do.DELIVER, wanted.receive, message)
+        return Action(ActionKind.DELIVER, wanted.receive, message)
 
-    def _refuse(self, wanted: _Wanted, message: Message, why: Exception | str) -> Step:
+    def _refuse(self, wanted: _PostedReceive, message: Message, why: Exception | str) -> Action:
         del self._wanted[wanted.receive]
         del self._open[message.number]
         self._no_longer_announced(message)
         self._total += message.charge
-        return Step(Do.REFUSE, wanted.receive, message, why)
+        return Action(ActionKind.REFUSE, wanted.receive, message, why)
 
-    def _part(self) -> None:
-        """Undoes the pairs that are not delivered: both sides go back to their places."""
+    def _undo_pairs(self) -> None:
         if not self._paired:
             return
         paired, self._paired = self._paired, {}

@@ -1,32 +1,32 @@
 """Wire protocol between two mailboxes: codes and fields of a MESSAGE frame's ``facts`` (DATA, GRANT, LINK, ...).
 
-A *stream* is one line of messages, first in, first out: 0 is what a worker sends to another one, anything else a
-broadcast among certain workers.  Its sender numbers the messages from 1.  *about* is what the receiver has to know
-before it takes a message, *charge* what it takes of the stream's room, in bytes
-(``_messaging/state/flow_control.py``)::
+A *stream* is a first-in, first-out sequence of messages: stream 0 has what one worker sends to another, any other
+stream is a broadcast among certain workers or a private stream. The sender numbers the messages from 1. *about* is the
+description that a receiver needs before it takes a message, *charge* the bytes of the stream's window that the message
+uses (``_messaging/state/flow_control.py``)::
 
     sender -> receiver
-      INTRODUCE  group rank node pid                        before all else: who is speaking
+      INTRODUCE  group rank node pid                        before all else: the sender's names
       DATA       stream number kind about charge via        a message
-      ANNOUNCE   stream number kind about                   its place in the line; it waits for room, or for a receive
-      CONTENT    stream number charge via                   of a message that was announced, or that was lost
-      WITHDRAW   stream number                              there is no such message
+      ANNOUNCE   stream number kind about                   its place in the stream; the content waits for room or GRANT
+      CONTENT    stream number charge via                   content of a message that was announced or lost
+      WITHDRAW   stream number                              the message does not exist any more
     receiver -> sender
-      GRANT      stream number                              it has a receive: send the content now
-      ROOM       stream total                               all that was received of the stream so far, in bytes
+      GRANT      stream number                              a receive is posted: send the content now
+      ROOM       stream total                               bytes received of the stream so far
       TAKEN      stream number                              the content is here and fits
       LOST       stream number                              the content did not come through: send it again
-      REFUSED    stream number why                          its receive does not want such a message
-    both ways
-      GPU        machine uuid model reachable               what ``gpu_link_choice.Gpu`` says; wants to hear the other's
-      LINK       name facts                                 what one end of a link says to the other
-      RELAY      stream number words…                       of a message that goes from node to node, and its hosts
+      REFUSED    stream number why                          the receive does not accept the message
+    both directions
+      GPU        machine uuid model reachable               announces a ``gpu_link_choice.Gpu``, asks for the peer's
+      LINK       name facts                                 control message of a link
+      RELAY      stream number message…                     about a message that goes from node to node, and its hosts
 
-The content is the body of the frame, where *via* is None; otherwise *via* is ``[name of a link, transfer, sizes]``, and
-the link brings buffers of these sizes, of which the frame's body, where it is not empty, is the first.  Between GPUs
-*via* ends with the places of these buffers among all; the rest of the content is a body of its own, and rides on the
-frame as any other.  A message that has come by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers
-are in that memory of the receiver's node (``_messaging/relayed_broadcast.py``).
+The content is the body of the frame if *via* is None. Otherwise *via* is ``[name of a link, transfer, sizes]``, and the
+link brings buffers of these sizes; if the frame's body is empty, the first of them is the pickle. Between GPUs *via*
+ends with the indices of these buffers among all; the rest of the content is the body of the frame. A message that has
+come by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers are in that memory of the receiver's
+node (``_messaging/relayed_broadcast.py``).
 """
 
 from __future__ import annotations
@@ -49,9 +49,7 @@ RELAY: Final = 12
 
 OBJECT: Final = 0
 PAIR: Final = 1
-"""An object, and a piggyback."""
 TENSOR: Final = 2
-"""The bytes of one tensor, to be received in place; ``about`` is its dtype, its shape and its type of device."""
+"""Bytes of one tensor, received in place; ``about`` has its dtype, shape and type of device."""
 
 POINT_TO_POINT: Final = 0
-"""The stream between two workers."""

@@ -1,30 +1,30 @@
-"""Plan of distributions from one source to hosts of other machines: what each is told and sent, through every break.
+"""Plan of distributions from one source to hosts of other machines: messages and pieces to each, recovery from breaks.
 
 One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
 
     source -> host
-      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's line
-      BRING   …, sender, seconds                         all of it comes from another machine's host, where it is on its
-                                                         way; once it is published, each piece within so many seconds
-      WHOLE   number, facts…                             it is published; nothing else belongs to it
-      PASS    number, receiver, line                     it goes on to another machine's host, on that line
-      KEEP    line                                       nothing is awaited on that line any more
+      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's stream
+      BRING   …, sender, seconds                         another machine's host sends the pieces; once the payload is
+                                                         published, each of them within so many seconds
+      WHOLE   number, facts…                             the payload is published
+      PASS    number, receiver, stream                   pass the payload on to another machine's host, on that stream
+      KEEP    stream                                     send nothing more on that stream
     host -> source
-      ROOM    number, line                               the pieces may come
-      LANDED  number, failure, memory, line              it is in memory, and where; or why it is not
-      STUCK   line, failure                              what was to go on along that line does not
+      ROOM    number, stream                             the pieces may come
+      LANDED  number, failure, memory, stream            the payload is in that memory, or has failed
+      STUCK   stream, failure                            the payload cannot be passed on along that stream
 
-Pieces leave as soon as they are packed.  Machines form a chain (``Chain``) for a large payload, and the source's
-network carries it once: hosts of two neighbours exchange pieces and no words.  When something breaks, the machines
-behind it in the chain begin again, each on a line of its own, with all that there is:
+Pieces leave as soon as they are packed. Machines form a chain (``Chain``) for a large payload, and the source's network
+carries it once: hosts of two neighbours exchange pieces and no messages. If a connection or a host fails, the machines
+behind it in the chain begin again with the first piece, each on a new stream:
 
-* A host dies, or cannot receive.  The hosts behind it follow the one before it, or the source.
-* STUCK, or LANDED with a failure: nothing has come for a part of the time that there is; perhaps the sender is stopped,
-  or there is no way between the two.  The source itself serves the one that lacks it, with a warning, and the two are
-  not neighbours again for a while.
+* If a host dies or cannot receive, the hosts behind it follow the one before it, or the source.
+* STUCK, or LANDED with a failure, means that nothing has come for a fraction of the time; the sender may be stopped, or
+  the two machines may not reach each other. The source itself serves the machine that lacks the payload, with a
+  warning, and the two are not neighbours again for a while.
 
-Plain state: methods are events, after which the owner carries out ``actions`` in their order.  A receiver is the
-owner's own; its ``link`` has the ``node`` that it is on, its ``address`` for others (None: it has none), its ``label``.
+Plain state: methods are events, after which the owner carries out ``actions`` in their order. A receiver is an object
+of the owner; its ``link`` has its ``node``, its ``address`` for other hosts (None: it has none) and its ``label``.
 """
 
 from __future__ import annotations
@@ -51,15 +51,14 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine that does not pass it on: so much is packed soon.  Each next one is twice as
+"""Size of the first piece to a machine outside the chain, small so that it is packed soon. Each next piece is twice as
 large."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
-"""A piece costs as much time as a megabyte or more."""
 
 
 def piece_sizes(nbytes: int) -> list[int]:
-    """Sizes in bytes of the pieces that so many bytes go in from the source to a machine that does not pass them on."""
+    """Return the sizes in bytes of the pieces from the source to a machine outside the chain."""
     sizes: list[int] = []
     while nbytes:
         sizes.append(min(nbytes, FIRST_PIECE_BYTES << min(len(sizes), 16), MAX_PIECE_BYTES))
@@ -67,23 +66,23 @@ def piece_sizes(nbytes: int) -> list[int]:
     return sizes
 
 
-class Job:
-    """One payload to be distributed.
+class RelayJob:
+    """Payload to be distributed.
 
     Args:
         number: later payloads have higher ones.
         nbytes: its size.
-        seconds: that its receivers have, once it is published.
+        seconds: time for its receivers, once it is published.
 
     Attributes:
         body: its bytes, which are sliced for its pieces.
-        sizes: of the pieces of all of it, in bytes; the same for all machines, which pass on what they get.
+        sizes: sizes of its pieces in bytes, the same for all machines.
         packed: bytes from its beginning that will not change any more.
-        facts: what belongs to it besides, once it is published; None before.
-        is_current: its memory has it still, once it is published.
-        is_cut: a machine has been told of its pieces.
-        may_wait: where an earlier one is on its way to a machine, it follows once that has landed, or the time for that
-            is over; else the earlier one is given up.
+        facts: further fields of WHOLE once it is published; None before.
+        is_current: True while its memory still has a published payload.
+        is_cut: True once a host knows ``sizes``.
+        may_wait: True: it waits until an earlier payload has landed on a machine, or that one's time is over. False: it
+            replaces the earlier payload.
     """
 
     body: Any
@@ -99,51 +98,51 @@ class Job:
         self.packed = 0
         self.facts: tuple[Any, ...] | None = None
 
-    def hold(self) -> None:
-        """Keeps its memory as it is until ``release``, which is called as often."""
+    def pin(self) -> None:
+        """Keep its memory unchanged until ``unpin``, which is called once for each call."""
 
-    def release(self) -> None: ...
+    def unpin(self) -> None: ...
 
 
 @dataclass(eq=False)
 class Machine:
-    """A machine with receivers.
+    """Machine with receivers.
 
     Attributes:
-        receivers: the first is the *host*, and knows it.
-        line: on which its host gets pieces; no two hosts ever have the same.
-        memory, number: of what has landed there last.
-        way: of what is coming.
-        behind: receivers that get the latest payload once nothing else is on its way.
+        receivers: receivers on it; the first one is the *host*, and knows it.
+        stream_id: stream for pieces to its host; no two hosts ever share one.
+        memory, number: memory and number of the last payload that has landed there.
+        transfer: payload under way to it.
+        behind: receivers that get the latest payload once nothing else is under way.
     """
 
     node: int
     receivers: list[Any] = field(default_factory=list)
-    line: int = 0
+    stream_id: int = 0
     memory: Any = None
     number: int = 0
-    way: Way | None = None
+    transfer: NodeTransfer | None = None
     behind: list[Any] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class Way:
-    """A job on its way to one machine.
+class NodeTransfer:
+    """Payload under way to one machine.
 
     Attributes:
-        waiting: receivers that are told of its end.
-        sender: host of another machine that passes it on; None: it comes from the source.
-        tried: hosts of the machine to which it could not be sent.
-        works: the owner's: sends of its pieces.
-        since: when it was begun.
+        waiting: receivers to notify of its end.
+        sender: host of another machine that passes it on; None: the source sends it.
+        failed_hosts: hosts of the machine that could not receive it.
+        works: sends of its pieces, kept by the owner.
+        since: start time.
     """
 
-    job: Job
+    job: RelayJob
     machine: Machine
-    line: int
+    stream_id: int
     waiting: list[Any]
     sender: Any
-    tried: Sequence[Any]
+    failed_hosts: Sequence[Any]
     works: list[Any] = field(default_factory=list)
     has_room: bool = False
     is_asked: bool = False
@@ -157,10 +156,9 @@ class Way:
 
     @property
     def is_wanted(self) -> bool:
-        return self.machine.way is self
+        return self.machine.transfer is self
 
     def next_piece(self) -> Any:
-        """The next piece, if there is one and it is packed."""
         start, end = sum(self.job.sizes[: self._sent]), sum(self.job.sizes[: self._sent + 1])
         if start == end or end > self.job.packed:
             return None
@@ -168,122 +166,121 @@ class Way:
         return self.job.body[start:end]
 
 
-class Source(Protocol):
-    """What a plan has the source of payloads do."""
+class RelaySource(Protocol):
+    """Callbacks of a plan to the source of its payloads."""
 
-    def appoint(self, receiver: Any, line: int) -> None:
-        """Tells a receiver that it is the host of its machine."""
+    def appoint(self, receiver: Any, stream_id: int) -> None:
+        """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Tells a receiver what has landed on its machine, of which another one is the host."""
+        """Tell a receiver, which is not the host, the last payload that has landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Takes note that a payload is in the memory of these receivers' machine, or why it is not."""
+        """Note that a payload is in the memory of these receivers' machine, or has failed."""
 
 
-class Owner(Source, Protocol):
-    """What a plan has its owner do."""
+class RelayActions(RelaySource, Protocol):
+    """Actions that a plan has its owner carry out."""
 
-    def say(self, receiver: Any, *words: Any) -> None: ...
+    def send(self, receiver: Any, *message: Any) -> None: ...
 
-    def send(self, way: Way, receiver: Any, piece: Any) -> None:
-        """Sends a piece on the way's line, if the way is still wanted; then ``sent``."""
+    def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
+        """Send a piece on the transfer's stream, if the transfer is still wanted, and call ``sent``."""
 
-    def drop(self, way: Way) -> None:
-        """Gives up what is being sent."""
+    def drop(self, transfer: NodeTransfer) -> None: ...
 
     def warn(self, text: str) -> None: ...
 
 
 class RelayPlan:
-    """One source's distributions, one after the other.
+    """Distributions of one source, one after the other.
 
     Args:
-        owner: whose methods the actions are.
-        chain_from: bytes from which on machines make a chain.
+        owner: object whose methods are the actions.
+        chain_from: size in bytes from which machines form a chain.
 
     Attributes:
-        actions: to be carried out: methods of the owner, and their arguments.
-        job: that is being packed, or was published last.
+        actions: owner's methods to call, with their arguments.
+        job: payload that is being packed, or was published last.
     """
 
-    def __init__(self, owner: Owner, chain_from: int) -> None:
+    def __init__(self, owner: RelayActions, chain_from: int) -> None:
         self.actions: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._owner = owner
-        self.job: Job | None = None
-        self._published: Job | None = None
-        self._chained: Job | None = None
-        """The job that the chain was planned for."""
+        self.job: RelayJob | None = None
+        self._published: RelayJob | None = None
+        self._chained: RelayJob | None = None
         self._chain_from = chain_from
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
-        self._last_line = secrets.randbits(48)
-        """Machines know their neighbours by lines, whichever sources they serve."""
+        self._last_stream_id = secrets.randbits(48)
+        """Machines know their neighbours by stream, so ids must differ between sources: they start at a random number.
+        """
 
-    def _do(self, action: Callable[..., None], *facts: Any) -> None:
+    def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
-    def join(self, receiver: Any, latest: Job | None) -> None:
-        """Adds a receiver, which gets what was published last."""
+    def join(self, receiver: Any, latest: RelayJob | None) -> None:
         machine = self._machines.setdefault(receiver.link.node, Machine(receiver.link.node))
         machine.receivers.append(receiver)
         if machine.receivers[0] is receiver:
             self._appoint(machine)
         else:
-            self._do(self._owner.inform, receiver, machine.memory, machine.number)
+            self._enqueue(self._owner.inform, receiver, machine.memory, machine.number)
         self._catch_up(machine, [receiver], latest)
 
-    def catch_up(self, receiver: Any, latest: Job) -> None:
-        """Brings what was published last to a receiver that has refused it before."""
+    def catch_up(self, receiver: Any, latest: RelayJob) -> None:
+        """Bring the latest published payload to a receiver that refused it before."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.number >= latest.number:
-                self._do(self._owner.end, [receiver], machine.number, machine.memory, None)
+                self._enqueue(self._owner.end, [receiver], machine.number, machine.memory, None)
             self._catch_up(machine, [receiver], latest)
 
-    def _catch_up(self, machine: Machine, waiting: list[Any], latest: Job | None) -> None:
+    def _catch_up(self, machine: Machine, waiting: list[Any], latest: RelayJob | None) -> None:
         if latest is None or machine.number >= latest.number:
             return
         self._published = latest
-        if machine.way is not None and machine.way.job.number >= latest.number:
-            _join(machine.way.waiting, waiting)
+        if machine.transfer is not None and machine.transfer.job.number >= latest.number:
+            _join(machine.transfer.waiting, waiting)
             return
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.way is not None:  # of something older: the host is stopped, perhaps
-            waiting = list(dict.fromkeys([*machine.way.waiting, *waiting]))
+        if machine.transfer is not None:  # an older payload: the host may be stopped
+            waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
-            self._begin_again(behind, self._chained)
+            self._restart(behind, self._chained)
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
-        """Takes out a receiver that is gone; if it was the host, the next one is, and gets what was coming."""
+        """Remove a receiver that is gone. If it was the host, the next receiver becomes host and gets the current
+        payload."""
         machine = self._machine_of(receiver)
         if machine is None:
             return
-        was_host, way = machine.receivers[0] is receiver, machine.way
+        was_host, transfer = machine.receivers[0] is receiver, machine.transfer
         machine.receivers.remove(receiver)
         machine.behind = [other for other in machine.behind if other is not receiver]
-        if way is not None:
-            way.waiting = [other for other in way.waiting if other is not receiver]
+        if transfer is not None:
+            transfer.waiting = [other for other in transfer.waiting if other is not receiver]
         if was_host:
             behind = self._chain.leave(machine.node)
             self._appoint(machine)
-            if way is not None and way.waiting:
-                self._bring(machine, way.job, way.waiting)
-            self._begin_again(behind, self._chained)
-        self._go_further()
+            if transfer is not None and transfer.waiting:
+                self._bring(machine, transfer.job, transfer.waiting)
+            self._restart(behind, self._chained)
+        self._send_waiting()
 
-    def lost(self, receiver: Any, memory: Any, latest: Job) -> None:
-        """Brings what was published last to a receiver that cannot open the memory of its host that it was told of."""
+    def lost(self, receiver: Any, memory: Any, latest: RelayJob) -> None:
+        """Bring the latest published payload to a receiver that cannot open its host's memory."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.memory == memory and machine.receivers[0] is not receiver:
-                waiting = [] if machine.way is None else machine.way.waiting
+                waiting = [] if machine.transfer is None else machine.transfer.waiting
                 self._next_host(machine)
                 if waiting:
                     self._catch_up(machine, waiting, latest)
@@ -294,45 +291,45 @@ class RelayPlan:
         return machine if machine is not None and receiver in machine.receivers else None
 
     def _appoint(self, machine: Machine) -> None:
-        """Has the first receiver of a machine receive for all, into memory that it makes now."""
-        self._give_up(machine)
-        self._last_line += 1
-        machine.line = self._last_line
+        """Make the first receiver of a machine its host, with new memory."""
+        self._drop_transfer(machine)
+        self._last_stream_id += 1
+        machine.stream_id = self._last_stream_id
         machine.memory, machine.number = None, 0
         if machine.receivers:
-            self._do(self._owner.appoint, machine.receivers[0], machine.line)
+            self._enqueue(self._owner.appoint, machine.receivers[0], machine.stream_id)
 
     def _next_host(self, machine: Machine) -> None:
-        """Has the next receiver take the host's place, if there is one; the host gives its memory back."""
+        """Replace the host by the next receiver, if there is one; the old host releases its memory."""
         before = machine.receivers.pop(0)
         machine.receivers.append(before)
         self._appoint(machine)
         if machine.receivers[0] is not before:
-            self._do(self._owner.inform, before, None, 0)
+            self._enqueue(self._owner.inform, before, None, 0)
 
-    def _give_up(self, machine: Machine) -> None:
-        way = machine.way
-        if way is not None:
-            self._end(way)
-            self._do(self._owner.drop, way)
-            if way.is_asked:
-                self._do(self._owner.say, way.sender, KEEP, way.line)
+    def _drop_transfer(self, machine: Machine) -> None:
+        transfer = machine.transfer
+        if transfer is not None:
+            self._end(transfer)
+            self._enqueue(self._owner.drop, transfer)
+            if transfer.is_asked:
+                self._enqueue(self._owner.send, transfer.sender, KEEP, transfer.stream_id)
 
-    def _end(self, way: Way) -> None:
-        way.machine.way = None
-        way.job.release()
+    def _end(self, transfer: NodeTransfer) -> None:
+        transfer.machine.transfer = None
+        transfer.job.unpin()
 
     # -- packing and publishing ---------------------------------------------------------------------------------
 
-    def begin(self, job: Job, receivers: Iterable[Any]) -> bool:
-        """Has a job leave for these receivers' machines while it is packed.  False if it leaves for none of them."""
+    def begin(self, job: RelayJob, receivers: Iterable[Any]) -> bool:
+        """Start sending a payload to these receivers' machines while it is packed. Return False if it goes to none."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
         machines = [self._machines[node] for node in self._by_node(receivers)]
         for machine in self._plan(machines, job):
             self._bring(machine, job, [])
-        return any(machine.way is not None and machine.way.job is job for machine in machines)
+        return any(machine.transfer is not None and machine.transfer.job is job for machine in machines)
 
     def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
@@ -341,9 +338,8 @@ class RelayPlan:
                 found.setdefault(receiver.link.node, []).append(receiver)
         return found
 
-    def _plan(self, machines: Iterable[Machine], job: Job) -> list[Machine]:
-        """Plans the chain; returns the machines that all of the job can leave for now."""
-        able = [each for each in machines if each.receivers and each.way is None]
+    def _plan(self, machines: Iterable[Machine], job: RelayJob) -> list[Machine]:
+        able = [each for each in machines if each.receivers and each.transfer is None]
         chained = [each.node for each in able if each.receivers[0].link.address is not None]
         if job.nbytes < self._chain_from or len(chained) < 2:
             chained = []
@@ -354,77 +350,79 @@ class RelayPlan:
         return able
 
     def packed(self, number: int, nbytes: int) -> None:
-        """Notes that so many bytes of a job that was begun will not change any more."""
+        """Note that so many bytes of a payload that was begun will not change any more."""
         if self.job is not None and self.job.number == number:
             self.job.packed = nbytes
-            for way in self._ways(self.job):
-                self._go_on(way)
+            for transfer in self._transfers(self.job):
+                self._advance(transfer)
 
-    def _ways(self, job: Job) -> list[Way]:
-        return [each.way for each in self._machines.values() if each.way is not None and each.way.job is job]
+    def _transfers(self, job: RelayJob) -> list[NodeTransfer]:
+        return [
+            each.transfer for each in self._machines.values() if each.transfer is not None and each.transfer.job is job
+        ]
 
-    def abandon(self, number: int, latest: Job | None) -> None:
-        """Takes back a job that was begun: it is not published, and its memory has it no more."""
+    def abandon(self, number: int, latest: RelayJob | None) -> None:
+        """Roll back a payload that was begun and will not be published."""
         job = self.job
         if job is not None and job.number == number and job.facts is None:
             self.job = None
-            for way in self._ways(job):
-                self._appoint(way.machine)
-                if way.waiting:
-                    self._catch_up(way.machine, way.waiting, latest)
+            for transfer in self._transfers(job):
+                self._appoint(transfer.machine)
+                if transfer.waiting:
+                    self._catch_up(transfer.machine, transfer.waiting, latest)
             self._published = latest
-            self._go_further()
+            self._send_waiting()
 
-    def publish(self, job: Job, receivers: Iterable[Any]) -> None:
-        """Sends a job that is packed to these receivers' machines, as far as it has not left."""
+    def publish(self, job: RelayJob, receivers: Iterable[Any]) -> None:
+        """Publish a packed payload, and send it to those of these receivers' machines that it was not sent to yet."""
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
         if is_new and not (job.may_wait and self._is_chaining()):
             self._plan([self._machines[node] for node in by_node], job)
         for node, waiting in by_node.items():
             machine = self._machines[node]
-            way = machine.way
-            if way is not None and way.job.number == job.number:
+            transfer = machine.transfer
+            if transfer is not None and transfer.job.number == job.number:
                 # Begun when it was packed, or a receiver that has just come has asked for it.
-                _join(way.waiting, waiting)
-                self._go_on(way)
+                _join(transfer.waiting, waiting)
+                self._advance(transfer)
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if way is not None:  # the host is stopped, perhaps
+                if transfer is not None:  # the host may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for way in self._ways(job):  # also to machines whose receivers have left since, and others have come
-            if way.machine.node not in by_node:
-                self._go_on(way)
+        for transfer in self._transfers(job):  # including machines whose receivers have changed since
+            if transfer.machine.node not in by_node:
+                self._advance(transfer)
 
     def _is_chaining(self) -> bool:
-        """True if machines pass on a job that is not overdue: another one takes its place in the chain afterwards."""
-        ways = [each.way for each in self._machines.values() if each.way is not None]
-        return any(way.sender is not None and not way.is_overdue for way in ways)
+        """True if machines pass on a payload that is not overdue. A waiting one takes its place in the chain
+        afterwards."""
+        transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
+        return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 
-    def _is_busy(self, machine: Machine, job: Job) -> bool:
-        """True if a job that may wait does so, for an earlier one that is on its way to that machine."""
-        way = machine.way
-        is_coming = way is not None and not way.is_overdue
+    def _is_busy(self, machine: Machine, job: RelayJob) -> bool:
+        """True if the payload has to wait for an earlier one that is under way to that machine."""
+        transfer = machine.transfer
+        is_coming = transfer is not None and not transfer.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
 
-    def _go_further(self) -> None:
-        """Bring the latest job to machines for which it has waited."""
+    def _send_waiting(self) -> None:
         job = self._published
-        waiting = [each for each in self._machines.values() if each.behind and each.way is None]
+        waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
-            return  # it comes once nothing is passed on any more, or the next one comes instead
+            return  # it is sent when the chain has finished, or a newer one is
         self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
             if machine.number >= job.number:
-                self._do(self._owner.end, behind, machine.number, machine.memory, None)
+                self._enqueue(self._owner.end, behind, machine.number, machine.memory, None)
             self._catch_up(machine, behind, job)
 
     # -- to one machine -----------------------------------------------------------------------------------------
 
-    def _bring(self, machine: Machine, job: Job, waiting: list[Any], *, tried: Sequence[Any] = ()) -> None:
+    def _bring(self, machine: Machine, job: RelayJob, waiting: list[Any], *, failed_hosts: Sequence[Any] = ()) -> None:
         _join(waiting, machine.behind)
         machine.behind = []
         if job.facts is not None and not job.is_current:
@@ -432,132 +430,137 @@ class RelayPlan:
                 machine.behind = waiting
             else:
                 error = TransferFailed(f"version {job.number} is followed by others already")
-                self._do(self._owner.end, waiting, job.number, None, error)
+                self._enqueue(self._owner.end, waiting, job.number, None, error)
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        job.hold()  # until ``_end``: nothing else comes into that memory
-        machine.way = way = Way(job, machine, machine.line, waiting, sender, tried)
+        job.pin()  # until ``_end``: the memory must not be reused
+        machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
-        words = [BRING, job.number, job.sizes]
+        message = [BRING, job.number, job.sizes]
         if node is not None:
-            words += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
-        self._do(self._owner.say, machine.receivers[0], *words)
+            message += [sender.link.address, self._chain.patience(machine.node, job.seconds)]
+        self._enqueue(self._owner.send, machine.receivers[0], *message)
         if node is not None:
-            self._go_on(way)
+            self._advance(transfer)
 
-    def room(self, receiver: Any, number: int, line: int) -> None:
-        """Hears that a host expects the pieces."""
-        way = self._expected_by(receiver, number, line)
-        if way is not None:
-            way.has_room = True
-            self._go_on(way)
+    def room(self, receiver: Any, number: int, stream_id: int) -> None:
+        transfer = self._expected_by(receiver, number, stream_id)
+        if transfer is not None:
+            transfer.has_room = True
+            self._advance(transfer)
 
-    def _expected_by(self, receiver: Any, number: int, line: int) -> Way | None:
-        """The way of what a host speaks of; None where it is not on its way any more."""
+    def _expected_by(self, receiver: Any, number: int, stream_id: int) -> NodeTransfer | None:
+        """Return the transfer that a host's message is about; None if it is not under way any more."""
         machine = self._machine_of(receiver)
-        way = None if machine is None else machine.way
-        return way if way is not None and way.line == line and way.job.number == number else None
+        transfer = None if machine is None else machine.transfer
+        return (
+            transfer
+            if transfer is not None and transfer.stream_id == stream_id and transfer.job.number == number
+            else None
+        )
 
-    def _go_on(self, way: Way) -> None:
-        """Sends, or has sent, what can be sent now."""
-        job, host = way.job, way.machine.receivers[0]
-        if way.sender is None and not way.has_room:
+    def _advance(self, transfer: NodeTransfer) -> None:
+        job, host = transfer.job, transfer.machine.receivers[0]
+        if transfer.sender is None and not transfer.has_room:
             return
-        if way.sender is not None and way.has_room and not way.is_asked:
-            way.is_asked = True
-            self._do(self._owner.say, way.sender, PASS, job.number, host.link.address, way.line)
-        while way.sender is None and (piece := way.next_piece()) is not None:
-            job.hold()  # until ``sent``
-            self._do(self._owner.send, way, host, piece)
-        if job.facts is not None and not way.is_told:
-            way.is_told = True
-            self._do(self._owner.say, host, WHOLE, job.number, *job.facts)
+        if transfer.sender is not None and transfer.has_room and not transfer.is_asked:
+            transfer.is_asked = True
+            self._enqueue(self._owner.send, transfer.sender, PASS, job.number, host.link.address, transfer.stream_id)
+        while transfer.sender is None and (piece := transfer.next_piece()) is not None:
+            job.pin()  # until ``sent``
+            self._enqueue(self._owner.send_piece, transfer, host, piece)
+        if job.facts is not None and not transfer.is_told:
+            transfer.is_told = True
+            self._enqueue(self._owner.send, host, WHOLE, job.number, *job.facts)
 
-    def sent(self, way: Way, error: Exception | None) -> None:
-        """Hears that a piece has left, or could not."""
-        way.job.release()
-        if error is None or not way.is_wanted:
+    def sent(self, transfer: NodeTransfer, error: Exception | None) -> None:
+        """Note that a piece has left, or has failed."""
+        transfer.job.unpin()
+        if error is None or not transfer.is_wanted:
             return
-        behind, tried = self._chain.leave(way.machine.node), [*way.tried, way.machine.receivers[0]]
-        self._next_host(way.machine)
-        if way.machine.receivers[0] not in tried:
-            self._bring(way.machine, way.job, way.waiting, tried=tried)
+        behind, failed_hosts = (
+            self._chain.leave(transfer.machine.node),
+            [*transfer.failed_hosts, transfer.machine.receivers[0]],
+        )
+        self._next_host(transfer.machine)
+        if transfer.machine.receivers[0] not in failed_hosts:
+            self._bring(transfer.machine, transfer.job, transfer.waiting, failed_hosts=failed_hosts)
         else:
-            self._fail(way, error)
-        self._begin_again(behind, way.job)
-        self._go_further()
+            self._fail(transfer, error)
+        self._restart(behind, transfer.job)
+        self._send_waiting()
 
-    def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, line: int) -> None:
-        """Hears that a host has a payload, or cannot have it."""
-        way = self._expected_by(receiver, number, line)
-        if way is None:
+    def landed(self, receiver: Any, number: int, error: Exception | None, memory: Any, stream_id: int) -> None:
+        transfer = self._expected_by(receiver, number, stream_id)
+        if transfer is None:
             return
-        if error is not None and way.sender is not None:
-            self._cut(way, error)
+        if error is not None and transfer.sender is not None:
+            self._cut(transfer, error)
             return
-        machine = way.machine
+        machine = transfer.machine
         if error is None:
-            self._end(way)
+            self._end(transfer)
             machine.memory, machine.number = memory, number
             self._chain.landed(machine.node)
-            self._do(self._owner.end, way.waiting, number, memory, None)
-            self._go_further()
+            self._enqueue(self._owner.end, transfer.waiting, number, memory, None)
+            self._send_waiting()
             return
-        if way.has_room:
-            # Some of it may be under way yet, where nothing awaits it.  That holds its memory here, and would be taken
-            # for what comes next on that line.
+        if transfer.has_room:
+            # Pieces without a receive may still be under way. They pin the memory at the source, and the next payload
+            # on that stream would take them for its own.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
         else:
-            self._end(way)
+            self._end(transfer)
         behind = self._chain.leave(machine.node)
-        self._fail(way, error)
-        self._begin_again(behind, way.job)
-        self._go_further()
+        self._fail(transfer, error)
+        self._restart(behind, transfer.job)
+        self._send_waiting()
 
-    def _fail(self, way: Way, error: Exception) -> None:
-        """Tell receivers of a failure; those that wait for what is not published get the payload before it."""
-        if way.job.facts is None and self._published is not None:
-            self._catch_up(way.machine, way.waiting, self._published)
+    def _fail(self, transfer: NodeTransfer, error: Exception) -> None:
+        """Report a failure to receivers; those that wait for an unpublished payload get the published one before it."""
+        if transfer.job.facts is None and self._published is not None:
+            self._catch_up(transfer.machine, transfer.waiting, self._published)
         else:
-            self._do(self._owner.end, way.waiting, way.job.number, None, error)
+            self._enqueue(self._owner.end, transfer.waiting, transfer.job.number, None, error)
 
-    # -- along the chain ----------------------------------------------------------------------------------------
+    # -- the chain ----------------------------------------------------------------------------------------------
 
-    def stuck(self, receiver: Any, line: int, error: Exception) -> None:
-        """Hears that a host cannot pass on what it was told to."""
+    def stuck(self, receiver: Any, stream_id: int, error: Exception) -> None:
+        """Handle STUCK: a host cannot pass the payload on."""
         for machine in self._machines.values():
-            if machine.way is not None and machine.way.line == line and machine.way.sender is receiver:
-                self._cut(machine.way, error)
+            if (
+                machine.transfer is not None
+                and machine.transfer.stream_id == stream_id
+                and machine.transfer.sender is receiver
+            ):
+                self._cut(machine.transfer, error)
 
-    def _cut(self, way: Way, error: Exception) -> None:
-        """Parts a machine from the one that it gets the payload from."""
+    def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
         if isinstance(error, WorkerDied):
-            return  # one of the two, which is heard here too
-        node = way.machine.node
-        there, sender = way.machine.receivers[0].link.label, way.sender.link.label
+            return  # one of the two hosts has died, which the source notices by itself
+        node = transfer.machine.node
+        there, sender = transfer.machine.receivers[0].link.label, transfer.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
-        self._do(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
-        self._begin_again(self._chain.cut(node, clock.monotonic()), way.job)
-        self._go_further()
+        self._enqueue(self._owner.warn, f"{text}; the two are kept apart for {DISTRUST_S:.0f} s: {error}")
+        self._restart(self._chain.cut(node, clock.monotonic()), transfer.job)
+        self._send_waiting()
 
-    def _begin_again(self, nodes: Iterable[int], job: Job | None) -> None:
-        """Has these machines get all of it once more, each from its sender."""
+    def _restart(self, nodes: Iterable[int], job: RelayJob | None) -> None:
         for node in nodes:
-            way = self._machines[node].way
-            if job is not None and way is not None and way.job is job:
-                self._appoint(way.machine)
-                self._bring(way.machine, job, way.waiting)
+            transfer = self._machines[node].transfer
+            if job is not None and transfer is not None and transfer.job is job:
+                self._appoint(transfer.machine)
+                self._bring(transfer.machine, job, transfer.waiting)
 
     def close(self) -> None:
-        """Gives up all that is on its way."""
+        """Abandon everything under way."""
         for machine in self._machines.values():
-            self._give_up(machine)
+            self._drop_transfer(machine)
         self._machines.clear()
         self.job = self._published = self._chained = None
 
 
 def _join(waiting: list[Any], receivers: Iterable[Any]) -> None:
-    """Add receivers that do not wait yet."""
     waiting += [receiver for receiver in receivers if receiver not in waiting]

@@ -1,8 +1,8 @@
 """Journal of a worker's calls: which run and which have finished; in memory that outlives the worker.
 
-A caller whose worker dies is told whether its call had not started, had started, or had finished and lost only its
-answer: what may be made again, and what may have had its effect.  The journal stands behind the slots of the flight
-recorder's ring.  Its layout, in words of 8 bytes::
+The caller of a dead worker learns whether its call had not started, had started, or had finished and lost only its
+answer, and so whether the call may have had an effect.  The journal stands behind the slots of the flight recorder's
+ring.  Its layout, in words of 8 bytes::
 
     0         1 once a call was left out for want of room
     1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
@@ -40,20 +40,20 @@ class Execution(StrEnum):
     NOT_STARTED = "not started"
     STARTED = "started"
     FINISHED = "finished"
-    """Its answer was lost; what it did has been done."""
+    """The answer was lost; the call's effects are complete."""
     UNKNOWN = "unknown"
     """The worker had no flight recorder, or too many calls or callers for its journal."""
 
 
 class CallJournal:
-    """The writing side, of any thread: a few stores for each call, of eight aligned bytes each, which no kill tears.
+    """Writer of a journal, for any thread: a few stores of eight aligned bytes per call, which no kill can tear.
 
     Args:
         buffer: ``JOURNAL_BYTES`` bytes, all zero.
 
     Attributes:
-        start: ``start(source, call)``, a call begins to run; its place, 0 where there is no room.
-        finish: ``finish(place)``, a call has a result or an error, of which nobody has heard yet.
+        start: ``start(source, call)`` records that a call begins to run. Returns its place, 0 if there is no room.
+        finish: ``finish(place)`` records that a call has a result or an error, before the answer is sent.
     """
 
     def __init__(self, buffer: memoryview) -> None:
@@ -63,14 +63,14 @@ class CallJournal:
         self.finish = _finisher(words, free)
 
 
-# Closures, as in ``event_ring.py``: a method's look-ups of attributes would be half of the time.
+# Closures, as in ``event_ring.py``: attribute look-ups of methods would take half of the time.
 
 
 def _starter(words: memoryview, free: deque[int]) -> Start:
     take, row_of = free.popleft, _Rows(words).__getitem__
 
-    # The number first: a call whose number is above that of its caller's row has not started, whatever else is said.
-    # Only upwards: calls of several threads of a caller, and @concurrent ones, need not start in their order.
+    # Write the caller's highest number before the call: a call with a higher number has certainly not started. The
+    # number only rises: calls of several threads of a caller, and @concurrent ones, need not start in their order.
     def start(source: int, call: int) -> int:
         try:
             (row, key), place = row_of(source), take()
@@ -86,10 +86,10 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Where the highest number of each caller stands, and the key of a call 0 of it; the rows are made as callers come.
+    """Row of each caller's highest number, and key of its call 0; a caller gets its row with its first call.
 
     Raises:
-        IndexError: there is none left.
+        IndexError: no row is left.
     """
 
     def __init__(self, words: memoryview) -> None:
@@ -114,19 +114,20 @@ def _finisher(words: memoryview, free: deque[int]) -> Finish:
 
 
 class JournalContents:
-    """What the journal of a worker that has died says of its calls."""
+    """Contents of a dead worker's journal."""
 
     def __init__(self, data: bytes) -> None:
         """
+
         Raises:
-            ValueError: these are not ``JOURNAL_BYTES`` bytes.
+            ValueError: the data does not have ``JOURNAL_BYTES`` bytes.
         """
         if len(data) != JOURNAL_BYTES:
             raise ValueError(f"a journal of calls has {JOURNAL_BYTES} bytes, this has {len(data)}")
         self._data = data
 
     def execution(self, source: int, call: int) -> Execution:
-        """How far a call of this endpoint had come."""
+        """Return how far a call of this endpoint had come."""
         known, key = _read(self._data), _key(source, call)
         if key in known.finished:
             return Execution.FINISHED
@@ -138,13 +139,13 @@ class JournalContents:
 
 
 @dataclass(frozen=True)
-class _Calls:
-    """The calls in a journal.
+class _JournalCalls:
+    """Calls in a journal.
 
     Attributes:
-        running, finished: by ``_key``.
-        started: by caller, the highest number.
-        has_all: every call that has started is in one of these.
+        running, finished: calls by ``_key``.
+        started: highest number of a started call, by caller.
+        has_all: true if every started call is in ``running`` or ``finished``.
     """
 
     running: frozenset[int]
@@ -155,17 +156,17 @@ class _Calls:
 
 
 @functools.lru_cache(maxsize=2)
-def _read(data: bytes) -> _Calls:
-    """Of a death all calls are asked about at once; the sets take five times as much memory as the journal."""
+def _read(data: bytes) -> _JournalCalls:
+    """Parse a journal. Cached, because after a death all calls are looked up at once."""
     words = memoryview(data).cast("Q")
     calls = frozenset(words[_CALLS_AT:_CALLERS_AT])
     finished = frozenset(key & ~_FINISHED for key in calls if key & _FINISHED)
     started: dict[int, int] = {}
     for row in range(_CALLERS_AT, _WORDS, 2):
         started[words[row]] = max(words[row + 1], started.get(words[row], 0))
-    return _Calls(calls, finished, started, not words[0], not words[0] and 0 in calls)
+    return _JournalCalls(calls, finished, started, not words[0], not words[0] and 0 in calls)
 
 
 def _key(source: int, call: int) -> int:
-    """63 bits of an endpoint (11 of its node, 20 of its number) and its call; never 0, as calls count from 1."""
+    """Return 63 bits of an endpoint (11 of its node, 20 of its number) and its call; never 0, as calls count from 1."""
     return ((source >> 32 & 0x7FF) << 20 | source & 0xFFFFF) << 32 | call & 0xFFFFFFFF

@@ -1,6 +1,6 @@
 """Flight recorder's ring: the latest events of one process and its metrics, in memory that others can read.
 
-The memory is a file's mapping, so that it outlives its process, whichever way that ends.  Its layout, little-endian::
+The memory is a file's mapping, so that it outlives its process, however that ends.  Its layout, little-endian::
 
     0        header   magic, slots, bytes of the identity, wall clock minus monotonic clock in ns; the identity as JSON
     4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
@@ -8,12 +8,11 @@ The memory is a file's mapping, so that it outlives its process, whichever way t
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
     at last  journal  of the calls that the process runs (``call_journal.py``)
 
-An operation has an event where it begins and one where it ends, with the same number; what has not ended when the
-process is killed has only begun.  ``ring_contents.py`` reads it.
+An operation has an event at its begin and one at its end, with the same number; an operation that was running when the
+process was killed has only its begin.  ``ring_contents.py`` reads the ring.
 
-    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
-    operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
-    ring.end(operation)
+    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"}) operation = ring.begin(EventKind.SEND,
+    "send actor:0", 4096.0) ring.end(operation)
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from typing import Any, Final, Protocol
 from .call_journal import JOURNAL_BYTES, CallJournal
 
 DIRECTORY: Final = "recorder"
-"""Of the rings, below the directory of the logs."""
+"""Folder of the rings, below the directory of the logs."""
 
 MAGIC: Final = b"rlinfFR1"
 HEADER: Final = struct.Struct("<8sIIq")
@@ -46,40 +45,40 @@ LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
 SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
-"""The metric of operations that were left out at a high rate."""
+"""Metric that counts the operations left out at a high rate."""
 
 MAX_NAME_BYTES: Final = 200
 OTHER: Final = "(other)"
-"""Index 0: the name of all for which there was no room."""
+"""Name at index 0, which stands for all names that did not fit."""
 
 
 class EventKind(IntEnum):
-    """What an event is about; its value, and its name."""
+    """Kind of an event, which determines its value and its name."""
 
     END = 0
-    """The end of an operation, whose begin has its kind and name."""
+    """End of an operation, whose begin has its kind and name."""
     CALL = 1
-    """A call that is made: ranks; ``group.method``."""
+    """Call made by this process: number of ranks; ``group.method``."""
     SERVE = 2
-    """A call that is run; ``method``."""
+    """Call run by this process; ``method``."""
     SEND = 3
-    """A message to one or several workers: bytes; ``send actor:0``."""
+    """Message to one or several workers: bytes; ``send actor:0``."""
     RECV = 4
     PUT = 5
-    """Into a channel: bytes; the channel."""
+    """Put into a channel: bytes; name of the channel."""
     GET = 6
     WEIGHTS = 7
-    """A version on its way: its number; the model."""
+    """Version of weights being sent: its number; name of the model."""
     WAIT = 8
-    """Any other wait, such as for a lock; its kind."""
+    """Any other wait, for example for a lock; its kind."""
     SPAN = 9
-    """The user's own, by ``worker_timer``; its tag."""
+    """Span of the user's, by ``worker_timer``; its tag."""
     VERSION = 10
-    """Weights that have been published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
+    """Weights published or applied: the version; ``published MODEL`` or ``applied MODEL``."""
     WORD = 11
-    """A warning about a long wait; the warning."""
+    """Warning about a long wait; its text."""
     LINE = 12
-    """A message of the framework's own, which traces have and rings do not: bytes; ``send actor:0``."""
+    """Message of the framework's own, in traces but not in rings: bytes; ``send actor:0``."""
 
 
 class Phase(IntEnum):
@@ -88,62 +87,60 @@ class Phase(IntEnum):
     BEGIN = 1
     END = 2
     FAILED = 3
-    """It ended with an error."""
+    """The operation has ended with an error."""
     POINT = 4
-    """An event that takes no time."""
+    """The event has no duration."""
 
 
 class MetricKind(IntEnum):
-    """Kinds of metrics."""
-
     GAUGE = 1
     COUNTER = 2
 
 
-class Begin(Protocol):
-    """Writes the beginning of an operation, or a point, and gives its number.
+class BeginEvent(Protocol):
+    """Records the beginning of an operation, or a point, and returns its number.
 
     Args:
-        of: see ``SpanLog.begin``; a ring does without.
+        of: see ``SpanLog.begin``; a ring ignores it.
     """
 
     def __call__(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int: ...
 
 
-class End(Protocol):
-    """Writes the end of an operation; ``failed`` may be the name of its error."""
+class EndEvent(Protocol):
+    """Records the end of an operation; ``failed`` may be the name of its error."""
 
     def __call__(self, operation: int, failed: bool | str = False) -> None: ...
 
 
 def ring_path(logs: str | Path, endpoint: int) -> Path:
-    """The file of a process's ring, below the directory of its machine's logs."""
+    """Return the file of a process's ring, below the directory of its machine's logs."""
     return Path(logs) / DIRECTORY / f"{endpoint:x}.ring"
 
 
 def size_of(slots: int) -> int:
-    """Bytes of a ring with so many slots."""
+    """Return the size in bytes of a ring with this number of slots."""
     return SLOTS_AT + slots * EVENT.size + JOURNAL_BYTES
 
 
 def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
-    """Writes the first part of a ring.
+    """Write the first part of a ring.
 
     Raises:
         ValueError: the identity is too long.
     """
-    told = json.dumps(identity).encode()
-    if HEADER.size + len(told) > NAMES_AT:
-        raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(told)}")
-    buffer[HEADER.size : HEADER.size + len(told)] = told
-    HEADER.pack_into(buffer, 0, MAGIC, slots, len(told), time.time_ns() - time.monotonic_ns())
+    encoded = json.dumps(identity).encode()
+    if HEADER.size + len(encoded) > NAMES_AT:
+        raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(encoded)}")
+    buffer[HEADER.size : HEADER.size + len(encoded)] = encoded
+    HEADER.pack_into(buffer, 0, MAGIC, slots, len(encoded), time.time_ns() - time.monotonic_ns())
 
 
 def identity_of(head: bytes) -> dict[str, Any]:
-    """The identity in the first ``NAMES_AT`` bytes of a ring.
+    """Return the identity in the first ``NAMES_AT`` bytes of a ring.
 
     Raises:
-        ValueError: they are those of something else.
+        ValueError: the bytes belong to something else.
     """
     if len(head) < NAMES_AT or not head.startswith(MAGIC):
         raise ValueError("no ring of a flight recorder")
@@ -154,8 +151,8 @@ def identity_of(head: bytes) -> dict[str, Any]:
     return identity
 
 
-class _Names(dict[str, int]):
-    """Indices of the names that the ring holds; looking up a new one writes it there, or gives that of ``OTHER``."""
+class _NameIndex(dict[str, int]):
+    """Indices of the names in the ring; a look-up of a new name writes it there, or returns the index of ``OTHER``."""
 
     def __init__(self, buffer: mmap | bytearray, lock: threading.RLock) -> None:
         self._buffer, self._lock, self._used = buffer, lock, USED.size
@@ -174,24 +171,24 @@ class _Names(dict[str, int]):
             self._used = end
             LENGTH.pack_into(self._buffer, at, len(told))
             self._buffer[at + LENGTH.size : NAMES_AT + end] = told
-            USED.pack_into(self._buffer, NAMES_AT, end)  # last: what is in use is whole
+            USED.pack_into(self._buffer, NAMES_AT, end)  # last, so that readers see only whole names
         return index
 
 
 class EventRing:
-    """The writing side, of any thread and of finalizers: no locks but for new names, nothing that fails.
+    """Writer of a ring, for any thread and for finalizers: takes no lock except for new names, and never fails.
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
-        slots: events that are kept; a power of two.
-        identity: of the process, as JSON; up to 4000 bytes.
-        clock: nanoseconds.
+        slots: number of events that are kept; a power of two.
+        identity: identity of the process, as JSON up to 4000 bytes.
+        clock: returns nanoseconds.
 
     Attributes:
-        begin: ``begin(kind, name, value)``, an operation begins; its number, never 0.
-        end: ``end(operation, failed)``, an operation has ended.
-        point: ``point(kind, name, value)``, something has happened; its number.
-        journal: of the calls that this process runs.
+        begin: ``begin(kind, name, value)`` records the beginning of an operation. Returns its number, never 0.
+        end: ``end(operation, failed)`` records the end of an operation.
+        point: ``point(kind, name, value)`` records an event. Returns its number.
+        journal: journal of the calls that this process runs.
 
     Raises:
         ValueError: ``slots`` is no power of two, or the identity is too long.
@@ -209,11 +206,12 @@ class EventRing:
         write_header(buffer, slots, identity)
         self._buffer = buffer
         self._slots = slots
-        # Reentrant: a finalizer that the collector runs in there may record an event with a new name.
+        # Reentrant: the garbage collector may run a finalizer under the lock, which records an event with a new name.
         self._lock = threading.RLock()
-        self._names = _Names(buffer, self._lock)
+        self._names = _NameIndex(buffer, self._lock)
         self._cells: dict[str, int] = {}
-        # One store of eight aligned bytes, where pack_into would clear them first: no reader sees anything in between.
+        # A memoryview store of eight aligned bytes is atomic; pack_into would clear them first, and a reader could see
+        # that.
         self._values = memoryview(buffer)[CELLS_AT:SLOTS_AT].cast("d")
         assert self._names[OTHER] == 0
         self.begin, self.end, self.point = _writers(buffer, slots, self._names, clock)
@@ -223,17 +221,17 @@ class EventRing:
         return f"<EventRing [{self._slots} slots, {len(self._names)} names, {len(self._cells)} metrics]>"
 
     def left_out(self, count: int) -> None:
-        """So many operations have not been recorded until now."""
+        """Record how many operations were left out so far."""
         if (place := self.cell(MetricKind.COUNTER, SKIPPED)) is not None:
             self.store(place, count)
 
     # -- metrics ------------------------------------------------------------------------------------------------
 
     def cell(self, kind: MetricKind, name: str) -> int | None:
-        """The place of a metric's value; None where there is no room for another one.
+        """Return the place of a metric's value; None if there is no room for another metric.
 
         Args:
-            name: with labels, as Prometheus writes it: ``return{task="cheetah"}``.
+            name: name with labels, as Prometheus writes it: ``return{task="cheetah"}``.
         """
         place = self._cells.get(name)
         if place is None:
@@ -248,27 +246,29 @@ class EventRing:
         return place
 
     def store(self, place: int, value: float) -> None:
-        """Sets a metric's value; the place is what ``cell`` gave.
+        """Set a metric's value at a place that ``cell`` returned.
 
         Raises:
-            TypeError: it is no number; so does whatever its conversion raises.
+            TypeError: the value is no number; its conversion may raise other exceptions.
         """
         self._values[place] = value
 
     def add(self, place: int, amount: float) -> None:
-        """Adds to a metric's value; of several threads each counts."""
+        """Add to a metric's value, atomically among threads."""
         with self._lock:
             self._values[place] += amount
 
 
-def _writers(buffer: mmap | bytearray, slots: int, names: _Names, clock: Callable[[], int]) -> tuple[Begin, End, Begin]:
-    """``begin``, ``end`` and ``point`` of a ring: closures, since a method's look-ups of attributes would be a fifth of
-    an event's time.
+def _writers(
+    buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
+) -> tuple[BeginEvent, EndEvent, BeginEvent]:
+    """Return ``begin``, ``end`` and ``point`` of a ring, as closures: attribute look-ups of methods would take a fifth
+    of an event's time.
     """
     number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # from 1 on: 0 is no operation
 
-    # The time is written last: if the process is killed within such a line, the slot has the oldest time of the ring,
-    # and a reader leaves the oldest ones out.
+    # pack_into writes the time last: if the process is killed inside it, the slot keeps the oldest time of the ring,
+    # and readers skip the oldest events.
 
     def begin(kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
         operation = number()

@@ -1,6 +1,6 @@
-"""Names of metrics with their labels, as a ring's cell has them: made, checked and taken apart.
+"""Names of metrics with their labels, as stored in a ring's cell: made, checked and parsed.
 
-``return{task="cheetah"}`` is a gauge of the user's; what is served has the labels of its process besides.
+``return{task="cheetah"}`` is a gauge of the user's; the served metric also has the labels of its process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 from .event_ring import MAX_NAME_BYTES, MetricKind
 
 OWN_PREFIX: Final = "rlinf_"
-"""Of the framework's own metrics."""
+"""Prefix of the framework's own metrics."""
 
 OWN_LABELS: Final = frozenset({"node", "group", "rank"})
 """Labels that the framework adds to every metric of a process."""
@@ -26,14 +26,14 @@ _PLAIN: Final = {escaped: plain for plain, escaped in _ESCAPES.items()}
 
 
 def served_name(kind: MetricKind, name: str) -> str:
-    """With the ending of counters, which the cells of the user's do not have."""
+    """Return the name with the suffix of counters, which the cells of users' counters lack."""
     return f"{name}_total" if kind == MetricKind.COUNTER and not name.startswith(OWN_PREFIX) else name
 
 
 def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
-    """Why the user can have no such metric, with the fix; empty where nothing is wrong with it."""
+    """Return why the user cannot have such a metric, with the fix; empty if the metric is valid."""
     if kind == MetricKind.COUNTER and isinstance(name, str):
-        name = name.removesuffix("_total")  # which it is served with, and which alone is no name
+        name = name.removesuffix("_total")  # a counter's suffix, which alone is no name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return "a name has letters, digits and underscores, and a letter before any digit"
     if name.startswith(OWN_PREFIX):
@@ -51,15 +51,15 @@ def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
 
 
 def cell_name(name: str, labels: Mapping[str, object]) -> str:
-    """A metric's name with its labels, in the order of their names, their values escaped."""
-    told = ",".join(f'{label}="{str(labels[label]).translate(_ESCAPE)}"' for label in sorted(labels))
-    return f"{name}{{{told}}}" if told else name
+    """Return a metric's name with its labels, sorted and escaped."""
+    labelled = ",".join(f'{label}="{str(labels[label]).translate(_ESCAPE)}"' for label in sorted(labels))
+    return f"{name}{{{labelled}}}" if labelled else name
 
 
 def split_cell(cell: str) -> tuple[str, dict[str, str]]:
-    """The name and the labels' values of a cell."""
-    name, _, told = cell.partition("{")
-    return name, {label: _ESCAPED.sub(_plain, value) for label, value in _LABEL.findall(told)}
+    """Return the name and the labels of a cell."""
+    name, _, labels = cell.partition("{")
+    return name, {label: _ESCAPED.sub(_plain, value) for label, value in _LABEL.findall(labels)}
 
 
 def _plain(found: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
 """Table of the framework's own metrics: names, kinds, labels and meanings; ``docs/metrics.md`` lists it.
 
-Units are base units and end the names, as Prometheus wants them.  Values come from the tables of daemons, from the
-kernel, and from cells in the rings of processes.
+Names end with base units, as Prometheus requires.  The values come from the tables of daemons, from the kernel, and
+from cells in the rings of processes.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ _PROCESS: Final = ("group", "rank")
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """One metric of the framework's.
+    """A metric of the framework.
 
     Attributes:
-        labels: besides ``node``.
+        labels: labels in addition to ``node``.
         about: its HELP text.
     """
 
@@ -73,7 +73,7 @@ ALL: Final = tuple(value for value in vars().values() if isinstance(value, Metri
 
 
 def table() -> str:
-    """Every metric as a row of ``docs/metrics.md``."""
+    """Return every metric as a row of ``docs/metrics.md``."""
     rows = ["| metric | kind | labels | what it tells |", "|---|---|---|---|"]
     for family in ALL:
         labels = ", ".join(f"`{label}`" for label in ("node", *family.labels))

@@ -1,11 +1,11 @@
-"""``Admission``: which operations a flight recorder records, so that its ring covers half a minute at any rate.
+"""``RingAdmission``: limit on the recorded operations, so that a ring covers half a minute at any rate.
 
-    admits = Admission(65536, left_out).question()
-    if admits():                    # a fifteenth of a microsecond where the rate is high
+    admits = RingAdmission(65536, left_out).question()
+    if admits():                    # a fifteenth of a microsecond at a high rate
         ring.begin(...)
 
-Beyond ``slots / 2`` operations in ``COVERED_S`` (1092 a second of 65536 slots) and a burst of ``slots / 128``, they are
-left out, and counted.
+Operations beyond ``slots / 2`` in ``COVERED_S`` (1092 a second of 65536 slots) and a burst of ``slots / 128`` are left
+out, and counted.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from itertools import chain, repeat
 from typing import Final
 
 COVERED_S: Final = 30
-"""Seconds that a ring covers at least, but for a burst."""
+"""Seconds that a ring covers at least, except in a burst."""
 
 _LEFT_OUT: Final = 16
-"""Operations that are left out without a look at the clock, which would be most of what leaving one out costs."""
+"""Operations that are left out before the clock is read again, which would be most of the cost of leaving one out."""
 
 
 _MAX_SHARE: Final = 256
-"""Operations that are admitted without a look at the clock; more would let a quiet time count twice."""
+"""Operations that are admitted before the clock is read again; more would let a quiet time count twice."""
 
 
-class Admission:
-    """A bucket of admissions, iterated over in shares: the answers to the next few operations.
+class RingAdmission:
+    """Token bucket, iterated over in shares: the answers for the next few operations.
 
     Args:
-        slots: events of the ring; an operation has two.
-        left_out: is told how many operations were left out so far.
-        clock: nanoseconds.
+        slots: number of events in the ring; an operation has two.
+        left_out: called with the number of operations left out so far.
+        clock: returns nanoseconds.
     """
 
     def __init__(
@@ -40,23 +40,23 @@ class Admission:
     ) -> None:
         self._burst = max(1, slots // 128)
         self._interval_ns = COVERED_S * 1_000_000_000 * 2 // slots or 1
-        self._tell = left_out
+        self._report_left_out = left_out
         self._clock = clock
         self._left_out = 0
-        # Time up to which admissions have been given: one a burst ago is a full bucket.
+        # Time up to which admissions have been given: a burst before now means a full bucket.
         self._given_until = clock() - self._burst * self._interval_ns
 
     def __repr__(self) -> str:
-        return f"<Admission [{1_000_000_000 // self._interval_ns} a second, {self._left_out} left out]>"
+        return f"<RingAdmission [{1_000_000_000 // self._interval_ns} a second, {self._left_out} left out]>"
 
     def question(self) -> Callable[[], bool]:
-        """What is asked once for each operation that begins: whether it is recorded.
+        """Return the function to call once for each operation that begins: true if it has to be recorded.
 
-        It may be asked by any thread and by finalizers.  It is no promise among threads: a share may be given twice.
+        Any thread and finalizers may call it.  Concurrent threads may get the same share twice.
         """
         return chain.from_iterable(self).__next__
 
-    # A class of its own and no generator, which could not be entered by a second thread, or a finalizer, in the middle.
+    # A class, not a generator: a second thread or a finalizer could not enter a running generator.
 
     def __iter__(self) -> Iterator[Iterator[bool]]:
         return self
@@ -70,5 +70,5 @@ class Admission:
             return repeat(False, _LEFT_OUT)
         self._given_until += share * self._interval_ns
         if self._left_out:
-            self._tell(self._left_out)
+            self._report_left_out(self._left_out)
         return repeat(True, share)

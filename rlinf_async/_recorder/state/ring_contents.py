@@ -1,4 +1,5 @@
-"""``RingContents``: what a flight recorder's ring holds, read from its bytes while its process writes, or after."""
+"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or after its death.
+``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or after its death."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ from .event_ring import (
 )
 
 _TORN: Final = 8
-"""Oldest events of a full ring that are left out: one of them for each thread that was at its event just then."""
+"""Oldest events of a full ring that are skipped: each thread may have been writing one of them."""
 
 
-class Event(NamedTuple):
-    """One event.
+class RingEvent(NamedTuple):
+    """RingEvent of a ring.
 
     Attributes:
         time: nanoseconds of the machine's monotonic clock.
-        kind: ``END`` at an end, as its name is empty there.
-        operation: the same for the begin and the end of an operation.
+        kind: ``END`` for the end of an operation, which has an empty name.
+        operation: common number of an operation's begin and end.
         value: see ``EventKind``.
     """
 
@@ -47,8 +48,8 @@ class Event(NamedTuple):
     value: float
 
 
-class Metric(NamedTuple):
-    """A metric of the user's: its name with labels as Prometheus writes it, and its value."""
+class RingMetric(NamedTuple):
+    """RingMetric of a ring: its name with labels as Prometheus writes it, and its value."""
 
     kind: MetricKind
     name: str
@@ -57,25 +58,27 @@ class Metric(NamedTuple):
 
 @dataclass(frozen=True)
 class RingContents:
-    """What one process has recorded.
+    """Recorded data of one process.
 
     Attributes:
         identity: ``process`` ("actor:0", "driver"), ``run``, ``node``, ``endpoint``, ``pid``, ``host``.
-        wall_offset: nanoseconds that the wall clock was ahead of the monotonic clock when the ring was made.
-        events: the latest ones, in the order of time.
-        is_full: older ones were overwritten.
+        wall_offset: wall clock minus monotonic clock in nanoseconds when the ring was made.
+        events: the latest events, in the order of time.
+        is_full: true if older events were overwritten.
     """
 
     identity: dict[str, Any]
     wall_offset: int
-    events: list[Event]
-    metrics: list[Metric]
+    events: list[RingEvent]
+    metrics: list[RingMetric]
     is_full: bool
 
     @classmethod
     def read(cls, data: bytes) -> RingContents:
-        """Raises:
-        ValueError: the bytes are no ring, or not a whole one.
+        """Parse a ring.
+
+        Raises:
+            ValueError: the bytes are no ring, or not a whole one.
         """
         identity, slots, wall_offset = _header(data)
         names = _names(data)
@@ -87,12 +90,12 @@ class RingContents:
 
 
 def has_metrics(cell: bytes) -> bool:
-    """Whether a ring has any, by the ``CELL.size`` bytes at ``CELLS_AT``."""
+    """True if a ring has metrics, given the ``CELL.size`` bytes at ``CELLS_AT``."""
     return len(cell) == CELL.size and CELL.unpack(cell)[1] != 0
 
 
-def metrics_of(data: bytes) -> list[Metric]:
-    """The metrics of a ring, of which the first ``SLOTS_AT`` bytes will do.
+def metrics_of(data: bytes) -> list[RingMetric]:
+    """Return the metrics of a ring, of which the first ``SLOTS_AT`` bytes are enough.
 
     Raises:
         ValueError: the bytes are no ring.
@@ -123,25 +126,25 @@ def _names(data: bytes) -> list[str]:
     return names
 
 
-def _events(data: bytes, slots: int, names: list[str]) -> tuple[list[Event], bool]:
+def _events(data: bytes, slots: int, names: list[str]) -> tuple[list[RingEvent], bool]:
     kinds, phases = {int(kind): kind for kind in EventKind}, {int(phase): phase for phase in Phase}
     found, used = [], 0
     for kind, phase, index, operation, value, time in EVENT.iter_unpack(data[SLOTS_AT : SLOTS_AT + slots * EVENT.size]):
         used += time != 0
-        # One of a newer version's kinds, or a slot that a process was killed in.
+        # Skip a kind of a newer version, and a slot that a kill has left half-written.
         if time and kind in kinds and phase in phases and math.isfinite(value):
             name = "" if phase in (Phase.END, Phase.FAILED) else names[index] if index < len(names) else OTHER
-            found.append(Event(time, kinds[kind], phases[phase], operation, name, value))
+            found.append(RingEvent(time, kinds[kind], phases[phase], operation, name, value))
     found.sort(key=attrgetter("time"))
     is_full = used >= slots - 1  # number 0 is never given
     return (found[_TORN:] if is_full else found), is_full
 
 
-def _metrics(data: bytes, names: list[str]) -> list[Metric]:
+def _metrics(data: bytes, names: list[str]) -> list[RingMetric]:
     kinds = {int(kind): kind for kind in MetricKind}
     cells = data[CELLS_AT : CELLS_AT + MAX_CELLS * CELL.size]
     return [
-        Metric(kinds[kind], names[index], value)
+        RingMetric(kinds[kind], names[index], value)
         for index, kind, value in CELL.iter_unpack(cells)
         if kind in kinds and index < len(names)
     ]

@@ -12,7 +12,7 @@ from .event_ring import EventKind
 from .timeline import Timeline
 
 Steps = list[tuple[int, float]]
-"""A value from each of these times on, in order."""
+"""Step function: a value from each of these times on, in order."""
 
 _PUBLISHED: Final = "published "
 _APPLIED: Final = "applied "
@@ -20,18 +20,18 @@ _APPLIED: Final = "applied "
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """Versions of one model.
+    """Versions of one model over time.
 
     Attributes:
-        published: the latest version, over all publishers.
-        applied: by process.
+        published: the latest published version, over all publishers.
+        applied: the applied version, by process.
     """
 
     published: Steps = field(default_factory=list)
     applied: dict[str, Steps] = field(default_factory=dict)
 
     def staleness(self, process: str) -> Steps:
-        """Versions by which a process is behind, from its first one on."""
+        """Return by how many versions a process is behind, from its first version on."""
         merged = sorted([*((time, 0, v) for time, v in self.published), *((t, 1, v) for t, v in self.applied[process])])
         newest, own, found = 0.0, None, Steps()
         for time, is_own, version in merged:
@@ -44,12 +44,12 @@ class ModelVersions:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Durations of one phase, of calls that were served or of the user's spans by one name, in nanoseconds.
+    """Durations in nanoseconds of one phase: served calls or spans of the user's with one name.
 
-    What a process had begun when it died ended there, and has failed.
+    An operation that was running when its process died counts as failed, and ends at the death.
 
     Attributes:
-        windows: median of those that ended in each of the windows; None where none did.
+        windows: median of the durations that ended in each window; None for a window without any.
     """
 
     kind: EventKind
@@ -63,7 +63,7 @@ class PhaseTimes:
 
 
 def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
-    """By model, from the points of kind ``VERSION``."""
+    """Return the versions by model, from the points of kind ``VERSION``."""
     points = sorted(
         (point.time, point.name, point.value, timeline.process)
         for timeline in timelines
@@ -82,12 +82,12 @@ def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
 
 
 def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) -> dict[str, Steps]:
-    """Items by channel: puts that have ended minus gets that have, over all processes.
+    """Return the number of items by channel: ended puts minus ended gets, over all processes.
 
-    A get counts as one item, also of ``get_batch``.
+    A get counts as one item, even a ``get_batch``.
 
     Args:
-        items: those that are in a channel at the end, where that is known; else none were at its lowest.
+        items: known numbers of items at the end; for other channels the lowest number is taken as 0.
     """
     changes: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for timeline in timelines:
@@ -109,10 +109,10 @@ def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) ->
 
 
 def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int) -> list[PhaseTimes]:
-    """The phases by what they took in all, the longest first.
+    """Return the phases by total duration, the longest first.
 
     Args:
-        begin: of the first window; ``end`` is that of the last.
+        begin: start of the first window; ``end`` is the end of the last.
     """
     width = max(1, (end - begin + windows - 1) // windows)
     durations: dict[tuple[EventKind, str], list[tuple[int, int]]] = defaultdict(list)
@@ -137,7 +137,7 @@ def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int)
 
 
 def thinned(steps: Sequence[tuple[int, float]], most: int) -> Steps:
-    """At most about so many steps that look like all: of each stretch its lowest, highest and last."""
+    """Return at most about ``most`` steps that look like all: the lowest, highest and last of each stretch."""
     if len(steps) <= most:
         return list(steps)
     length = -(-len(steps) * 3 // most)

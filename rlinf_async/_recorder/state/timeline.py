@@ -1,7 +1,7 @@
 """``Timeline`` of one process, from its flight recorder's ring: spans in lanes, bubbles and points on the wall clock.
 
 All times are nanoseconds since the epoch: a ring's monotonic times plus its ``wall_offset``, so that timelines of
-several machines are as well aligned as their clocks are.
+several machines are aligned as well as their clocks are.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from .event_ring import SKIPPED, EventKind, Phase
-from .ring_contents import Event, RingContents
+from .ring_contents import RingContents, RingEvent
 
 MAX_LANES: Final = 12
-"""Operations beside each other that have a lane of their own; all others share the last one."""
+"""Number of lanes for parallel operations; any further operations share the last one."""
 
 WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
 """Kinds of operations in which a served call waits for others."""
 
 
-class Span(NamedTuple):
-    """One operation.
+class TimelineSpan(NamedTuple):
+    """Operation on a timeline.
 
     Attributes:
-        begin: and ``end``; that is None of an operation that has not ended.
+        begin: its beginning.
+        end: its end; None if it has not ended.
         value: see ``EventKind``.
-        failed: it ended with an error.
-        lane: 0 for what runs alone; what begins while others run is in the first free one.
+        failed: true if it ended with an error.
+        lane: 0 for an operation that runs alone; one that begins while others run gets the first free lane.
     """
 
     begin: int
@@ -43,7 +44,7 @@ class Span(NamedTuple):
 
 
 class Point(NamedTuple):
-    """An event that takes no time: a version of weights, a word about a long wait."""
+    """RingEvent without duration: a version of weights, a warning about a long wait."""
 
     time: int
     kind: EventKind
@@ -53,22 +54,22 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one process did.
+    """Activity of one process over time.
 
     Attributes:
         identity: see ``RingContents``.
-        spans: in the order of their begins.
+        spans: operations in the order of their begins.
         bubbles: begins and ends of the times in which a rank served no call, or its calls only waited (see
-            ``_bubbles``), in order; none of a process that serves nothing, as a driver.
+            ``_bubbles``), in order; empty for a process that serves no calls, as a driver.
         begin: time of the first event; 0 without one.
         latest: time of the last event; 0 without one.
-        is_full: older events were overwritten.
-        skipped: operations that were left out, as there were too many of them a second; what they were is not known.
-        died: time at which the process ended abnormally; what it had begun then has failed.
+        is_full: true if older events were overwritten.
+        skipped: number of operations that were left out at a high rate.
+        died: time of an abnormal end; operations open at that time have failed.
     """
 
     identity: dict[str, Any]
-    spans: list[Span]
+    spans: list[TimelineSpan]
     bubbles: list[tuple[int, int]]
     points: list[Point]
     begin: int
@@ -79,11 +80,11 @@ class Timeline:
 
     @classmethod
     def of(cls, ring: RingContents, until: int, died: int | None = None) -> Timeline:
-        """The timeline of a ring.
+        """Return the timeline of a ring.
 
         Args:
-            until: end of the process, or of the look at it if it lives; a bubble that is open ends there.
-            died: that end, where it was abnormal.
+            until: end of the process, or the present time if it lives; an open bubble ends there.
+            died: that end, if it was abnormal.
         """
         offset = ring.wall_offset
         ends = {event.operation: event for event in ring.events if event.phase in _ENDS}
@@ -102,7 +103,7 @@ class Timeline:
 
     @property
     def process(self) -> str:
-        """``rollout:3``, ``driver``."""
+        """Return ``rollout:3`` or ``driver``."""
         return str(self.identity.get("process", "?"))
 
     def __repr__(self) -> str:
@@ -112,9 +113,9 @@ class Timeline:
 _ENDS: Final = (Phase.END, Phase.FAILED)
 
 
-def _in_lanes(begins: Iterable[Event], ends: dict[int, Event], offset: int) -> list[Span]:
-    """Spans, each in the lowest lane that is free where it begins: nested and overlapping ones below each other."""
-    spans: list[Span] = []
+def _in_lanes(begins: Iterable[RingEvent], ends: dict[int, RingEvent], offset: int) -> list[TimelineSpan]:
+    """Return the spans, each in the lowest lane that is free at its begin, so that none in one lane overlap."""
+    spans: list[TimelineSpan] = []
     busy: list[tuple[float, int]] = []
     free: list[int] = []
     lanes = itertools.count()
@@ -127,15 +128,15 @@ def _in_lanes(begins: Iterable[Event], ends: dict[int, Event], offset: int) -> l
         ended = None if end is None else end.time + offset
         failed = end is not None and end.phase is Phase.FAILED
         shown = min(lane, MAX_LANES - 1)
-        spans.append(Span(event.time + offset, ended, event.kind, event.name, event.value, failed, shown))
+        spans.append(TimelineSpan(event.time + offset, ended, event.kind, event.name, event.value, failed, shown))
     return spans
 
 
-def _known_since(begins: Sequence[Event], ends: Iterable[Event], is_full: bool) -> int | None:
-    """Time from which on it is known whether a call is served; None where none is.
+def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full: bool) -> int | None:
+    """Return the time from which served calls are known; None if there are none.
 
-    In a full ring the begins of what runs for long were overwritten.  That may be a call that is served: until the last
-    end without a begin nothing is said.
+    In a full ring the begins of long operations were overwritten, and such an operation may be a served call: nothing
+    is known until the last end without a begin.
     """
     served = next((event.time for event in begins if event.kind is EventKind.SERVE), None)
     if served is None or not is_full:
@@ -144,11 +145,12 @@ def _known_since(begins: Sequence[Event], ends: Iterable[Event], is_full: bool) 
     return max([served, *(event.time for event in ends if event.operation not in numbers)])
 
 
-def _bubbles(spans: Iterable[Span], since: int, until: int) -> list[tuple[int, int]]:
-    """Times in which the calls that are served have as many receives, gets and other waits open as they are, or more.
+def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tuple[int, int]]:
+    """Return the times in which served calls have at least as many receives, gets and other waits open as there are
+    calls.
 
-    So a rank that computes beside a receive that its call has posted is taken to wait, unless a span of the user's
-    (``worker_timer``) has begun meanwhile: then it works.  What was posted before its calls is no wait of theirs.
+    So a rank that computes beside a receive that its call has posted counts as waiting, unless a span of the user's
+    (``worker_timer``) has begun meanwhile.  Waits that were posted before the calls do not count.
     """
     changes: list[tuple[int, int, EventKind, int]] = []
     for number, span in enumerate(spans):

@@ -1,8 +1,8 @@
 """Writer of a trace in Chrome's format (Perfetto): spans of all processes, call arrows; whole JSON at any time.
 
-What is added replaces the end of the document, and brings that end along in the same write.  So whoever reads the file,
-or finds it after all have died, has a document that is complete as far as it goes.  A SIGKILL in the midst of a write
-cuts it at a page's border: then the last line is not whole and the end is missing, which viewers of traces admit.
+Each addition overwrites the end of the document and writes that end again in the same system call.  So a reader at any
+time, even after all processes have died, finds a complete document.  A SIGKILL during a write cuts it at a page's
+border: then the last line is partial and the end is missing, which viewers of traces accept.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
 MAX_OPEN_ARROWS: Final = 1 << 14
-"""Calls whose other end is awaited; the oldest beyond get no arrow."""
+"""Number of calls whose other end is awaited; the oldest beyond it get no arrow."""
 
 _END: Final = b"\n]}\n"
 
 Caller = tuple[int, int]
-"""Endpoint and number of a call."""
+"""Endpoint of a caller, and its number of the call."""
 
 
 @dataclass(frozen=True)
-class Process:
-    """A process of the trace.
+class TracedProcess:
+    """Process in the trace.
 
     Attributes:
         endpoint: its id in the run.
-        name: as people call it, such as ``rollout:3``.
-        node: the name of its machine.
+        name: its name for people, such as ``rollout:3``.
+        node: name of its machine.
         pid: its process id there.
     """
 
@@ -47,8 +47,8 @@ class Process:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """One end of a call: process and track, and when it began and ended there, in nanoseconds of the trace."""
+class _CallPlace:
+    """One end of a call: process, track, and begin and end in nanoseconds of the trace."""
 
     process: int
     track: int
@@ -57,23 +57,23 @@ class _Place:
 
 
 class TraceFile:
-    """The file, as it grows.  Not thread-safe.
+    """Trace file that grows.  Not thread-safe.
 
     Args:
-        path: replaced where it exists; its folder is made.
-        began: time zero of the trace, in nanoseconds of the clock to which all times are brought.
+        path: path of the file, which is replaced; its folder is made.
+        began: time zero of the trace, in nanoseconds of the clock to which all times are converted.
         about: plain data that is kept with the trace.
 
     Raises:
-        OSError: it cannot be written there.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, began: int, about: Mapping[str, Any]) -> None:
         self.path = Path(path).absolute()
         self._began = began
         self._processes: dict[int, int] = {}
-        self._callers: OrderedDict[Caller, _Place] = OrderedDict()
-        self._waiting: OrderedDict[Caller, list[_Place]] = OrderedDict()
+        self._callers: OrderedDict[Caller, _CallPlace] = OrderedDict()
+        self._waiting: OrderedDict[Caller, list[_CallPlace]] = OrderedDict()
         self._arrows = 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
@@ -87,7 +87,7 @@ class TraceFile:
 
     def add(
         self,
-        process: Process,
+        process: TracedProcess,
         tracks: Mapping[int, str],
         events: Sequence[DrawnSpan],
         dropped: int = 0,
@@ -95,17 +95,17 @@ class TraceFile:
         shift: int = 0,
         clock: ClockOffset | None = None,
     ) -> None:
-        """Spans of one process.
+        """Add spans of one process.
 
         Args:
-            tracks: names of those that have not been named before.
-            dropped: spans that are missing before these.
-            shift: nanoseconds by which the clock of its machine is ahead of its own.
-            clock: of its machine; None where that is the machine whose clock the trace has.
+            tracks: names of new tracks.
+            dropped: number of spans that are missing before these.
+            shift: nanoseconds from the clock of the process to that of its machine.
+            clock: offset of its machine; None for the machine whose clock the trace uses.
 
         Raises:
-            OSError: the disk is full, for one; what was written before is whole.
-            TypeError, ValueError, IndexError: that is no batch of spans; nothing of it is in the file.
+            OSError: a write has failed, for example on a full disk; earlier additions are intact.
+            TypeError, ValueError, IndexError: the data is no batch of spans; none of it is in the file.
         """
         lines: list[str] = []
         begin = 0
@@ -128,7 +128,7 @@ class TraceFile:
                 f'"dur":{(end - begin) / 1e3:.3f}{_shown(args)}}}'
             )
             if flow:
-                lines += self._connect(_Place(number, track, begin, end), name, flow)
+                lines += self._connect(_CallPlace(number, track, begin, end), name, flow)
         if dropped:
             lines.append(
                 f'{{"ph":"i","s":"p","name":"{dropped:d} spans are missing here","cat":"tracer","pid":{number},'
@@ -138,15 +138,16 @@ class TraceFile:
         self._processes[process.endpoint] = number
 
     def close(self) -> None:
-        """Idempotent."""
+        """Close the file. Idempotent."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     # -- arrows -------------------------------------------------------------------------------------------------
 
-    def _connect(self, place: _Place, name: str, flow: Sequence[int]) -> list[str]:
-        """The arrows that are complete now.  ``flow`` is ``[endpoint, call]`` of a caller, with a slot of a callee."""
+    def _connect(self, place: _CallPlace, name: str, flow: Sequence[int]) -> list[str]:
+        """Return the arrows that are now complete; ``flow`` is ``[endpoint, call]`` of a caller, with a slot for a
+        callee."""
         caller = (flow[0], flow[1])
         if len(flow) > 2:
             start = self._callers.get(caller)
@@ -159,8 +160,8 @@ class TraceFile:
         _shorten(self._callers)
         return [line for callee in self._waiting.pop(caller, ()) for line in self._arrow(place, callee, name)]
 
-    def _arrow(self, start: _Place, end: _Place, name: str) -> list[str]:
-        # By what is left of an error in the clocks a callee may seem to begin before its caller.
+    def _arrow(self, start: _CallPlace, end: _CallPlace, name: str) -> list[str]:
+        # With the remaining error of the clocks, a callee may seem to begin before its caller.
         at = max(start.begin, end.begin)
         if at > end.end:
             return []
@@ -189,7 +190,7 @@ class TraceFile:
         self._size += len(data)
 
 
-def _introduce(number: int, process: Process) -> list[str]:
+def _introduce(number: int, process: TracedProcess) -> list[str]:
     name = f"{process.name} ({process.node}, pid {process.pid})"
     order = (process.endpoint >> 32) * 100_000 + (process.endpoint & 0xFFFF)
     return [
@@ -215,7 +216,7 @@ def _quoted(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _kind(name: str, category: str) -> str:
-    """How spans of that name begin."""
+    """Return the beginning of a span's JSON, by name and category."""
     if type(name) is not str or type(category) is not str:
         raise TypeError(f"a span is called {name!r} in {category!r}")
     return f'{{"ph":"X","name":{json.dumps(name)},"cat":{json.dumps(category)},"pid":'
@@ -224,7 +225,7 @@ def _kind(name: str, category: str) -> str:
 def _shown(args: Mapping[str, Any] | None) -> str:
     if not args:
         return ""
-    if len(args) == 1:  # most often so many bytes
+    if len(args) == 1:  # the usual case: a size in bytes
         ((name, value),) = args.items()
         if type(value) is int and type(name) is str:
             return f',"args":{{{_quoted(name)}:{value}}}'

@@ -1,10 +1,10 @@
-"""``Tracks``: spans of one process, from the begins and ends of what it does, each on a track where nothing overlaps.
+"""``Tracks``: spans of one process, from begins and ends of operations, on tracks without overlaps.
 
-A *track* is a line on which spans lie in each other or side by side: the main thread has one, and so has every task and
-thread for as long as something of it is open.  There are two kinds of spans.  One that is *entered* and left is code
-that runs: on one track these nest by themselves.  One that *begins* is an operation, such as a message on its way: it
-may end anywhere and while other things go on.  Where it fits into the track of the task or thread that began it, it is
-drawn there; else on a *lane*, a track for overlapping operations.
+A *track* is a line on which spans are nested or side by side: the main thread has one, and so has every task and thread
+that has open spans.  There are two kinds of spans.  A span that is *entered* and left is running code: on one track
+these nest by themselves.  A span that *begins* is an operation, such as a message in transit: it may end on another
+thread, and overlap others.  If it fits into the track of the task or thread that began it, it is drawn there; otherwise
+on a *lane*, a track for overlapping operations.
 """
 
 from __future__ import annotations
@@ -13,17 +13,22 @@ import heapq
 from typing import Any, Final
 
 MAX_OPEN: Final = 1 << 16
-"""Operations of a process that have begun and not ended; of more, the oldest are drawn no more."""
+"""Limit on the open operations of a process; beyond it the oldest are not drawn."""
 
 MAIN: Final = 0
-"""The main thread, which has a track for good; other threads are negative, tasks positive."""
+"""Main thread, whose track is permanent; other threads have negative numbers, tasks positive ones."""
 
 DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
-"""Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain."""
+"""Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain data."""
 
 
 class _Track:
-    """A line of spans.  Attributes: last: time of the latest thing on it; open: what was entered, innermost last."""
+    """Line of spans.
+
+    Attributes:
+        last: time of the latest event on it.
+        open: entered spans, innermost last.
+    """
 
     __slots__ = ("last", "number", "open", "who")
 
@@ -35,7 +40,7 @@ class _Track:
 
 
 class _Open:
-    """A span that has not ended yet."""
+    """Span that has not ended."""
 
     __slots__ = ("args", "category", "entered", "flow", "name", "operation", "since", "track")
 
@@ -47,11 +52,11 @@ class _Open:
 
 
 class Tracks:
-    """The tracks of one process.
+    """Tracks of one process.
 
     Attributes:
-        names: of tracks that are new.
-        spans: that have ended; who takes them clears both.
+        names: names of new tracks.
+        spans: ended spans; the reader clears both.
     """
 
     def __init__(self) -> None:
@@ -70,9 +75,9 @@ class Tracks:
     def begin(
         self, operation: int, time: int, who: int, name: str, category: str, args: Any, flow: Any, *, entered: bool
     ) -> None:
-        """Something begins, in the task or thread ``who``; with a number of its own."""
+        """Begin an operation, or enter a span, in the task or thread ``who``."""
         track = self._tracks.get(who) or self._free_track(who)
-        # Several threads write what happens, and may be a moment out of order.
+        # Several threads write events, which may be slightly out of order.
         since = max(time, track.last + 1)
         span = self._open[operation] = _Open(operation, track, since, name, category, args, flow, entered)
         if entered:
@@ -84,10 +89,10 @@ class Tracks:
             self._close(self._open.pop(next(iter(self._open))))
 
     def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
-        """It has ended; nothing happens if it had not begun.
+        """End an operation; ignored if it is not open.
 
         Args:
-            args: further ones.
+            args: further arguments.
         """
         span = self._open.pop(operation, None)
         if span is None:
@@ -95,7 +100,8 @@ class Tracks:
         track = span.track
         until = max(time, span.since)
         if span.entered:
-            # What was entered later and is still open, a generator perhaps, outlives it, and is drawn on a lane then.
+            # A span that was entered later and is still open, a generator perhaps, outlives this one: draw it on a
+            # lane.
             for later in track.open[track.open.index(span) + 1 :]:
                 later.entered = False
             number, track.last = track.number, (until := max(until, track.last))
@@ -108,15 +114,15 @@ class Tracks:
         self._close(span)
 
     def end_innermost(self, time: int, who: int, name: str, category: str) -> None:
-        """The latest span of that name that was entered here, and not left, has ended."""
+        """End the latest open span of that name and category in this task or thread."""
         track = self._tracks.get(who)
         for span in reversed(track.open if track is not None else ()):
             if (span.name, span.category) == (name, category):
                 self.end(span.operation, time)
                 return
 
-    def give_up(self) -> int:
-        """Nothing that is open will be drawn, as ends are missing; how much that is."""
+    def abandon(self) -> int:
+        """Drop all open operations, because ends are missing. Return their number."""
         count = len(self._open)
         for span in self._open.values():
             self._close(span)
@@ -129,7 +135,7 @@ class Tracks:
         self._release(span.track)
 
     def _free_track(self, who: int) -> _Track:
-        """The free track of lowest number; a new one if there is none."""
+        """Return the free track of lowest number; a new one if there is none."""
         is_thread = who < 0
         free = self._free[is_thread]
         if not free:
@@ -152,7 +158,7 @@ class Tracks:
             track.who = MAIN
 
     def _lane(self, since: int, until: int) -> int:
-        """A line on which nothing is drawn after ``since``."""
+        """Return a line on which nothing is drawn after ``since``."""
         lanes = self._lanes
         if lanes and lanes[0][0] <= since:
             number = lanes[0][1]

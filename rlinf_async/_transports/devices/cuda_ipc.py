@@ -10,8 +10,8 @@ import torch
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports.devices.device_link import DeviceLink
-from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceMemory, Handle, Mark
-from rlinf_async._transports.devices.side_stream import SideStream
+from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceMemory, IpcHandle, Mark
+from rlinf_async._transports.devices.gpu_tensors import SideStream
 from rlinf_async._transports.lazy_thread import DeferredActions, LazyThread
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.transfer import Transfer
@@ -21,7 +21,6 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _LINGER_S: Final = 0.2
-"""Seconds that a thread of a link waits for the next transfer: starting one would double the latency."""
 
 
 class _Offer(Transfer[None]):
@@ -33,20 +32,20 @@ class _Offer(Transfer[None]):
 
 
 class CudaIpcLink(DeviceLink):
-    """The sender tells handles, the receiver copies, on the device, into memory of its own.
+    """Link that sends handles of GPU memory; the receiver copies it, on the device, into memory of its own.
 
-    Nothing is shared for longer than that: **the sender keeps its tensors alive until its send is done**, the receiver
-    has let go of them before it says that it has them, and one that dies gives everything back.  The sender offers them
-    once its stream has written them; neither waits for what else either GPU has to do.  The copy counts once the sender
-    has said that the memory was still what it had sent::
+    Memory is shared only for the copy: **the sender keeps its tensors alive until its send is done**, the receiver
+    closes them before it confirms, and a process that dies releases everything. The sender offers the tensors once its
+    stream has written them; neither side waits for other work of its GPU. A copy counts once the sender has confirmed
+    that the memory was still unchanged::
 
         sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
         receiver       opens, copies, closes, "received", 7 ──►                 receive(7) is done
 
     Args:
         post, first, address: as for every link.
-        device: where received tensors are to be.
-        memory: in the place of CUDA's.
+        device: device of received tensors.
+        memory: replaces CUDA's memory functions.
     """
 
     def __init__(
@@ -63,8 +62,8 @@ class CudaIpcLink(DeviceLink):
         self._asked: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}
         self._newest = -1
-        # What the other side has said of transfers that are yet to be asked for here.
-        self._offered: dict[int, list[Handle]] = {}
+        # Messages of the other side about transfers that are not requested here yet.
+        self._offered: dict[int, list[IpcHandle]] = {}
         self._withdrawn: dict[int, TransferFailed] = {}
         self._unwanted: dict[int, TransferFailed] = {}
 
@@ -93,14 +92,15 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """In a thread of the link's: a stream may have work for seconds."""
+        """Offer the buffers when the stream has written them. Runs in a thread of the link, as that may take
+        seconds."""
         try:
             written.synchronize()
         except Exception as error:
             self._break_offer(offer, error)
             return
         with self._deferred.locked():
-            if self._offers.get(offer.number) is offer:  # and was not given up meanwhile
+            if self._offers.get(offer.number) is offer:  # it was not abandoned meanwhile
                 self._post_facts("offer", offer.number, handles)
 
     def _break_offer(self, offer: _Offer, error: Exception) -> None:
@@ -125,7 +125,7 @@ class CudaIpcLink(DeviceLink):
         with self._deferred.locked():
             match facts:
                 case "offer", number, handles:
-                    told = [Handle(*handle) for handle in handles]
+                    told = [IpcHandle(*handle) for handle in handles]
                     if number in self._asked:
                         self._copy(self._asked[number], told)
                     else:
@@ -172,11 +172,10 @@ class CudaIpcLink(DeviceLink):
         self._unwanted.update((number, error) for number in received if number not in self._offers)
         self._fail(sent, received, error)
 
-    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle]) -> None:
+    def _copy(self, asked: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
         self._copying.submit(lambda: self._copy_now(asked, handles))
 
-    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[Handle]) -> None:
-        """In a thread of the link's."""
+    def _copy_now(self, asked: Transfer[list[torch.Tensor]], handles: list[IpcHandle]) -> None:
         number = asked.number
         try:
             tensors = self._copies(asked.sizes, handles)
@@ -188,11 +187,11 @@ class CudaIpcLink(DeviceLink):
                     self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
-            if self._asked.get(number) is asked:  # and was not given up meanwhile
+            if self._asked.get(number) is asked:  # it was not abandoned meanwhile
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 
-    def _copies(self, sizes: Sequence[int], handles: list[Handle]) -> list[torch.Tensor]:
+    def _copies(self, sizes: Sequence[int], handles: list[IpcHandle]) -> list[torch.Tensor]:
         if [size for size in sizes if size] != [handle.nbytes for handle in handles]:
             raise TransferFailed(f"buffers of {list(sizes)} bytes were to be received, and {handles} are offered")
         try:
@@ -201,11 +200,10 @@ class CudaIpcLink(DeviceLink):
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
         finally:
-            self._close()  # once the sender hears that it has arrived, the memory may be anything
+            self._close()  # once the sender knows that it has arrived, the memory may change
         return tensors
 
     def _close(self) -> None:
-        """What was copied counts all the same if CUDA does not want to."""
         try:
             self._memory.close()
         except Exception as error:

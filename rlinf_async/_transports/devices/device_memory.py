@@ -1,8 +1,8 @@
 """CUDA IPC between processes: exports and opens GPU memory, by ctypes.
 
 torch exports memory too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
-Here nothing is counted: whoever exports memory keeps it until it hears that it is not needed any more.  Events are not
-shared between processes either, because CUDA does that through a file per process, ``/dev/shm/cuda.shm.*``, which a
+Nothing is counted here: the exporting process keeps the memory until it is told that it is not needed any more. Events
+are not shared between processes either, because CUDA uses a file per process for that, ``/dev/shm/cuda.shm.*``, which a
 killed process leaves behind as well.
 """
 
@@ -15,14 +15,13 @@ from typing import Any, Final, NamedTuple, Protocol
 import torch
 
 _PEER_ACCESS: Final = 1
-"""``cudaIpcMemLazyEnablePeerAccess``."""
 
 
-_Event: Any = torch.cuda.Event  # which has no annotations
+_Event: Any = torch.cuda.Event  # torch.cuda.Event has no annotations
 
 
-class Handle(NamedTuple):
-    """A stretch of a GPU's memory: CUDA's handle of the allocation, and where in it."""
+class IpcHandle(NamedTuple):
+    """Range of a GPU's memory: CUDA's handle of the allocation, and the position in it."""
 
     allocation: bytes
     offset: int
@@ -30,54 +29,50 @@ class Handle(NamedTuple):
 
 
 class Mark(Protocol):
-    """A point in a stream's work, as ``torch.cuda.Event``."""
+    """Point in a stream's work, as ``torch.cuda.Event``."""
 
-    def query(self) -> bool:
-        """True if the stream has come so far."""
+    def query(self) -> bool: ...
 
-    def synchronize(self) -> None:
-        """Wait until it has."""
+    def synchronize(self) -> None: ...
 
 
 class DeviceMemory(Protocol):
-    """Exports a GPU's memory, and opens another process's; by CUDA, unless something else is to take its place."""
+    """Functions that export a GPU's memory and open another process's. Tests replace CUDA's."""
 
-    def export(self, tensor: torch.Tensor) -> Handle:
-        """The handle of a flat tensor's memory, good in other processes for as long as the memory is."""
+    def export(self, tensor: torch.Tensor) -> IpcHandle:
+        """Return the handle of a flat tensor's memory, valid in other processes while the memory lives."""
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
-        """The exported memory as a flat tensor, which is not to be written to."""
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
+        """Return the exported memory as a flat tensor, which must not be written to."""
 
-    def mark(self, device: torch.device) -> Mark:
-        """Record a point in the current stream's work."""
+    def mark(self, device: torch.device) -> Mark: ...
 
-    def close(self) -> None:
-        """Lets go of whatever was opened, all of which has been copied."""
+    def close(self) -> None: ...
 
 
 class CudaMemory:
-    """``DeviceMemory`` by CUDA IPC: each handle is opened once until all are closed.
+    """``DeviceMemory`` by CUDA IPC; each handle is opened once until all are closed.
 
-    None is kept where it is exported: what is allocated at an address may change.
+    The exporting side caches no handles: a new allocation may reuse an address.
 
     Raises, in all methods:
-        RuntimeError: CUDA refuses; for memory of expandable segments it has no handles.
+        RuntimeError: CUDA refuses; it has no handles for memory of expandable segments.
     """
 
     def __init__(self) -> None:
         self._opened: dict[bytes, tuple[int, torch.device]] = {}
 
-    def export(self, tensor: torch.Tensor) -> Handle:
+    def export(self, tensor: torch.Tensor) -> IpcHandle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
-        with torch.cuda.device(tensor.device):  # and not whatever is current in the thread that has come here
-            # A thread that has not used CUDA yet has no context, and torch makes none for a device that is current
-            # already: the driver would refuse with CUDA_ERROR_INVALID_CONTEXT (201).
+        with torch.cuda.device(tensor.device):  # not the calling thread's current device
+            # A thread that has not used CUDA yet has no context, and torch makes none for a device that is already
+            # current: the driver would fail with CUDA_ERROR_INVALID_CONTEXT (201).
             _check(cuda_runtime().cudaSetDevice(tensor.device.index), "find its memory")
             _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, address), "find its memory")
             _check(cuda_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
-        return Handle(bytes(handle), address.value - base.value, tensor.nbytes)
+        return IpcHandle(bytes(handle), address.value - base.value, tensor.nbytes)
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         if handle.allocation not in self._opened:
             base = ctypes.c_void_p()
             handle_ = _MemoryHandle.from_buffer_copy(handle.allocation)
@@ -105,7 +100,7 @@ class _MemoryHandle(ctypes.Structure):
 
 
 class DeviceRegion:
-    """Memory as CUDA's array interface describes it."""
+    """Memory described by CUDA's array interface."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (address, False), "version": 3}
@@ -113,7 +108,7 @@ class DeviceRegion:
 
 @functools.cache
 def cuda_runtime() -> Any:
-    """CUDA's runtime, which torch has loaded for everybody."""
+    """Return CUDA's runtime library, which torch has loaded."""
     return ctypes.CDLL(None)
 
 
@@ -129,5 +124,5 @@ def _check(status: int, what: str) -> None:
 
 
 def forget_error() -> None:
-    """The runtime keeps this thread's last error, and torch would raise it at the next kernel, of whomever."""
+    """Clear this thread's last CUDA error, which torch would otherwise raise at the next kernel of any code."""
     cuda_runtime().cudaGetLastError()

@@ -1,4 +1,4 @@
-"""``Gpu``, a worker's GPU as told to peers, and choice of the link between two: CUDA IPC, NCCL, or CPU-staged."""
+"""``Gpu``, a worker's GPU as announced to peers, and choice of the link between two: CUDA IPC, NCCL, or CPU-staged."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ STAGED: Final = "staged"
 GPU_LINKS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
 
 MIN_GPU_LINK_BYTES: Final = 64 << 10
-"""Bytes from which on a tensor stays on its GPU; smaller ones are sooner copied to the CPU with the rest."""
+"""Size in bytes from which a tensor stays on its GPU; smaller ones reach the peer sooner by way of the CPU."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU as one worker tells another of it.
+    """GPU as one worker announces it to another.
 
     Attributes:
-        machine: what tells machines apart, also where two of them have one name: the kernel's boot id.
-        uuid: of the GPU, or of the slice of it that the worker has.
-        model: as the driver names it.
+        machine: the kernel's boot id, which is unique even if two machines share a name.
+        uuid: uuid of the GPU, or of the worker's slice of it.
+        model: name given by the driver.
     """
 
     machine: str
@@ -32,17 +32,17 @@ class Gpu:
 
 
 def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) -> str:
-    """The fastest way that works; both sides come to the same answer if both can reach the other's GPU.
+    """Return the fastest link that works. Both sides get the same answer if both can reach the other's GPU.
 
     Args:
         ours, theirs: the GPUs that the two workers use.
-        reachable: the uuids of other GPUs of this machine that both processes see and whose memory they can address.
-            A worker to whom its own GPU alone is visible can open memory of no other.
+        reachable: uuids of other GPUs of this machine that both processes see and whose memory they can address. A
+            worker that sees only its own GPU can open memory of no other.
 
     Returns:
-        ``"cuda_ipc"`` where the memory itself can be opened, ``"nccl"`` between two GPUs of one model, and
-        ``"staged"``, by way of pinned memory of the CPU, for the rest: NCCL refuses two ranks on one GPU, and what it
-        makes of unequal ones is not to be relied upon.
+        ``"cuda_ipc"`` if the memory itself can be opened, ``"nccl"`` between two GPUs of one model, and ``"staged"``,
+        by way of pinned CPU memory, for the rest: NCCL refuses two ranks on one GPU, and is not reliable between
+        unequal GPUs.
     """
     if ours.machine == theirs.machine and (ours.uuid == theirs.uuid or theirs.uuid in reachable):
         return CUDA_IPC

@@ -1,4 +1,4 @@
-"""Tensors on GPUs, for code that treats those of every device alike: copies, and the streams that they are in."""
+"""Helpers for tensors on GPUs in device-independent code: copies, stream order, and a link's own ``SideStream``."""
 
 from __future__ import annotations
 
@@ -8,33 +8,35 @@ from typing import Any
 
 import torch
 
+_cuda: Any = torch.cuda  # torch.cuda has few annotations
+
 
 def to_gpu(flat: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the current GPU, good in any stream; the tensor itself where there is none."""
+    """Return a copy on the current GPU, ready for any stream; the tensor itself if there is no GPU."""
     return flat.cuda() if torch.cuda.is_available() else flat
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor on the current GPU; on the CPU where there is none."""
+    """Return a new tensor on the current GPU; on the CPU if there is none."""
     return torch.empty(shape, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def take_over(flat: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a link as if it had been made here: on the current device, in the current stream."""
+    """Return a link's tensor for use on the current device and in the current stream."""
     if not flat.is_cuda:
         return flat
-    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was made in the link's
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was allocated in the link's stream
     return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
 
 
 def mark(tensor: torch.Tensor) -> Any:
-    """Return the point that the current stream has reached on a tensor's GPU; None for a tensor of the CPU."""
+    """Return the current stream's position on a tensor's GPU; None for a CPU tensor."""
     return torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
 
 @contextlib.contextmanager
 def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
-    """Let the block write to a tensor after its ``mark``, and wait for that: any stream may read it then."""
+    """Let the block write to a tensor after its ``mark``, and wait for that, so that any stream may read it."""
     if mark is None:
         yield
         return
@@ -42,3 +44,36 @@ def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
     stream.wait_event(mark)
     yield
     stream.synchronize()
+
+
+class SideStream:
+    """CUDA stream of one device for a link's copies, made at its first use; on the CPU it does nothing.
+
+    A thread's default stream is also that of the code that computes on the device: copies in it would wait for all work
+    queued there, and later work for the copies. Memory allocated in this stream belongs to it: a user in another stream
+    must call ``record_stream``, or finish before the memory is released.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream: torch.cuda.Stream | None = None
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        if self._device.type != "cuda":
+            yield
+            return
+        if self._stream is None:
+            self._stream = _cuda.Stream(self._device)
+        with torch.cuda.stream(self._stream):
+            yield
+
+    @contextlib.contextmanager
+    def until_done(self) -> Iterator[None]:
+        """Context manager: as ``entered``; on exit, also after an error, all work begun in it is done."""
+        with self.entered():
+            try:
+                yield
+            finally:
+                if self._stream is not None:
+                    self._stream.synchronize()

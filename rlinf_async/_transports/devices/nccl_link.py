@@ -11,10 +11,10 @@ from rlinf_async._transports.devices.nccl_pair import MakeGroup, NcclPair
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.paired import PairedLink
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 
 
-class _DeviceSending(Sending):
+class _DeviceSend(SendTransfer):
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         super().__init__(number, [buffer.nbytes for buffer in buffers])
         self._buffers = [buffer for buffer in buffers if buffer.nbytes]
@@ -27,7 +27,7 @@ class _DeviceSending(Sending):
         return self._buffers
 
 
-class _DeviceReceiving(Receiving[torch.Tensor]):
+class _DeviceReceive(ReceiveTransfer[torch.Tensor]):
     def __init__(self, number: int, sizes: Sequence[int], device: torch.device) -> None:
         super().__init__(number, sizes)
         self._device = device
@@ -41,12 +41,12 @@ class _DeviceReceiving(Receiving[torch.Tensor]):
 
 
 class NcclLink(PairedLink[torch.Tensor], DeviceLink):
-    """GPU memory by way of two NCCL groups of two, made with the first transfer.
+    """Link for GPU memory over two NCCL groups of two, made with the first transfer.
 
     Args:
         post, first, address: as for every link; NCCL finds its own addresses.
-        device: of this side.
-        make_group: in the place of NCCL's.
+        device: device of this side.
+        make_group: replaces NCCL's constructor.
     """
 
     def __init__(
@@ -59,8 +59,8 @@ class NcclLink(PairedLink[torch.Tensor], DeviceLink):
     def _make_pair(self) -> Pair:
         return NcclPair(self, self._first, self._device, self._make_group)
 
-    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _DeviceSending:
-        return _DeviceSending(number, buffers)
+    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _DeviceSend:
+        return _DeviceSend(number, buffers)
 
-    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _DeviceReceiving:
-        return _DeviceReceiving(number, sizes, self._device)
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _DeviceReceive:
+        return _DeviceReceive(number, sizes, self._device)

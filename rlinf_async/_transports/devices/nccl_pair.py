@@ -13,19 +13,17 @@ from typing import Any, Final
 import torch
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # torch does not list it
 
-from rlinf_async._transports.devices.side_stream import SideStream
+from rlinf_async._transports.devices.gpu_tensors import SideStream
 from rlinf_async._transports.lazy_thread import LazyThread
-from rlinf_async._transports.pair import Owner, Pair
+from rlinf_async._transports.pair import Pair, PairOwner
 from rlinf_async._transports.pair_store import PeerStore
 from rlinf_async._transports.tcp_connections import Address
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 MakeGroup = Callable[[Store, int], Any]
-"""A process group of two, by its store and rank, with ``send``, ``recv`` and ``abort``."""
 
 _FOR_EVER: Final = timedelta(days=365)
-"""Deadlines are the mailbox's business."""
 
 _QUIET: Final = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch would end the whole process when a peer dies
@@ -36,21 +34,23 @@ _environment = threading.Lock()
 
 
 class NcclPair(Pair):
-    """A group for each direction: in one group, a receive would wait behind a send that waits for the peer's receive.
+    """Pair with a group for each direction; in one group, a receive would wait behind a send that waits for the peer.
 
-    NCCL finds together at the first operation, over the same store, and its operations occupy the GPU while they wait.
-    So neither side enters one before the other is about to: the receiver waits for the word that it is coming, the
-    sender for the word that the receiver is ready.  For the same reason each direction has a stream of its own: what
-    the GPU has to do in a stream waits for the operation that was entered there before.
+    NCCL connects at the first operation, over the same store, and its operations occupy the GPU while they wait.
+    Neither side therefore enters one before the other is about to: the receiver waits for "coming", the sender for
+    "ready". For the same reason each direction has a stream of its own: work in a stream waits for the operation that
+    was entered before.
 
     Args:
-        owner: who hears of it.
+        owner: link to report to.
         first: true on exactly one of the two sides.
-        device: where memory is sent from and received to.
-        make_group: of NCCL's, unless something else is to take its place.
+        device: device of the memory sent and received.
+        make_group: replaces NCCL's constructor.
     """
 
-    def __init__(self, owner: Owner, first: bool, device: torch.device, make_group: MakeGroup | None = None) -> None:
+    def __init__(
+        self, owner: PairOwner, first: bool, device: torch.device, make_group: MakeGroup | None = None
+    ) -> None:
         self._owner = owner
         self._rank = 0 if first else 1
         self._device = device
@@ -60,9 +60,9 @@ class NcclPair(Pair):
         self._error: Exception | None = None
         self._incoming: Any = None
         self._outgoing: Any = None
-        self._asked: deque[Receiving[Any]] = deque()
+        self._asked: deque[ReceiveTransfer[Any]] = deque()
         self._coming: set[int] = set()
-        self._wanted: deque[tuple[Sending, int]] = deque()
+        self._wanted: deque[tuple[SendTransfer, int]] = deque()
         for name, run in (("receive", self._receive), ("send", self._send)):
             threading.Thread(target=self._run, args=(run,), name=f"rlinf-nccl-{name}", daemon=True).start()
 
@@ -76,7 +76,7 @@ class NcclPair(Pair):
     def admit(self, address: Address) -> None:
         raise TransferFailed(f"NCCL finds together by itself: {address} has no meaning")
 
-    def receive(self, receiving: Receiving[Any]) -> None:
+    def receive(self, receiving: ReceiveTransfer[Any]) -> None:
         with self._changed:
             self._asked.append(receiving)
             self._changed.notify_all()
@@ -86,13 +86,13 @@ class NcclPair(Pair):
             self._coming.add(number)
             self._changed.notify_all()
 
-    def send(self, sending: Sending, tag: int, start: int) -> None:
+    def send(self, sending: SendTransfer, tag: int, start: int) -> None:
         with self._changed:
             self._wanted.append((sending, start))
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:
-        """What is sent is let go when the GPU has sent it."""
+        """Do nothing: sent memory is released when the GPU has sent it."""
 
     def close(self, error: Exception) -> None:
         with self._changed:
@@ -101,7 +101,7 @@ class NcclPair(Pair):
             self._incoming = self._outgoing = None
             self._changed.notify_all()
         self._store.close()
-        for group in groups:  # which may take a while
+        for group in groups:  # an abort may take a while
             LazyThread("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
 
     # -- in the pair's own threads --------------------------------------------------------------------------------
@@ -120,7 +120,6 @@ class NcclPair(Pair):
             self.close(error)
 
     def _join(self, sender: int) -> Any:
-        """The group of the direction in which this rank sends."""
         return self._make_group(PrefixStore(f"from {sender}", self._store), self._rank)
 
     def _receive(self) -> None:
@@ -175,13 +174,12 @@ class NcclPair(Pair):
         self._synchronize()
 
     def _synchronize(self) -> None:
-        """Waits until the GPU has done it; torch's own wait orders streams only."""
         if self._device.type == "cuda":
             torch.cuda.current_stream().synchronize()
 
 
 def make_nccl_group(store: Store, rank: int) -> Any:
-    """A private NCCL group on the current device.
+    """Make a private NCCL group on the current device.
 
     Raises:
         TransferFailed: torch was built without NCCL.
@@ -198,7 +196,7 @@ def make_nccl_group(store: Store, rank: int) -> Any:
 
 @contextlib.contextmanager
 def _set_environment(values: dict[str, str]) -> Iterator[None]:
-    """For as long as torch reads it, in its constructor; the user's own groups read theirs."""
+    """Set variables while torch's constructor reads them; the user's own groups keep theirs."""
     with _environment:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)

@@ -1,4 +1,4 @@
-"""``OwnGpu``: this process's GPU as described to peers, its stream events, CPU copies, and factory of its links."""
+"""``OwnGpu``: this process's GPU as announced to peers, its stream events, CPU copies, and factory of its links."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rlinf_async._transports.link import Post
 
 
 class OwnGpu:
-    """One GPU, the current one of the thread that first sent or received while CUDA was in use.
+    """GPU of this process: the current one of the thread that first sent or received while CUDA was in use.
 
     Attributes:
-        device: as torch numbers it.
-        gpu: as others are told of it.
-        reachable: the uuids of other GPUs whose memory this process can open.
+        device: its number in torch.
+        gpu: its announcement to peers.
+        reachable: uuids of other GPUs whose memory this process can open.
     """
 
     def __init__(self, device: torch.device, gpu: Gpu, reachable: Collection[str] = ()) -> None:
@@ -35,7 +35,7 @@ class OwnGpu:
         return f"<OwnGpu {self.device}: {self.gpu.model} {self.gpu.uuid}>"
 
     def keeps(self, obj: Any) -> bool:
-        """Whether it is a tensor on this GPU, large enough for a link."""
+        """True for a tensor on this GPU that is large enough for a link."""
         return (
             isinstance(obj, torch.Tensor)
             and obj.is_cuda
@@ -44,23 +44,23 @@ class OwnGpu:
         )
 
     def mark(self) -> Any:
-        """A point in the work of the caller's current stream."""
+        """Return the current position in the work of the caller's stream."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def follow(self, mark: Any) -> None:
-        """The caller's current stream goes on after that point."""
+        """Order the caller's current stream behind that position."""
         torch.cuda.current_stream(self.device).wait_event(mark)
 
     def to_cpu(self, flat: torch.Tensor) -> memoryview:
-        """A copy of flat bytes, once the current stream has got so far."""
+        """Return a copy of flat bytes, after the work queued in the current stream."""
         memory: Any = flat.cpu().numpy()
         return memoryview(memory)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """The link of that name; see ``DeviceLink``.
+        """Make the link of that name; see ``DeviceLink``.
 
         Raises:
-            ValueError: there is none.
+            ValueError: there is no such link.
         """
         if name == CUDA_IPC:
             return CudaIpcLink(post, first, address, self.device)
@@ -76,12 +76,12 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def _machine() -> str:
-    """What no other machine calls itself, and nobody knows where there is no such file."""
+    """Return a name that no other machine has; empty if the kernel has no boot id."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
 def find_own_gpu() -> OwnGpu | None:
-    """The current device of this thread, in a process in which CUDA is in use; None where memory cannot be shared."""
+    """Return the current device of this thread, if CUDA is in use; None if its memory cannot be shared."""
     if not torch.version.cuda or not _machine():
         return None
     index = torch.cuda.current_device()

@@ -1,4 +1,4 @@
-"""``StagedLink``, the fallback ``DeviceLink``: GPU to pinned CPU memory, Gloo to the peer, and to its GPU."""
+"""``StagedLink``, the fallback ``DeviceLink``: GPU to pinned CPU memory, over Gloo to the peer, and to its GPU."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any
 import torch
 
 from rlinf_async._transports.devices.device_link import DeviceLink
-from rlinf_async._transports.devices.side_stream import SideStream
+from rlinf_async._transports.devices.gpu_tensors import SideStream
 from rlinf_async._transports.gloo_pair import GlooPair
 from rlinf_async._transports.link import Post
 from rlinf_async._transports.pair import Pair
 from rlinf_async._transports.paired import PairedLink
-from rlinf_async._transports.transfer import MemorySending, Receiving, make_room
+from rlinf_async._transports.transfer import MemorySend, ReceiveTransfer, make_room
 
 
 class PinnedMemory:
-    """Memory that a GPU copies from and to by itself; torch keeps what is returned for the next one."""
+    """Page-locked memory that a GPU copies from and to by itself; torch pools the freed memory."""
 
     def take(self, nbytes: int) -> memoryview:
-        """As ``Memory.take``."""
+        """Return memory, as ``Memory.take``."""
         memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
         return memoryview(memory)
 
@@ -28,8 +28,8 @@ class PinnedMemory:
 pinned = PinnedMemory()
 
 
-class _StagedSending(MemorySending):
-    """The copies are under way, in the caller's stream, from the beginning."""
+class _StagedSend(MemorySend):
+    """Send whose copies to the CPU start at once, in the caller's stream."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         views = [pinned.take(buffer.nbytes) for buffer in buffers]
@@ -45,7 +45,7 @@ class _StagedSending(MemorySending):
         return super().chunks()
 
 
-class _StagedReceiving(Receiving[torch.Tensor]):
+class _StagedReceive(ReceiveTransfer[torch.Tensor]):
     def __init__(self, number: int, sizes: Sequence[int], device: torch.device, stream: SideStream) -> None:
         super().__init__(number, sizes)
         self._device = device
@@ -60,7 +60,7 @@ class _StagedReceiving(Receiving[torch.Tensor]):
         try:
             with self._stream.until_done():
                 tensors = [_flat(view).to(self._device, copy=True) for view in views]
-        except Exception as error:  # no memory left on the GPU
+        except Exception as error:  # for example, no memory is left on the GPU
             self.fail(error)
         else:
             self.finish(tensors)
@@ -71,11 +71,11 @@ def _flat(view: memoryview) -> torch.Tensor:
 
 
 class StagedLink(PairedLink[torch.Tensor], DeviceLink):
-    """From GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side.
+    """Link from GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side.
 
     Args:
         post, first, address: as for every link.
-        device: where received tensors are to be.
+        device: device of received tensors.
     """
 
     def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
@@ -86,8 +86,8 @@ class StagedLink(PairedLink[torch.Tensor], DeviceLink):
     def _make_pair(self) -> Pair:
         return GlooPair(self, self._first, self._address)
 
-    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _StagedSending:
-        return _StagedSending(number, buffers)
+    def _make_sending(self, number: int, buffers: Sequence[torch.Tensor]) -> _StagedSend:
+        return _StagedSend(number, buffers)
 
-    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _StagedReceiving:
-        return _StagedReceiving(number, sizes, self._device, self._stream)
+    def _make_receiving(self, number: int, sizes: Sequence[int]) -> _StagedReceive:
+        return _StagedReceive(number, sizes, self._device, self._stream)

@@ -1,15 +1,15 @@
-"""Socket reading on a worker's main thread while that is idle: in its event loop, and where it blocks.
+"""Socket reading on a worker's main thread while it is idle, in its loop or blocked, and arbitration of two readers.
 
-A worker's main thread runs user code, and a second thread reads meanwhile.  While the main thread waits, the second one
-would only be in the way: a wake-up of it, and another one of the main thread, for whatever comes.  So the main thread
-reads too, in its loop and where it waits outside of it, in a ``def`` method::
+A worker's main thread runs user code, and a second thread reads meanwhile. While the main thread waits, the second one
+would only cost time: each frame would wake it first and then the main thread. The main thread therefore reads too, in
+its loop and while it blocks in a ``def`` method::
 
     reader = IdleReader(loop, selector, other_selector)      on that thread
     reader.add(sock.fileno(), read)                          read(True) within the loop, read(False) outside of it
     gate = reader.gate()                                     later, with the loop stopped:
     gate.wait(10)                                            reads until gate.open() is called, for 10 s at most
 
-The kernel wakes one thread for what arrives: this one if it waits, otherwise the other one (``SharedSelector``).
+The kernel wakes one thread per event: this one if it waits, otherwise the other one (``SharedSelector``).
 """
 
 from __future__ import annotations
@@ -29,20 +29,62 @@ from rlinf_async._waits.thread_gate import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 RECENT_POLL_S: Final = 1e-3
-"""A thread that has polled within this time is likely to poll again; the other thread leaves to it what has come."""
+"""Seconds since its last poll within which a thread is likely to poll again; the other thread leaves the data to it."""
 
 _MAX_POLL_S: Final = 24 * 3600.0
-"""That the kernel is asked to wait at once; it counts milliseconds, in 32 bits."""
+"""Maximum seconds of one wait: the kernel counts milliseconds in 32 bits."""
 
 OnReadable = Callable[[bool], None]
-"""Reads what is there; told whether the loop runs."""
+
+
+class ReadArbiter:
+    """Lets one thread read at a time, and wakes coroutines in the order in which their frames were read.
+
+    A frame read by the socket thread wakes coroutines of the other loop through ``call_soon_threadsafe``, in two steps.
+    A frame read by that loop's own thread wakes them at once. If the socket thread has read frame 1 and the main thread
+    reads frame 2 before that call has run, the waiter of frame 2 would run first. Therefore ``handled`` queues one more
+    call behind those of the handlers, and the main thread does not read until it has run.
+
+    tests/_wire/reading/test_second_thread.py::test_the_waiter_of_what_was_read_first_runs_first
+
+    Attributes:
+        lock: held while frames are read and handled.
+        idle_loop: the other loop, which reads while it is idle; None if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.idle_loop: asyncio.AbstractEventLoop | None = None
+        self._handled = 0
+        self._catching_up = False
+
+    def handled(self) -> None:
+        """Note that the socket thread has handled frames, and may have woken coroutines; under the lock."""
+        if self.idle_loop is None:
+            return
+        self._handled += 1
+        if not self._catching_up:
+            self._catching_up = True
+            self.idle_loop.call_soon_threadsafe(self._catch_up, self._handled)
+
+    def _catch_up(self, handled: int) -> None:
+        """Allow reading again, on the other loop, behind the calls that were queued there before this one."""
+        with self.lock:
+            self._catching_up = handled != self._handled
+            if self._catching_up and self.idle_loop is not None:
+                self.idle_loop.call_soon(self._catch_up, self._handled)
+
+    @property
+    def may_read(self) -> bool:
+        """True if the other loop's thread may read; under the lock."""
+        return not self._catching_up
 
 
 class IdleReader:
-    """The reading of one thread; made there.  ``add`` and ``remove`` may be used from any thread.
+    """Reader of one thread, made there. ``add`` and ``remove`` may be called from any thread.
 
     Attributes:
-        loop: of that thread.
+        loop: loop of that thread.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
@@ -59,9 +101,9 @@ class IdleReader:
         return f"<IdleReader [{len(self._readers)} sockets]>"
 
     def add(self, fd: int, read: OnReadable) -> None:
-        """Has it read; before the other loop, which then comes second."""
-        # EPOLLEXCLUSIVE wakes the first of those that wait, in the order in which they registered.  If the socket loop
-        # came first, each frame would wake that thread, and then, across threads, the main one that was idle all along.
+        """Make this thread read a descriptor, ahead of the other loop."""
+        # EPOLLEXCLUSIVE wakes the first waiter in the order of registration. If the socket loop came first, each frame
+        # would wake that thread, and then, across threads, the main one that was idle all along.
         # tests/_wire/reading/test_shared_selector.py::
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
@@ -70,28 +112,26 @@ class IdleReader:
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def remove(self, fd: int) -> None:
-        """Idempotent; before the descriptor is closed, since its number may then come to mean another file."""
+        """Stop reading a descriptor. Idempotent; call it before the descriptor is closed and its number reused."""
         if self._readers.pop(fd, None) is not None:
             self._selector.stop_reading(fd)
-            with contextlib.suppress(OSError):  # user code has closed it under us
+            with contextlib.suppress(OSError):  # user code may have closed it
                 self._epoll.unregister(fd)
 
     def gate(self) -> Gate:
-        """Where this thread may wait, once.
+        """Return a gate at which this thread may wait once.
 
-        The thread itself reads meanwhile, but for a coroutine of its loop, which blocks by RLinf's rules, and for a
-        handler of SIGALRM that raises: neither may be where a frame is handled.
+        The thread itself reads meanwhile, with two exceptions: a coroutine of its loop that blocks by RLinf's rules,
+        and a SIGALRM handler that raises. Neither may interrupt the handling of a frame.
         """
         if running_loop() is not None or callable(signal.getsignal(signal.SIGALRM)):
             return LockGate()
         return _Gate(self)
 
     def has_just_polled(self) -> bool:
-        """Whether this thread has just polled its sockets; from any thread."""
         return clock.monotonic() - self._selector.polled_at < RECENT_POLL_S
 
     def read_for(self, seconds: float) -> None:
-        """Waits until something arrives or ``wake`` is called, and reads it."""
         arrived = self._epoll.poll(seconds, len(self._readers) + 1)
         self._selector.polled_at = clock.monotonic()
         for fd, _ in arrived:
@@ -102,12 +142,11 @@ class IdleReader:
                 os.eventfd_read(fd)
 
     def wake(self) -> None:
-        """From any thread."""
         if threading.get_ident() != self._thread:
             os.eventfd_write(self._wakeup, 1)
 
     def forget(self) -> None:
-        """In a forked child: lets go of what is the parent's."""
+        """Drop the parent's descriptors in a forked child."""
         self._readers.clear()
         self._epoll.close()
         os.close(self._wakeup)

@@ -1,7 +1,7 @@
 """Epoll selector of one event loop, whose descriptors another thread's loop watches too (EPOLLEXCLUSIVE).
 
-The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one thread that waits, the one that
-registered first if it does, and none that is busy::
+The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one waiting thread, preferably the one
+that registered first, and no busy one::
 
     main loop     selector.read_in_select(fd, read)                registers first: woken while it is idle
     socket loop   selector.share(fd); loop.add_reader(fd, …)     woken while the main thread is in user code
@@ -27,10 +27,10 @@ _IN_ONLY: Final = ~select.EPOLLOUT
 
 
 class SharedSelector(selectors.BaseSelector):
-    """A selector of one event loop, some of whose descriptors other loops wait for too.
+    """Selector of one event loop, some of whose descriptors other loops watch too.
 
     Attributes:
-        polled_at: when the loop polled last; seconds of the monotonic clock.
+        polled_at: time of the loop's last poll, in seconds of the monotonic clock.
 
     Example:
         loop = asyncio.SelectorEventLoop(selector := SharedSelector())
@@ -46,21 +46,20 @@ class SharedSelector(selectors.BaseSelector):
         self.polled_at = 0.0
 
     def read_in_select(self, fd: int, read: Callable[[], None]) -> None:
-        """Shares a descriptor, and reads it where the loop looks for what is ready, and not in a turn that follows.
+        """Share a descriptor, and read it within the poll rather than in a following turn of the loop.
 
-        From any thread.  ``read`` is called on the loop's, which runs.
+        Call it from any thread. ``read`` is called on the loop's thread, while the loop runs.
         """
         self._read_in_select[fd] = read
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def stop_reading(self, fd: int) -> None:
-        """From any thread; before the descriptor is closed."""
+        """Stop reading, from any thread; call it before the descriptor is closed."""
         if self._read_in_select.pop(fd, None) is not None:
-            with contextlib.suppress(OSError):  # it was closed, and the kernel has forgotten it
+            with contextlib.suppress(OSError):  # a closed descriptor is already unregistered
                 self._epoll.unregister(fd)
 
     def share(self, fd: int) -> None:
-        """What is registered under this number from now on is shared with other loops."""
         self._shared.add(fd)
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
@@ -80,13 +79,13 @@ class SharedSelector(selectors.BaseSelector):
         try:
             self._epoll.unregister(fd)
         except OSError:
-            pass  # it was closed, and the kernel has forgotten it
+            pass  # a closed descriptor is already unregistered
         return key
 
     def modify(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         key = self._keys[self._number_of(fileobj)]
         if events != key.events:
-            self.unregister(fileobj)  # the kernel does not change what is exclusive
+            self.unregister(fileobj)  # the kernel cannot modify exclusive registrations
             return self.register(fileobj, events, data)
         key = self._keys[key.fd] = key._replace(data=data)
         return key
@@ -116,10 +115,10 @@ class SharedSelector(selectors.BaseSelector):
         return ready
 
     def forget(self) -> None:
-        """In a forked child: an epoll of its own, and nothing registered there.
+        """Give a forked child an epoll of its own, with nothing registered.
 
-        Both processes have the parent's: a loop that ran in the child, or was closed there, would take wake-ups of the
-        parent's loop away, and a frame would lie unread until the next one comes.
+        Both processes share the parent's: a loop that ran in the child, or was closed there, would consume wake-ups of
+        the parent's loop, and a frame would lie unread until the next one comes.
 
         tests/test_forks.py::test_a_loop_that_runs_in_a_workers_child_takes_no_wake_up_from_its_parents
         """
@@ -144,4 +143,4 @@ class SharedSelector(selectors.BaseSelector):
         number = int(fileobj.fileno())
         if number >= 0:
             return number
-        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)  # closed meanwhile
+        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)  # it was closed meanwhile

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from rlinf_async.errors import PeerLost
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
-class LocalLink(Link):
-    """One end; ``pair`` makes both.  A word is heard in the thread that says it."""
+class LocalLink(WeightLink):
+    """One end; ``pair`` makes both. The sending thread delivers a message."""
 
     is_here = True
 
@@ -18,12 +18,12 @@ class LocalLink(Link):
 
     @classmethod
     def pair(cls, sender: str = "the sender", receiver: str = "the receiver") -> tuple[LocalLink, LocalLink]:
-        """The sender's end and the receiver's."""
+        """Return the sender's end and the receiver's."""
         to_receiver, to_sender = cls(receiver), cls(sender)
         to_receiver._other, to_sender._other = to_sender, to_receiver
         return to_receiver, to_sender
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         other = self._other
         if other is None:  # another thread has closed this one since it was seen to be whole
             raise self._told()

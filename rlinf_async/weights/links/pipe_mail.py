@@ -19,27 +19,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.waiting.aside import outlast
+from rlinf_async.weights.waiting.execution import outlast
+from rlinf_async.weights.waiting.ownership import reset_in_children
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 UPDATE: Final = "update_weights"
-"""Text of a message with weights, or with a notice of some."""
+"""Text of a message with weights, or with a notice."""
 
 _LENGTH: Final = struct.Struct("!i")
 
 _NOTICE_MARK: Final = b"\x80\x05N0N0N0"
-"""The beginning of a notice: None is pushed and popped, which changes nothing; other pickles lack it."""
+"""Beginning of a notice: it pushes and pops None, which changes nothing; other pickles lack it."""
 
 
 class PipeMail:
-    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` know them, without blocking a loop.
+    """Pickled messages ``(data, text)``, as of ``Connection.send`` and ``recv``, without blocking a loop.
 
-    All that use one end of a pipe in a process have the same one, which ``of`` gives; it knows the pipe weakly.
+    All users of one end of a pipe in a process share the instance that ``of`` returns; it refers to the pipe weakly.
 
     Attributes:
-        notices: by model, those that somebody has taken out who looked for another model's.
+        notices: notices by model that were read while looking for another model's.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()
@@ -48,21 +49,21 @@ class PipeMail:
     def __init__(self, pipe: Any) -> None:
         self._pipe = weakref.proxy(pipe)
         self._reset()
+        reset_in_children(self)
 
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
         self._kept: list[tuple[Any, str]] = []
-        """Messages that were taken out for somebody who was cancelled meanwhile."""
+        """Messages that were read for a caller who was cancelled meanwhile."""
         self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
         self._taking = threading.Lock()
-        """Held by one that looks for a message until it has taken it."""
+        """Held from looking for a message until it is taken."""
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
         """
         Raises:
-            ConfigError: the pipe goes one way only.
-        """
+            ConfigError: the pipe goes one way only."""
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
         with cls._finding:
@@ -73,16 +74,14 @@ class PipeMail:
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked process, without the threads that hold locks."""
+        """Drop a lock that a thread of the parent may hold."""
         cls._finding = threading.Lock()
-        for mail in cls._all.values():
-            mail._reset()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """Sends one; ends when it is written.  Given up, it does not leave, unless its beginning has left: then those
-        that follow wait until it is read.
+        """Send a message; return when it is written. A cancelled one does not leave, unless its beginning has left:
+        then later messages wait until it is read.
 
         Raises:
             DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
@@ -98,8 +97,8 @@ class PipeMail:
             raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Sends a notice, if there is room for it now; it is short, and leaves whole, with its length: where that has
-        come, it is seen whose it is.
+        """Send a notice, if there is room for it now. It is short and leaves whole, so that its beginning identifies
+        it.
 
         Raises:
             PeerLost: the other side is gone.
@@ -114,7 +113,7 @@ class PipeMail:
         return True
 
     def is_all_read(self) -> bool:
-        """Whether the other side has read all that was written here."""
+        """True if the other side has read everything."""
         unread = array.array("i", [0])
         fcntl.ioctl(self._pipe.fileno(), termios.TIOCOUTQ, unread)
         return not unread[0]
@@ -122,7 +121,7 @@ class PipeMail:
     # -- reading ------------------------------------------------------------------------------------------------------
 
     async def receive(self, timeout: float | None) -> tuple[Any, str] | None:
-        """The next message; None where there is none within ``timeout`` seconds.
+        """Return the next message; None after ``timeout`` seconds.
 
         Raises:
             PeerLost: the other side is gone.
@@ -131,7 +130,7 @@ class PipeMail:
             return self._kept.pop(0)
         if not await self.wait(timeout):
             return None
-        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # which may wait in the middle for the rest
+        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # may block until the rest arrives
         try:
             message: tuple[Any, str] = await outlast(taking)
         except EOFError:
@@ -143,7 +142,7 @@ class PipeMail:
         return message
 
     def take_notice(self, model_id: str) -> Notice | None:
-        """Takes all notices that come next out of the pipe; gives the last one of a model, and keeps those of others.
+        """Take all notices that come next; return the last one of a model, and keep those of others.
 
         Raises:
             PeerLost: the other side is gone, and has left none.
@@ -159,7 +158,7 @@ class PipeMail:
             return self.notices.pop(model_id, None)
 
     def take(self, message: tuple[Any, str]) -> bool:
-        """Takes exactly this one, as ``Connection.send`` writes it, if it comes next.
+        """Take exactly this message, as ``Connection.send`` writes it, if it comes next.
 
         Raises:
             PeerLost: the other side is gone.
@@ -172,15 +171,16 @@ class PipeMail:
         return is_next
 
     def check(self) -> None:
-        """
+        """Check the other end.
+
         Raises:
-            PeerLost: nobody has the other end any more, whatever is left to be read.
+            PeerLost: it is closed in all processes, even if something is left to be read.
         """
         if self._polls(0):
             raise PeerLost("its end of the pipe is closed")
 
     async def wait(self, timeout: float | None) -> bool:
-        """Whether something is there to be read within ``timeout`` seconds, or the other side is gone."""
+        """Wait for something to read, or the end of the other side; return False after ``timeout`` seconds."""
         changed = asyncio.Event()
 
         def look() -> bool:
@@ -200,8 +200,8 @@ class PipeMail:
         return True
 
     def watch(self, look: Callable[[], bool]) -> Callable[[], None]:
-        """Has it called, on the loop that runs here, whenever something comes, or there is room again, until it says
-        that it has seen enough; messages of others that lie there wake nobody.  Returns what ends that sooner."""
+        """Call ``look`` on the running loop whenever something arrives or there is room again, until it returns False;
+        unread messages of others do not count. Return a function that stops this."""
         loop, changes = asyncio.get_running_loop(), select.epoll()
         changes.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 
@@ -219,7 +219,6 @@ class PipeMail:
         return stop
 
     def _polls(self, event: int) -> bool:
-        """Whether it is so now, or the other side is gone."""
         now = select.poll()
         now.register(self._pipe.fileno(), event)
         return bool(now.poll(0))
@@ -238,7 +237,6 @@ class PipeMail:
 
 
 def _framed(body: bytes) -> bytes:
-    """A short message as ``Connection`` writes it."""
     return _LENGTH.pack(len(body)) + body
 
 

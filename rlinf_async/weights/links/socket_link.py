@@ -1,8 +1,8 @@
 """Links over a private UNIX socket between two processes of one user.
 
-The sender's end *invites*: it listens at an abstract address of its own, which a ``Notice`` carries to the receiver by
-any way, until one has joined.  So a notice of an end that is closed or taken is refused by the kernel, at once.  Each
-end watches the other process by its pid, as the kernel vouches for it: a link ends with that process, whoever else has
+The sender's end *invites*: it listens at an abstract address of its own until one receiver has joined. A ``Notice``
+carries the address to the receiver. So the kernel refuses a notice of an end that is closed or taken, at once. Each end
+watches the other process by its pid, as the kernel vouches for it: a link ends with that process, even if others have
 inherited its socket.
 """
 
@@ -27,37 +27,37 @@ from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async._wire import local_socket
 from rlinf_async._wire.unix import Connection
 from rlinf_async.errors import AuthError, ConfigError, PeerLost, RLinfAsyncError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink, no_match
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 
 logger = own_logger(__name__)
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Bytes that wait for the other side at most; with that many there, no further word is taken."""
+"""Limit of unread bytes, above which a message is refused."""
 
 _PART_BYTES: Final = 4 << 20
-"""Bytes of one frame at most; a longer word takes several."""
+"""Limit of one frame; a longer message takes several."""
 
 _EXIT_STATUS_S: Final = 0.5
-"""Seconds between the ends of a socket and of its process, within which the one is a part of the other."""
+"""Time between the end of a socket and the end of its process, within which one explains the other."""
 
 _MORE, _WORDS, _JOIN, _BYE = range(4)
-"""What a frame brings: a part of a word; the last part; or what the ends say to each other: the receiver's model and
-mode, and that the link is closed."""
+"""Kinds of frames: a part of a message, its last part, the receiver's model and mode, the end of the link."""
 
 OWN: Final = "own"
 """Mode of a receiver that waits for versions at the link."""
 
 LOOP: Final = "loop"
-"""Mode of a receiver that is handed a notice of every version, by a loop of the user's."""
+"""Mode of a receiver that gets a notice of every version from a loop of the user's."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Which version waits where: what travels over a user's pipe in the place of weights.
+    """Address of a waiting version, which travels over a user's pipe in the place of weights.
 
     Attributes:
-        address: of the private socket at which the sender listens.
-        namespace: of the network, in which alone there is such an address.
+        address: address of the sender's private socket.
+        namespace: network namespace of that address.
     """
 
     address: bytes
@@ -66,22 +66,22 @@ class Notice:
     version: int
 
     def name_other(self, model_id: str) -> None:
-        """Tells the sender that a receiver of another id has met this, for the error of its deadline."""
+        """Tell the sender that a receiver of another id has got this notice, for the error of its deadline."""
         with contextlib.suppress(OSError, RLinfAsyncError):
             sock, _ = _connect(self)
             with sock:
                 sock.send(frames.pack([frames.HELLO, 0, _JOIN, frames.pack([model_id, OWN])]))
 
 
-class SocketLink(Link):
-    """One end.  A forked process has copies of it that have ended.
+class SocketLink(WeightLink):
+    """One end. A forked child's copies of it have ended.
 
     Args:
         name: the model's id, the same at both ends.
-        label: the other side, as errors call it.
+        label: the other side, in errors.
 
     Attributes:
-        mode: the receiver's, ``OWN`` or ``LOOP``; None until it has joined.
+        mode: the receiver's mode, ``OWN`` or ``LOOP``; None until it has joined.
     """
 
     def __init__(self, name: str, label: str | None = None) -> None:
@@ -93,11 +93,11 @@ class SocketLink(Link):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._whole_words = threading.Lock()
-        """Held while a word leaves: nothing comes between its parts."""
+        """Held while a message is sent, so that its parts stay together."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
-        """The sender's end; it is ``opened`` when a receiver has joined."""
+        """Return the sender's end; it is ``opened`` when a receiver has joined."""
         link = cls(name, label)
         link._address = b"\0rlinf-weights-" + secrets.token_hex(16).encode()
         sockets = link._begin()
@@ -106,11 +106,11 @@ class SocketLink(Link):
         return link
 
     def notice(self, version: int) -> Notice:
-        """What a receiver joins by."""
+        """Return the notice by which a receiver joins."""
         return Notice(self._address, _network(), self.name, version)
 
     def join(self, notice: Notice, mode: str) -> None:
-        """Connects the receiver's end.  A second time only the mode counts, and ``LOOP`` stays.
+        """Connect the receiver's end. A second call only changes the mode, except from ``LOOP``.
 
         Raises:
             PeerLost: the sender's end is closed, or taken; or this one has ended, or is another sender's.
@@ -146,12 +146,12 @@ class SocketLink(Link):
         self._finalizer.atexit = False
         return sockets
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         if not self.is_joined:
             raise TransferFailed(f"{self.label} has not joined the link")
         self._say(words, _WORDS)
 
-    def _say(self, words: Words, kind: int) -> None:
+    def _say(self, words: LinkMessage, kind: int) -> None:
         connection = None if self._sockets is None else self._sockets.connection
         assert connection is not None
         if connection.queued_bytes > MAX_WAITING_BYTES and kind == _WORDS:
@@ -172,25 +172,25 @@ class SocketLink(Link):
 
 
 class _Hub(LoopThread):
-    """The loop of this process's private sockets, in a thread that is there while there are links.
+    """Thread with the loop of this process's private sockets, which runs while there are links.
 
     Attributes:
-        sockets: of each link; no link itself, so that one that is dropped is found.
+        sockets: sockets of each link; it does not refer to the links, so that dropped ones are collected.
     """
 
     current: ClassVar[_Hub | None] = None
     lock: ClassVar[threading.Lock] = threading.Lock()
     inherited: ClassVar[list[_Hub]] = []
-    """Of the processes that this one was forked from: a loop that has been running cannot be freed."""
+    """Hubs of ancestors of this forked child: a loop that has been running cannot be freed."""
 
     def __init__(self) -> None:
         super().__init__("rlinf-weights")
-        self.pid = process.pid
+        self.process = OwnerProcess()
         self.sockets: set[_Sockets] = set()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """From any thread, and in a garbage collection: it takes no lock.  Does nothing in a forked process."""
-        if self.pid == process.pid:
+        """Call back on the loop, unless in a child. Without a lock: the garbage collector may use it."""
+        if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the loop has ended, because all is closed
                 super().call(callback)
 
@@ -203,17 +203,16 @@ class _Hub(LoopThread):
             return sockets
 
     def remove(self, sockets: _Sockets) -> None:
-        """On the loop."""
         with self.lock:
             self.sockets.discard(sockets)
             if self.sockets or _Hub.current is not self:
                 return
             _Hub.current = None
-        LazyThread("rlinf-weights end").submit(self.stop)  # which waits for the thread that this is
+        LazyThread("rlinf-weights end").submit(self.stop)  # stopping waits for this thread
 
     @classmethod
     def forget(cls) -> None:
-        """In a forked process.  Listeners are not told: their locks may be held by threads that are not there."""
+        """Forget the parent's hub, without notice to listeners, whose locks missing threads may hold."""
         cls.lock = threading.Lock()
         hub, cls.current = cls.current, None
         if hub is not None:
@@ -223,10 +222,10 @@ class _Hub(LoopThread):
 
 
 class _Sockets:
-    """The sockets of one link, which they know weakly.  All but ``join`` is for the hub's loop.
+    """Sockets of one link, which they refer to weakly. All methods but ``join`` run on the hub's loop.
 
     Attributes:
-        connection: to the other end, or to one that has connected and has not said yet which model it is for.
+        connection: to the other end, or to one that has not named its model yet.
     """
 
     def __init__(self, hub: _Hub, link: SocketLink) -> None:
@@ -235,13 +234,13 @@ class _Sockets:
         self.connection: Connection | None = None
         self._link = weakref.ref(link)
         self._process: int | None = None
-        """Descriptor of the other process."""
+        """Pidfd of the other process."""
         self._parts: list[bytes] = []
 
     # -- the beginning ----------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """One connection at a time: it is the one, or it ends."""
+        """Accept one connection at a time: it becomes the link's, or ends."""
         if self.listener is not None:
             self.hub.loop.add_reader(self.listener.fileno(), self._accept)
 
@@ -257,7 +256,7 @@ class _Sockets:
                 logger.warning("a connection to %r was refused: %s", self._link(), error)
 
     def join(self, sock: socket.socket, pid: int, then: Callable[[], None]) -> None:
-        """From any thread; calls back when the connection is read, and both ends are there."""
+        """Connect, from any thread; call back once the connection is read."""
         connection = self._connect(sock, pid)
 
         def begin() -> None:
@@ -277,7 +276,7 @@ class _Sockets:
         return connection
 
     def _meet(self, pid: int) -> None:
-        """Both ends are there, and the other process is watched from here on."""
+        """Open the link, and watch the other process."""
         link = self._link()
         if link is not None:
             link.is_here = pid == process.pid
@@ -289,7 +288,7 @@ class _Sockets:
             except ProcessLookupError:
                 self._exited()
             except OSError:
-                pass  # of a pid namespace that is not seen from here: the socket's end has to do
+                pass  # another pid namespace: the end of the socket has to do
             else:
                 self.hub.loop.add_reader(self._process, self._exited)
 
@@ -300,7 +299,7 @@ class _Sockets:
         if kind == _JOIN:
             name, mode = frames.unpack(part)
             if name != link.name:
-                link.label = f"{link._role}, which has a receiver of '{name}' and none of '{link.name}'"
+                link.label = link._role + no_match("has a receiver of", [name], link.name)
                 return
             link.mode = mode
             if self.listener is not None:
@@ -318,18 +317,18 @@ class _Sockets:
     # -- the end ----------------------------------------------------------------------------------------------------
 
     def _exited(self) -> None:
-        """The other process is no more: all that it has said is here."""
+        """Handle the end of the other process, after reading its last messages."""
         if self.connection is not None:
             self.connection.drain()
         self._lose(f"is gone: its process has ended{_exit_status(self._process)}")
 
     def _ended(self, why: str) -> None:
-        if self.listener is not None:  # it was not the one
+        if self.listener is not None:  # a connection that named no model of ours
             self.connection = None
             self.listen()
         elif self._process is None:
             self._lose(why)
-        else:  # of a process that dies this is heard first
+        else:  # the socket of a dying process ends before the process
             self.hub.loop.call_later(_EXIT_STATUS_S, self._lose, why)
 
     def _lose(self, why: str) -> None:
@@ -339,7 +338,6 @@ class _Sockets:
         self.close()
 
     def close(self) -> None:
-        """Idempotent."""
         if self not in self.hub.sockets:
             return
         self._close_listener()
@@ -358,7 +356,6 @@ class _Sockets:
             listener.close()
 
     def forget(self) -> None:
-        """In a forked process."""
         if self.listener is not None:
             self.listener.close()
         if self.connection is not None:
@@ -369,15 +366,15 @@ class _Sockets:
         if link is not None:
             link._order = threading.RLock()  # another thread may have held it
             link._sockets = link._finalizer = None
-            link.error = link.error or process.forked(f"the link to {link.label}", self.hub.pid)
+            link.error = link.error or self.hub.process.forked(f"the link to {link.label}")
 
 
 def _connect(notice: Notice) -> tuple[socket.socket, int]:
-    """A socket to the sender, and its pid.
+    """Return a socket to the sender, and its pid.
 
     Raises:
-        PeerLost: nobody listens there any more.
-        ConfigError: that cannot be reached from here.
+        PeerLost: the address is not in use any more.
+        ConfigError: it cannot be reached from here.
         AuthError: it is another user's.
     """
     try:
@@ -398,8 +395,8 @@ def _network() -> int:
 
 
 def _exit_status(handle: int | None) -> str:
-    """How a process has ended, where it is a child of this one; it stays to be waited for."""
-    with contextlib.suppress(OSError, ValueError):  # it is nobody's child here; a signal without a name
+    """Describe the end of a child process of this one, which stays to be waited for."""
+    with contextlib.suppress(OSError, ValueError):  # no child of this process; a signal without a name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

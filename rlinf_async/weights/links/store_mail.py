@@ -28,38 +28,38 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 
 from rlinf_async._core import clock, failures, frames
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.tcp_connections import Connection, is_named_in
+from rlinf_async._transports.tcp_connections import TcpConnection, is_named_in
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost, TransferFailed
 
 logger = own_logger(__name__)
 
 _CLOSED: Final = b"closed"
-"""In the place of what is waited for: it will not come."""
+"""Value that replaces an awaited one that will not come."""
 _VOID: Final = b"void"
-"""The head of a message that its sender has given up."""
+"""Head of a message that its sender has abandoned."""
 
 _MAX_CONNECT_S: Final = 10.0
-"""In which the two sides connect once each knows where the other is; nothing can interrupt that."""
+"""Limit for connecting once both addresses are known; nothing can interrupt that."""
 _MAX_WAIT_S: Final = 3600.0
-"""For one request to the store; what is waited for longer is asked for again."""
+"""Limit of one request to the store; longer waits repeat it."""
 
 _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
-"""Tags: of what is sent, of the byte that follows it, and of the two parts of the answer."""
+"""Tags: the tensor, the byte that follows it, and the two parts of the answer."""
 _DONE, _FAILED, _UNTAKEN = b"+", b"-", b"!"
-"""The first byte of an answer.  Behind it: a message of the receiver's own; why it could not apply the weights; why it
-could not even take them, so that they are still on their way."""
+"""First byte of an answer. The rest is a message of the receiver's; why it could not apply the weights; or why it could
+not even take them, so that they are still under way."""
 
 _BREAKS: Final = (RuntimeError, PeerLost, DeadlineExceeded, ClosedError)
-"""Errors after which nothing more comes by a connection; Gloo's and the store's are RuntimeErrors."""
+"""Errors that end a connection; Gloo's and the store's are RuntimeErrors."""
 
 
 class StoreMail:
-    """One side of it, for one thread.
+    """One side of the exchange, for one thread.
 
     Args:
         store: any store of torch.distributed that can be cloned; all receivers may share it.
         rank: the receiver's, from 1 on.
-        is_sender: which side this is.
+        is_sender: True for the sender's side.
         backend: ``"gloo"``, or ``"nccl"`` for tensors that travel from GPU to GPU.
     """
 
@@ -72,34 +72,33 @@ class StoreMail:
         self._side = 0 if is_sender else 1
         self._device = "cuda" if backend == "nccl" else "cpu"
         self._id = uuid.uuid4().hex[:12]
-        """Another sender may have used this store before, and what it has left would lead nowhere."""
+        """Identity of this sender: another one may have used the store before, and its entries lead nowhere."""
         self._number = 0
         self._generation = ""
-        """Of the group that there is, or that was there last."""
+        """Name of the current or last group."""
         self._group: Any = None
         self._carrier: Any = None
-        """The group of the tensors: the same one, or NCCL's."""
+        """Group of the tensors: the same one, or NCCL's."""
         self._held: Sequence[Any] = ()
-        """What Gloo may still read or write."""
+        """Tensors that Gloo may still read or write."""
         self._end = 0.0
-        """By which the sender of what was received last has to have its answer."""
+        """Deadline for the answer to the message received last."""
         self._lock = threading.Lock()
-        """Over what ``interrupt`` looks at, from another thread."""
+        """Guards the attributes that ``interrupt`` reads in another thread."""
         self._stop = threading.Event()
         self._awaited = ""
-        self._connection: Connection | None = None
+        self._connection: TcpConnection | None = None
 
     @property
     def _store(self) -> Any:
-        """A client of its own: one serves one caller at a time.  It is made in the thread, since torch looks up the
-        name of each address that it connects to, and an answer that is lost costs the resolver's five seconds.
-        """
+        """A client of its own, which serves one caller at a time. The thread makes it, since torch looks up the name of
+        each address that it connects to, and a lost answer costs the resolver's five seconds."""
         if self._own is None:
             self._own = self._shared.clone()
         return self._own
 
     def send(self, head: dict[str, Any], tensor: torch.Tensor, timeout: float, stop: threading.Event) -> bytes:
-        """Sends a message; returns what the receiver has answered.
+        """Send a message; return the receiver's answer.
 
         Args:
             stop: set before ``interrupt`` is called.
@@ -108,7 +107,7 @@ class StoreMail:
             DeadlineExceeded: there is no answer; whatever the receiver does with the message, the next one takes
                 another connection.
             PeerLost: the connection broke.
-            ClosedError: it was given up.
+            ClosedError: it was abandoned.
             RemoteError: the receiver could not take or apply it; says why.
         """
         self._begin(stop)
@@ -129,7 +128,7 @@ class StoreMail:
             answer = self._ship(tensor, end)
         except _BREAKS as error:
             self.part()
-            with contextlib.suppress(RuntimeError):  # of a store that is gone
+            with contextlib.suppress(RuntimeError):  # the store is gone
                 self._withdraw()
                 self._store.set(f"{self._key('at', self._generation)}/0/0", _CLOSED)
             raise self._translated(error, timeout) from None
@@ -152,20 +151,20 @@ class StoreMail:
         return answer.numpy().tobytes()
 
     def _withdraw(self) -> None:
-        """The receiver is not to take that message."""
+        """Keep the receiver from taking the current message."""
         self._store.set(self._key("in"), _VOID)
         self._store.set(f"{self._name}_count", str(self._number))
 
     def receive(self, stop: threading.Event) -> tuple[dict[str, Any], torch.Tensor]:
-        """Waits for a message, as long as it takes; if one breaks off, for the next.
+        """Wait for a message without a limit; if one breaks off, for the next.
 
         Args:
             stop: set before ``interrupt`` is called.
 
         Raises:
             PeerLost: the store is gone.
-            ClosedError: it was given up.
-            Exception: there is no memory for it; its sender hears the same.
+            ClosedError: it was abandoned.
+            Exception: there is no memory for it; its sender gets the same error.
         """
         self._begin(stop)
         while True:
@@ -203,7 +202,7 @@ class StoreMail:
             found = self._wait(self._key("in"), clock.monotonic() + _MAX_WAIT_S)
             if found is None:
                 continue
-            for number in (self._number, self._number - 1):  # that one may have been withdrawn when it had been taken
+            for number in (self._number, self._number - 1):  # the former may have been withdrawn after it was taken
                 self._store.delete_key(self._key("in", number))
             if found == _VOID:
                 self._number += 1
@@ -217,7 +216,7 @@ class StoreMail:
         work.wait(timeout)
 
     def answer(self, answer: bytes | BaseException, failed: bytes = _FAILED) -> None:
-        """Answers what was received last: that it has been applied, or why it could not be."""
+        """Answer the message received last: it was applied, or why not."""
         answer = failed + failures.pack_error(answer) if isinstance(answer, BaseException) else _DONE + answer
         if self._group is not None:
             try:
@@ -229,7 +228,7 @@ class StoreMail:
                 self.part()
 
     def interrupt(self, stop: threading.Event) -> None:
-        """Ends the call that was given ``stop``, if it goes on; waits for the store, should it not answer."""
+        """End the call that got ``stop``, if it is running; wait for a store that does not answer."""
         with self._lock:
             if self._stop is not stop:
                 return
@@ -238,11 +237,11 @@ class StoreMail:
         if connection is not None:
             connection.end()
         if awaited:
-            with contextlib.suppress(RuntimeError):  # of a store that is gone, for which no thread waits
+            with contextlib.suppress(RuntimeError):  # the store is gone, and no thread waits for it
                 self._shared.clone().compare_set(awaited, "", _CLOSED.decode())
 
     def part(self) -> None:
-        """Ends the connection; the next message takes another one."""
+        """End the connection; the next message takes another one."""
         with self._lock:
             connection, self._connection = self._connection, None
         groups = {self._group, self._carrier} - {None}
@@ -275,7 +274,7 @@ class StoreMail:
                 self._connection = connection
             if self._device == "cuda":
                 self._carrier = _make_nccl(PrefixStore(self._generation, self._store), self._side, limit)
-        self._check()  # it may have been given up before there was a connection to end
+        self._check()  # ``interrupt`` may have come before there was a connection to end
 
     def _last(self) -> int:
         count = f"{self._name}_count"
@@ -285,11 +284,11 @@ class StoreMail:
         return f"{self._name}_{what}/{self._number if which is None else which}"
 
     def _wait(self, key: str, end: float) -> bytes | None:
-        """The value of a key once it is there; None when the time is over."""
+        """Wait for a key and return its value; None at the deadline."""
         from torch.distributed import DistNetworkError, DistStoreError
 
         store = self._store
-        with self._lock:  # which ``interrupt`` has before this, or after it, and finds the key
+        with self._lock:  # ``interrupt`` comes before this, or finds the key
             self._check()
             self._awaited = key
         try:
@@ -316,7 +315,7 @@ class StoreMail:
 
 
 class _Meeting(Store):
-    """The keys by which Gloo's two ends find each other, in the job's store; ``interrupt`` ends a wait for them."""
+    """Keys by which Gloo's two ends find each other, in the job's store; ``interrupt`` ends a wait for them."""
 
     def __init__(self, mail: StoreMail, prefix: str, end: float) -> None:
         super().__init__()
@@ -355,11 +354,11 @@ def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:
     return ProcessGroupNCCL(store, side, 2, options)
 
 
-def _find_connection(store: _Meeting, side: int) -> Connection | None:
-    """Gloo's, so that it can be ended; None if it cannot be told from others."""
+def _find_connection(store: _Meeting, side: int) -> TcpConnection | None:
+    """Return Gloo's connection, so that it can be ended; None if it cannot be identified."""
     own, others = (store.get(f"0/{each}") for each in (side, 1 - side))
     try:
-        made_here = Connection.find(lambda near, far: is_named_in(others, far))
-        return made_here or Connection.find(lambda near, far: is_named_in(own, near))
+        made_here = TcpConnection.find(lambda near, far: is_named_in(others, far))
+        return made_here or TcpConnection.find(lambda near, far: is_named_in(own, near))
     except TransferFailed:
         return None

@@ -1,4 +1,4 @@
-"""A link between two workers of a run, on a line of its own: what they send each other besides is not disturbed."""
+"""Link between two workers of a run, on a line of its own beside their other messages."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
-from rlinf_async._core import process
 from rlinf_async._core.frames import node_of
-from rlinf_async._messaging.landing import give_up
+from rlinf_async._messaging.landing import abandon_works
 from rlinf_async._worker.context import require_client, require_exchange
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink, no_match
+from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _NAMES_LINE: Final = "names of weights"
-"""On which two workers tell each other the names of their links."""
+"""Line on which two workers tell each other the names of their links."""
 
 _names: dict[tuple[str, int], set[str]] = {}
-"""Names of the links that other workers have, or have had, to this one; for errors."""
+"""Names of other workers' present and past links to this one, for errors."""
 
 
-class _End:
-    """One end of a link, without the link: what has begun there, and what the other worker is told.
+class LinkEnd:
+    """One end of a link without the link: its works, and the connection to the other worker.
 
     Attributes:
-        ids: this end's, and the other one's once it has been heard.
-        works: that have begun and not ended, in their order.
+        ids: this end's id, and the other one's once it is known.
+        works: unfinished works, in their order.
     """
 
     def __init__(self, group: str, rank: int, name: str) -> None:
@@ -38,35 +38,35 @@ class _End:
         self.exchange = require_exchange()
         self.ids: list[bytes | None] = [secrets.token_bytes(8), None]
         self.works: dict[Work[Any], None] = {}
-        self.pid = process.pid
+        self.process = OwnerProcess()
         self._loop = require_client().loop
 
-    def say(self, words: Words | None) -> None:
+    def say(self, words: LinkMessage | None) -> None:
         self.exchange.send((*self.ids, words), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
-        """Says good-bye, and gives up what has begun."""
+        """Say good-bye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
             self.say(None)
-        give_up(list(self.works))
+        abandon_works(list(self.works))
 
     def drop(self) -> None:
-        """The link is collected: leaves on the client's loop, because here all sorts of locks may be held."""
-        if self.pid == process.pid:
+        """Leave on the client's loop: the garbage collector calls this under any lock."""
+        if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the run is over
                 self._loop.call_soon_threadsafe(self.leave)
 
 
-class WorkerLink(Link):
-    """Ends with the framework's word, ``WorkerDied`` for one, when the other worker ends.
+class WorkerLink(WeightLink):
+    """Link that ends with the other worker, with the framework's error, such as ``WorkerDied``.
 
-    Every word says which link it comes from, and which one of the other side it is for, once that is known: what was
-    meant for one that is closed is not heard by the next of that name.  What waits for the other worker knows the link
-    weakly, so that one that is dropped leaves.
+    Every message names the link that it comes from, and the one that it is for once that is known: a message for a
+    closed link does not reach the next link of that name. Waits for the other worker refer to the link weakly, so that
+    a dropped link leaves.
 
     Args:
         group, rank: the other worker's.
-        name: of the line, the same at both ends: the model's, for example.
+        name: name of the line, the same at both ends; for example the model's.
 
     Raises:
         RuntimeError: this process is no worker.
@@ -74,7 +74,7 @@ class WorkerLink(Link):
 
     def __init__(self, group: str, rank: int, name: str) -> None:
         self._name = name
-        self._here = here = _End(group, rank, name)
+        self._here = here = LinkEnd(group, rank, name)
         super().__init__(f"rank {rank} of group '{group}'")
         self.address = [group, rank]
         self._finalizer = weakref.finalize(self, here.drop)
@@ -86,11 +86,11 @@ class WorkerLink(Link):
 
     @property
     def mismatch(self) -> str:
-        """The names of the other side's links to this worker, in words, if none of them is this one's."""
+        """Names of the other side's links to this worker, in words, if none is this one's."""
         names = _names.get(self._here.member, set()).copy()
         if not names or self._name in names:
             return ""
-        return f", which has weights of {', '.join(map(repr, sorted(names)))} and none of '{self._name}'"
+        return no_match("has weights of", sorted(names), self._name)
 
     @property
     def label(self) -> str:
@@ -110,7 +110,7 @@ class WorkerLink(Link):
         self.node = None if node == node_of(require_client().endpoint) else node
         self.opened._settle()
 
-    def _send(self, words: Words) -> None:
+    def _send(self, words: LinkMessage) -> None:
         self._here.say(words)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
@@ -120,11 +120,12 @@ class WorkerLink(Link):
         return self._begin(self._here.exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Calls back after so many seconds."""
+        """Call back after so many seconds."""
         require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
-        """With whom, and by which name; to a third one the name of this link means nothing."""
+        """Return the arguments of an exchange with the other side, or with a third end, which does not know this link's
+        name."""
         group, rank = third or self._here.member
         return group, rank, None, None, f"weights on line {line}" if third else f"{self._here.line} memory {line}"
 
@@ -134,7 +135,7 @@ class WorkerLink(Link):
         return work
 
     def _listen(self, line: str, take: Callable[[WorkerLink, Work[Any]], bool]) -> None:
-        """Waits for the next message on a line; those that are here already are taken at once."""
+        """Wait for the next message on a line, after taking those that are here already."""
         while self.error is None:
             work = self._here.exchange.recv(*self._here.member, None, None, line)
             if not work.done():
@@ -163,7 +164,7 @@ class WorkerLink(Link):
         if target not in (None, mine):
             return True
         if words is None:
-            if target is None and source != other:  # it had heard of nobody, and nobody here has heard of it
+            if target is None and source != other:  # a good-bye of an unknown end that knows no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
@@ -172,7 +173,7 @@ class WorkerLink(Link):
         return True
 
     def _end(self, error: Exception) -> None:
-        if self._here.pid == process.pid:  # in a forked one, a thread that is not there may have had the lock
+        if self._here.process.is_here:  # in a forked one, a thread that is not there may have had the lock
             super()._end(error)
 
     def _close(self) -> None:

@@ -9,8 +9,14 @@ from typing import Any, Final
 
 import torch
 
-from rlinf_async._messaging.peer_devices import SWITCH
-from rlinf_async._transports.devices.device_memory import CudaMemory, DeviceRegion, Handle, cuda_runtime, forget_error
+from rlinf_async._messaging.peers import SWITCH
+from rlinf_async._transports.devices.device_memory import (
+    CudaMemory,
+    DeviceRegion,
+    IpcHandle,
+    cuda_runtime,
+    forget_error,
+)
 from rlinf_async.weights.memory.gpus import Marks
 from rlinf_async.weights.model.copying import as_integers, copy_tensors
 
@@ -21,7 +27,7 @@ _READ_ONLY: Final = 8
 _PAGE: Final = 2 << 20
 """Bytes below which CUDA puts several allocations into one, and exports them together."""
 
-_cuda: Any = torch.cuda  # which has few annotations
+_cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
@@ -31,9 +37,9 @@ class Cuda:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._exported: dict[bytes, torch.Tensor] = {}
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
-        """By address, the handle of what was allocated here."""
+        """Handles of allocated memory by address."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """By handle, with how often it has been opened: it is closed for everybody in this process."""
+        """Opened memory by handle, with its number of users: closing it closes it for the whole process."""
 
     # -- where tensors are --------------------------------------------------------------------------------------
 
@@ -73,12 +79,12 @@ class Cuda:
         sources: Sequence[torch.Tensor],
         after: Marks | None,
     ) -> Any:
-        """Copies in a stream of its own; what is returned is done when they are."""
+        """Copy in a stream of its own; return an event that is done with the copies."""
         stream, done = self._stream(device), _cuda.Event(blocking=True)
         if after is None or device not in after:
             torch.cuda.synchronize(device)
         elif after[device] is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))  # of this thread, which may have made some of them
+            stream.wait_stream(torch.cuda.current_stream(device))  # this thread may have made some of them
             stream.wait_event(after[device])
         try:
             with torch.cuda.stream(stream), torch.no_grad():
@@ -122,12 +128,13 @@ class Cuda:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Of CUDA itself and not of torch, whose expandable segments have no handles and whose others have tenants."""
+        """Allocate by CUDA and not by torch: expandable segments have no handles, and other blocks of torch's are
+        shared."""
         pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
-                torch.cuda.empty_cache()  # of no use to others as long as torch keeps it in store
+                torch.cuda.empty_cache()  # memory in torch's cache is not CUDA's to give
                 _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device
@@ -141,13 +148,13 @@ class Cuda:
         with torch.cuda.device(device):
             _check(cuda_runtime().cudaFree(ctypes.c_void_p(address)), "cudaFree")
 
-    def export(self, memory: torch.Tensor) -> Handle:
+    def export(self, memory: torch.Tensor) -> IpcHandle:
         handle = CudaMemory().export(memory)
         self._allocated[memory.data_ptr()] = handle.allocation, memory.device
         self._exported[handle.allocation] = memory
         return handle
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
             region = DeviceRegion(self._exported[handle.allocation].data_ptr(), handle.nbytes)
             return torch.as_tensor(region, device=device)  # a storage of its own, whose users can be counted
@@ -156,7 +163,7 @@ class Cuda:
         self._opened[handle.allocation] = memory, users + 1
         return opened
 
-    def shut(self, handle: Handle, device: torch.device) -> None:
+    def shut(self, handle: IpcHandle, device: torch.device) -> None:
         if handle.allocation not in self._opened:
             return
         memory, users = self._opened.pop(handle.allocation)
@@ -167,7 +174,7 @@ class Cuda:
 
 
 CUDA: Final = Cuda()
-"""This process's."""
+"""The CUDA devices of this process."""
 
 
 def _check(status: int, what: str) -> None:

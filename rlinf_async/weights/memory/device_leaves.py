@@ -22,7 +22,7 @@ class DeviceLeaves:
 
     Attributes:
         memory, views: all of it, and the leaves.
-        name: how others open it, as plain data: the GPU's uuid and a ``Handle``.
+        name: plain data by which others open it: the GPU's uuid and a ``Handle``.
 
     Raises:
         Exception: there is no room on the GPU, or its memory cannot be shared.
@@ -46,34 +46,32 @@ class DeviceLeaves:
             logger.info("memory of weights on %s could not be freed: %s", self.device, error)
 
 
-_retired: Final[list[tuple[int, DeviceLeaves]]] = []
+retired: Final[list[tuple[int, DeviceLeaves]]] = []
 _retiring: Final = threading.Lock()
 
 
 def retire(fd: int, leaves: DeviceLeaves) -> None:
-    """Frees device leaves without a writer as soon as no other process has them open.
+    """Free device leaves without a writer as soon as no other process has them open.
 
-    CUDA does not say what becomes of memory that is freed while another process has it open, so it is kept until no
-    process has: the kernel says whether, also of those that were killed.  Nothing says when, but for a thread that does
-    nothing else than wait for such a lock and cannot be called off; so the kernel is asked when more is packed or
-    retired here, and what is left then goes with the process.  Receivers let go when they hear that their sender is
-    gone.  (A lease on the slot's file, as the pool of messages takes, would wait for mappings too, and a model of the
-    CPU may stand in one for long.)
+    CUDA does not define the effect of freeing memory that another process has open, so it is kept until none has. The
+    kernel tells whether one has, even a killed one; a notice would take a thread that waits for nothing else and cannot
+    be stopped. So the kernel is asked when more is packed or retired here, and the rest goes with the process.
+    Receivers close such memory when they learn that their sender is gone. (A lease on the slot's file, as the pool of
+    messages takes, would wait for mappings too, and a model of the CPU may stay mapped for long.)
 
     Args:
         fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
     """
     with _retiring:
-        _retired.append((fd, leaves))
+        retired.append((fd, leaves))
     free_retired()
 
 
 def free_retired() -> int:
-    """Frees retired leaves that no process has open; returns the number of others."""
-    if _retired:
-        with _retiring:
-            _retired[:] = [(fd, leaves) for fd, leaves in _retired if not _is_freed(fd, leaves)]
-    return len(_retired)
+    """Free retired leaves that no process has open; return the number of others."""
+    with _retiring:
+        retired[:] = [(fd, leaves) for fd, leaves in retired if not _is_freed(fd, leaves)]
+        return len(retired)
 
 
 def _is_freed(fd: int, leaves: DeviceLeaves) -> bool:

@@ -11,81 +11,81 @@ import torch
 
 from rlinf_async._core.mapping import protect
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 
 logger = own_logger(__name__)
 
 Marks: TypeAlias = Mapping[torch.device, Any]
-"""Of some GPUs, a point in the work of the stream that was the caller's; None: its beginning, before everything."""
+"""Point in the work of the caller's stream on each GPU; None: its beginning, before everything."""
 
 
 class Gpus(Protocol):
     """The GPUs of this process.
 
-    In a process that uses none, ``places`` and ``mark`` find that out without bringing anything up, and nothing else is
-    called.
+    In a process that uses none, ``places`` and ``mark`` find that out without initialising anything, and nothing else
+    is called.
 
     Raises, in all other methods:
         RuntimeError: the driver refuses, or there is no memory left.
     """
 
     def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
-        """The GPUs that some of them are on."""
+        """Return the GPUs of these tensors."""
 
     def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
-        """The GPU that all of them are on."""
+        """Return the GPU of all of these tensors; None if there is no such one."""
 
     def mark(self, devices: Iterable[torch.device]) -> Marks:
-        """How far the caller's current streams have come on these."""
+        """Return the progress of the caller's current streams on these GPUs."""
 
     def copy(
         self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], after: Marks | None = None
     ) -> None:
-        """Copies each source to its target, as ``copy_tensors``; done when it returns.
+        """Copy each source to its target, as ``copy_tensors``; done when it returns.
 
         Args:
-            after: what the copies wait for on each GPU, besides what this thread has begun; for the beginning they wait
-                for nothing at all, and where it does not say, for all that was begun there.
+            after: marks that the copies wait for on each GPU, besides the work of this thread. A mark at the beginning
+                waits for nothing at all; without a mark, the copies wait for all work of that GPU.
         """
 
     def follow(self, marks: Marks) -> None:
-        """This thread's current streams go on after these."""
+        """Have this thread's current streams continue after these marks."""
 
     def settle(self, device: torch.device) -> None:
-        """Waits until all that was begun there is done."""
+        """Wait for all work of a GPU."""
 
     def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
-        """Memory of the CPU that is copied from and to at full speed until ``unregister``."""
+        """Register host memory for copies at full speed until ``unregister``."""
 
     def unregister(self, address: int, device: torch.device) -> None: ...
 
     def uuid(self, device: torch.device) -> str:
-        """What tells this GPU from all others; empty where its memory is not to be shared."""
+        """Return the GPU's unique id; empty if its memory is not to be shared."""
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Flat bytes that can be exported; they stay until ``free``, whatever becomes of the tensor."""
+        """Return flat bytes that can be exported; they stay until ``free``, even without the tensor."""
 
     def free(self, memory: torch.Tensor) -> None: ...
 
-    def export(self, memory: torch.Tensor) -> Handle:
-        """What other processes of the machine, and this one, can ``open``."""
+    def export(self, memory: torch.Tensor) -> IpcHandle:
+        """Return a handle that this and other processes of the machine can ``open``."""
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
-        """Exported memory as flat bytes, until ``shut``."""
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
+        """Return exported memory as flat bytes, until ``shut``."""
 
-    def shut(self, handle: Handle, device: torch.device) -> None: ...
+    def shut(self, handle: IpcHandle, device: torch.device) -> None: ...
 
 
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies between memory that no stream writes or reads: waits for none."""
+    """Copy between memory that no stream uses, without waiting for one."""
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
 
 
 class Registrar:
-    """Registers mapped memory; a way that is refused once is not tried again.
+    """Registers mapped memory; a mode that is refused once is not tried again.
 
-    Cards that register nothing for reading only (``cudaErrorNotSupported``, 801) get memory that can be written to for
-    as long as that takes: it is protected again afterwards, and stays registered.
+    Cards that register nothing for reading only (``cudaErrorNotSupported``, 801) get memory that is writable meanwhile:
+    it is protected again afterwards, and stays registered.
 
     Args:
         read_only: it is mapped for reading only, from files that are open for writing.
@@ -95,14 +95,14 @@ class Registrar:
         self._gpus = gpus
         self._is_protected = read_only
         self._ways = [True, False] if read_only else [False]
-        """Whether to register for reading only, that which is tried next first."""
+        """Modes to try next: True registers for reading only."""
 
     def register(self, memory: Any, device: torch.device) -> Callable[[], object] | None:
-        """In a thread: it takes a while.
+        """Register memory, which takes a while and so belongs into a thread.
 
         Returns:
-            What ends it, once, and is called before the memory is unmapped at the latest.  None where CUDA refuses: one
-            warning says so, and copies are slower.
+            A function that ends the registration, at the latest before the memory is unmapped. None if CUDA refuses:
+            one warning says so, and copies are slower.
         """
         while self._ways:
             try:

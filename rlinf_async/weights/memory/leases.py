@@ -1,4 +1,4 @@
-"""Slots of a sender in a receiver: finds, maps and leases them, keeps the one that tensors stand in."""
+"""Leases of a sender's slots in a receiver: slots are mapped, leased, and kept while tensors are mapped to them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ logger = own_logger(__name__)
 
 
 class Leased(NamedTuple):
-    """A version that may be looked at until it is released.
+    """A version that may be read until it is released.
 
     Attributes:
-        views: its leaves, where they lie; None where that is a GPU's memory that is not open here.  Then there is no
-            lease either.
-        is_on_gpu: that is where they lie.
+        views: its leaves; None if they are in a GPU's memory that is not open here. Then there is no lease either.
+        is_on_gpu: True if the views are in a GPU's memory.
     """
 
     reader: SlotReader
@@ -35,9 +34,9 @@ class Leases:
     """Slots of one sender: mapped once, and unmapped when the sender has left them.
 
     Attributes:
-        manifest: of the weights; None until the sender has said what comes.
-        device: the GPU that they go to, if it is one.
-        gpu: the uuid of the GPU whose memory can be opened here; empty where none can.
+        manifest: of the weights; None before the announcement.
+        device: GPU of the destination, if there is one.
+        gpu: uuid of the GPU whose memory can be opened here; empty if none.
     """
 
     def __init__(self, gpus: Gpus) -> None:
@@ -49,10 +48,10 @@ class Leases:
         self._layout = SlotLayout(0)
         self._most = 2
         self._known: dict[int, SlotReader] = {}
-        """By inode, that which was used last at the end."""
+        """Readers by inode, in the order of their last use."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
-        """Finalizers of slots that the receiver has left and that other tensors still look at."""
+        """Finalizers of slots that the receiver has left and that other tensors still use."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -63,10 +62,10 @@ class Leases:
         return self._kept is not None
 
     def expect(self, manifest: Manifest, extra: int, slots: int, device: torch.device | None = None) -> None:
-        """The sender has said what comes.
+        """Note the announced weights.
 
         Args:
-            device: the GPU that it goes to, if it is one.
+            device: GPU of the destination, if there is one.
         """
         self.manifest = manifest
         self._layout = SlotLayout(manifest.nbytes, extra)
@@ -75,7 +74,7 @@ class Leases:
         self.gpu = "" if device is None or self._is_refused else self._gpus.uuid(device)
 
     def is_new(self, name: MemoryName) -> bool:
-        """Whether to ``prepare`` it, in a thread, before it is taken."""
+        """True if the slot has to be prepared, in a thread, before it is taken."""
         known = self._known.get(name.inode)
         if known is None or self._may_open(known, name):
             return True
@@ -86,9 +85,9 @@ class Leases:
         return is_here and reader.views_on_gpu is None
 
     def prepare(self, name: MemoryName) -> None:
-        """Maps a slot, its leaves only if they are in it, or opens them on the GPU; unmaps what the sender has left.
+        """Map a slot, its leaves only if they are in it, or open them on the GPU; unmap slots that the sender has left.
 
-        What cannot be opened once is not tried again.
+        Memory that cannot be opened once is not tried again.
 
         Raises:
             TransferFailed: as ``take``.
@@ -109,14 +108,14 @@ class Leases:
             )
 
     def take(self, name: MemoryName) -> Leased | None:
-        """Leases a slot.
+        """Lease a slot.
 
         Returns:
-            None where nothing is, or is being written: a later version comes.
+            None if the slot has no version, or is being written: a later version comes.
 
         Raises:
-            TransferFailed: it cannot be read here, or is not what the sender has said.
-            ClosedError: they have been given back.
+            TransferFailed: it cannot be read here, or differs from the announcement.
+            ClosedError: they have been released.
         """
         reader = self._find(name)
         header = reader.lease()
@@ -145,12 +144,12 @@ class Leases:
         return reader
 
     def release(self, reader: SlotReader) -> None:
-        """It is not looked at any more, unless it is kept."""
+        """Release a slot, unless it is kept."""
         if reader is not self._kept:
             reader.release()
 
     def keep(self, reader: SlotReader | None) -> None:
-        """The receiver's tensors stand in it from now on, and not in the one before any more."""
+        """Note that the receiver's tensors are mapped to this slot now, and not to the one before."""
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
@@ -160,10 +159,10 @@ class Leases:
             before.release()
 
     def pinned(self, standing: int) -> int:
-        """Number of slots that tensors of others look at, that in which the receiver's tensors stand among them.
+        """Return the number of slots that other tensors use, including the one with the receiver's tensors.
 
         Args:
-            standing: number of the receiver's tensors that stand there.
+            standing: number of the receiver's tensors that are mapped there.
         """
         self._pins = [pin for pin in self._pins if pin.alive]
         return len(self._pins) + (self._kept is not None and self._kept.is_looked_at(standing))
@@ -177,17 +176,17 @@ class Leases:
         return any(reader is not self._kept for reader in list(self._known.values()))
 
     def shed(self) -> None:
-        """Gives all of them back that are not kept: nothing more comes into them.  In a thread, as ``close``."""
+        """Release all slots that are not kept; belongs into a thread, as ``close``."""
         for reader in list(self._known.values()):
             if reader is not self._kept:
                 self._close(reader)
 
     def forget(self) -> None:
-        """Gives all of them back, because no tensor stands in them any more; of much memory in a thread."""
+        """Release all slots, because no tensor is mapped to them any more."""
         self._kept = None
         self.shed()
 
     def close(self) -> None:
-        """Gives all of them back for good; of much memory in a thread.  Idempotent."""
+        """Release all slots for good; with much memory, in a thread. Idempotent."""
         self._is_closed = True
         self.forget()

@@ -37,17 +37,17 @@ from rlinf_async.weights.model.param_tree import Path
 Views: TypeAlias = dict[Path, torch.Tensor]
 
 LEASE_BYTE: Final = 0
-"""Locked by readers and the writer of the slot."""
+"""Byte locked by readers and the writer of the slot."""
 
 OPENED_BYTE: Final = 1
-"""Locked by readers that have the leaves on a GPU open, leased or not."""
+"""Byte locked by readers that have the leaves on a GPU open, leased or not."""
 
 IN_SLOT: Final = 1
 ON_GPU: Final = 2
-"""Where the leaves of a version are: in the slot itself, in the memory of a GPU that goes with it, or in both."""
+"""Places of a version's leaves: the slot itself, the memory of a GPU that goes with it, or both."""
 
 PUBLISHED: Final = 4
-"""A version with this may be applied; without, its writer may still withdraw it."""
+"""Flag of a version that may be applied; without it, the writer may withdraw the version."""
 
 HEADER_BYTES: Final = 4096
 """Room for the header; the extra begins on a page of its own."""
@@ -65,8 +65,8 @@ class SlotHeader(NamedTuple):
         digest: of the manifest; a shorter one than 32 bytes ends with zeros.
         sequence: grows by one when writing begins and when it ends.
         version: of the weights.
-        extra: bytes of what the model has beside its tensors.
-        places: of the leaves, ``IN_SLOT`` and ``ON_GPU``; where they are in the slot, it has memory for them.  And
+        extra: size of the values beside the tensors, in bytes.
+        places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``; the slot has memory for leaves that are in it. And
             ``PUBLISHED``.
     """
 
@@ -78,7 +78,7 @@ class SlotHeader(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the slot holds a version, and no writer is, or has died, at work."""
+        """True if the slot holds a version: no writer is at work, or has died there."""
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:
@@ -86,7 +86,8 @@ class SlotHeader(NamedTuple):
 
     @classmethod
     def unpack(cls, memory: bytes | bytearray | memoryview) -> SlotHeader:
-        """
+        """Read a header.
+
         Raises:
             ValueError: this is no slot.
         """
@@ -100,8 +101,8 @@ class SlotLayout(NamedTuple):
     """Layout of a slot in bytes.
 
     Attributes:
-        leaves: of the packed leaves.
-        extra: at first; it may grow to four times as much.
+        leaves: size of the packed leaves.
+        extra: initial size of the extra; it may grow to four times as much.
     """
 
     leaves: int
@@ -121,11 +122,12 @@ class SlotLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Of the whole slot, of which there is memory for the head only at first."""
+        """Size of the whole slot; only the head has memory at first."""
         return self.leaves_offset + _round_up(self.leaves, _LEAVES_ALIGNMENT_BYTES)
 
     def check_room(self, label: str, slots: int = 1) -> None:
-        """
+        """Check the available memory.
+
         Raises:
             MemoryError: this machine, or this container, has less memory left than so many slots take.
         """
@@ -143,7 +145,7 @@ class MemoryName(NamedTuple):
     Attributes:
         path: of the writer's descriptor.
         inode: of the memory: a descriptor's number is used again.
-        on_gpu: where the leaves are besides: a GPU's uuid and a ``Handle``; None where they are in the slot only.
+        on_gpu: further place of the leaves: a GPU's uuid and a ``Handle``; None if they are in the slot only.
     """
 
     path: str
@@ -153,7 +155,7 @@ class MemoryName(NamedTuple):
 
 
 class Slot:
-    """A slot in this process: its head is mapped from the beginning, its leaves when they are first asked for."""
+    """A slot in this process: its head is mapped at once, its leaves at their first use."""
 
     def __init__(self, fd: int, manifest: Manifest, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd
@@ -168,7 +170,7 @@ class Slot:
 
     @property
     def nbytes(self) -> int:
-        """Of the leaves."""
+        """Size of the leaves."""
         return self._layout.leaves
 
     @property
@@ -192,7 +194,7 @@ class Slot:
         return self._views
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
-        """A GPU copies from it, or to it, at full speed from now on."""
+        """Register it for copies by a GPU at full speed."""
         if self._unregister is None and self.leaves.nbytes:
             self._unregister = registrar.register(self._memory, device)
 
@@ -204,9 +206,9 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Lets go of it: it is unmapped now, of much memory in a thread, or with the last tensor that stands in it.
+        """Close it: it is unmapped now, with much memory in a thread, or with the last tensor that is mapped to it.
 
-        Others go on with it.  Idempotent.
+        Other processes go on with it. Idempotent.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
@@ -218,12 +220,12 @@ class Slot:
 
 
 class SlotWriter(Slot):
-    """A slot, as its owner has it.
+    """A slot of this process.
 
-    The memory of its leaves is taken by the first that asks for ``leaves``, all at once: packing meets no page fault.
+    The memory of its leaves is taken at the first use of ``leaves``, all at once: packing meets no page fault.
 
     Attributes:
-        name_on_gpu: where its leaves can be packed to besides, once there is such a place: see ``MemoryName``.
+        name_on_gpu: further place for its leaves, once there is one: see ``MemoryName``.
 
     Raises, there too:
         MemoryError, OSError: there is no memory, or no file descriptor, for it.
@@ -232,7 +234,7 @@ class SlotWriter(Slot):
     def __init__(self, manifest: Manifest, layout: SlotLayout, label: str = "weights") -> None:
         self._label = label
         self._header = SlotHeader(manifest.digest)
-        self._uses: list[None] = []  # one for each ``hold``: to append and to pop takes no lock
+        self._uses: list[None] = []  # one for each ``pin``: to append and to pop takes no lock
         self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
@@ -264,53 +266,53 @@ class SlotWriter(Slot):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds a version."""
+        """True if it holds a version."""
         return self._header.is_whole
 
     @property
     def is_in_slot(self) -> bool:
-        """Whether the leaves of its version are in the slot itself."""
+        """True if the leaves of its version are in the slot itself."""
         return bool(self._header.places & IN_SLOT)
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether they are in the memory of a GPU."""
+        """True if they are in the memory of a GPU."""
         return bool(self._header.places & ON_GPU)
 
     @property
     def extra(self) -> bytes:
         return bytes(self._extra(self._header.extra))
 
-    def hold(self) -> None:
-        """It is being sent from: no other version comes into it until ``let_go``."""
+    def pin(self) -> None:
+        """Keep it from being written again until ``unpin``, which is called once for each call."""
         self._uses.append(None)
 
-    def let_go(self) -> None:
+    def unpin(self) -> None:
         self._uses.pop()
 
     @property
-    def is_held(self) -> bool:
+    def is_pinned(self) -> bool:
         return bool(self._uses)
 
-    def claim(self) -> bool:
-        """Keeps readers out until ``give_back``.  False while it is leased."""
+    def lock(self) -> bool:
+        """Keep readers out until ``unlock``. Return False while it is leased."""
         return lock(self._fd, fcntl.F_WRLCK)
 
-    def give_back(self) -> None:
+    def unlock(self) -> None:
         lock(self._fd, fcntl.F_UNLCK)
 
     def begin(self) -> None:
-        """What is in the slot is no version from now on.  It has been claimed."""
+        """Mark the locked slot as being written: it holds no version."""
         self._set(sequence=self._header.sequence | 1)
 
     def finish(self, version: int, extra: bytes = b"", places: int = IN_SLOT) -> None:
-        """The slot holds a whole version.
+        """Mark the slot as holding a whole version.
 
         Args:
-            places: where its leaves are, ``IN_SLOT``, ``ON_GPU`` or both.
+            places: places of its leaves, ``IN_SLOT``, ``ON_GPU`` or both.
 
         Raises:
-            ValueError: the extra is longer than there is room.
+            ValueError: the extra is longer than its room.
         """
         room = self._layout.extra_room
         if len(extra) > room:
@@ -323,11 +325,11 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
-        """The leaves, which were only on a GPU, are in the slot too; those who read them there go on."""
+        """Note that leaves on a GPU are in the slot too; readers go on."""
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:
-        """Have readers apply the version, also one that was told of an earlier one in this slot."""
+        """Have readers apply the version, even one that was told of an earlier one in this slot."""
         self._set(places=self._header.places | PUBLISHED)
 
     def _set(self, **fields: Any) -> None:
@@ -336,19 +338,19 @@ class SlotWriter(Slot):
         self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
-        """Its leaves on a GPU are not opened by anybody else from here on.
+        """Keep others from opening its leaves on a GPU.
 
         Returns:
-            A descriptor, the caller's: a lock on ``OPENED_BYTE`` is to be had once all have closed them.
+            A descriptor for the caller: its lock on ``OPENED_BYTE`` is free once all have closed the leaves.
         """
         self._set(places=self._header.places & ~ON_GPU)
         return os.dup(self._fd)
 
 
 def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
-    """Takes or gives back a lock on a slot, without waiting.  False if another one is in the way.
+    """Take or release a lock on a slot, without waiting. Return False if another one is in the way.
 
-    It is the open file's, not the process's: another descriptor of the same process is in the way too.
+    The lock belongs to the open file, not to the process: another descriptor of the same process is in the way too.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

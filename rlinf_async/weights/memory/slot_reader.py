@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import torch
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async.errors import TransferFailed
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import (
@@ -38,7 +38,7 @@ class MemoryGone(TransferFailed):
 class SlotReader(Slot):
     """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
 
-    Its leaves are to be looked at under a lease only, and asked for once the header says that they are in the slot.
+    Its leaves may be read under a lease only, once the header says that they are in the slot.
 
     Attributes:
         views_on_gpu: the leaves on a GPU, once they are open.
@@ -63,8 +63,8 @@ class SlotReader(Slot):
             os.close(fd)
             raise
         self._lease: int | None = None
-        """A descriptor of its own, whose lock it is and goes with it: to close it gives the lease back here, and not in
-        a process that was forked meanwhile and looks at the same memory."""
+        """A descriptor of its own, which owns the lock: closing it releases the lease here, and not in a forked child
+        that reads the same memory."""
         self._shut: Callable[[], None] | None = None
         self._own_uses: list[tuple[torch.Tensor, int]] = []
         """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
@@ -75,7 +75,7 @@ class SlotReader(Slot):
 
     @property
     def header(self) -> SlotHeader:
-        """What is true of it as long as it is leased, and may change at any time otherwise."""
+        """The header, which is reliable only under a lease."""
         return SlotHeader.unpack(self._head)
 
     @property
@@ -87,14 +87,14 @@ class SlotReader(Slot):
 
     @property
     def is_mapped(self) -> bool:
-        """Whether its leaves are."""
+        """True if its leaves are mapped."""
         return self._views is not None
 
     def lease(self) -> SlotHeader | None:
-        """Keeps the writer out until ``release``.
+        """Keep the writer out until ``release``.
 
         Returns:
-            What is in the slot; None where nothing is, or is being written: then there is no lease.
+            The header; None, without a lease, if the slot holds no version or is being written.
 
         Raises:
             OSError: there is no file descriptor for it.
@@ -115,7 +115,7 @@ class SlotReader(Slot):
         """True if tensors that are not this reader's share the memory of the leaves.
 
         Args:
-            standing: number of others that are known of, and do not count.
+            standing: number of known tensors that do not count.
         """
         return bool(self._looked_at(standing))
 
@@ -126,15 +126,13 @@ class SlotReader(Slot):
         return bytes(self._extra(header.extra))
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
-        """Opens the leaves that are on a GPU, if there are any yet, until ``close``.
-
-        They too are to be looked at under a lease only.
+        """Open leaves on a GPU, if there are any yet, until ``close``; they too may be read under a lease only.
 
         Raises:
             Exception: they cannot be opened here.
         """
         _, *facts = on_gpu
-        handle = Handle(*facts)
+        handle = IpcHandle(*facts)
         if handle.nbytes != self.nbytes:
             raise TransferFailed(
                 f"{handle.nbytes} bytes on {device} are not the memory that their sender has announced"
@@ -153,14 +151,14 @@ class SlotReader(Slot):
                 lock(self._fd, fcntl.F_UNLCK, OPENED_BYTE)
 
     def close(self) -> None:
-        """As of a slot, and ``leave``."""
+        """Close it, as ``leave``."""
         self.leave()
 
     def leave(self) -> Pins:
-        """Close it: give the lease back, and close the memory of a GPU.
+        """Close it: release the lease, and close the memory of a GPU.
 
-        Tensors of others that look at the leaves keep both until the last of them is gone: no other version comes into
-        that memory meanwhile.
+        Tensors of others that are mapped to the leaves keep both until the last of them is gone: no other version comes
+        into that memory meanwhile.
 
         Returns:
             The finalizers of such memory.
@@ -184,11 +182,11 @@ class SlotReader(Slot):
 
 
 Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
-"""Finalizers of memory, each alive as long as tensors of others look at that memory."""
+"""Finalizers of memory, each alive as long as tensors of others use that memory."""
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
-    """One of these stretches of memory is gone; with the last of them, the lease is."""
+    """Note that one stretch of memory is gone; the lease goes with the last one."""
     ends = left.pop()
     if not left:
         ends.close()
@@ -202,6 +200,6 @@ def _shut(shut: Callable[[], None]) -> None:
 
 
 def _uses(memory: torch.Tensor) -> int:
-    """Number of tensors, here and in others' hands, that share the memory of this one."""
+    """Return the number of tensors, here and elsewhere, that share the memory of this one."""
     # Nothing public counts them: a storage that Python sees is one of them, whatever it is the storage of.
     return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""Slots of a sender: takes one for each version, packs, fills and replaces it."""
+"""Slots of a sender: taken for each version, packed, filled and replaced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.weights.memory.cuda import CUDA
-from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire
+from rlinf_async.weights.memory.device_leaves import DeviceLeaves, free_retired, retire, retired
 from rlinf_async.weights.memory.gpus import Gpus, Registrar, copy_settled
 from rlinf_async.weights.memory.slot import IN_SLOT, ON_GPU, PUBLISHED, SlotLayout, SlotWriter
 from rlinf_async.weights.model.copying import Copy, copy_tensors
@@ -21,18 +21,18 @@ logger = own_logger(__name__)
 class Store:
     """Room for some versions of one model; not for two threads at once.
 
-    A slot that is still leased when its turn comes is left to its readers, and another piece of memory takes its place:
-    a reader that is stopped holds nothing up.  The kernel frees what was left once its last reader lets go of it.
+    A slot that is still leased when its turn comes is left to its readers, and new memory takes its place: a stopped
+    reader delays nothing. The kernel frees the old slot once its last reader has left it.
 
-    The leaves of a version from a GPU may lie there, in the slot, or in both places; ``fill`` brings them into the slot
-    when a receiver needs them there.  Memory of the GPU is taken with the first version that lies there.
+    The leaves of a version from a GPU may lie there, in the slot, or in both places; ``fill`` copies them into the slot
+    when a receiver needs them there. Memory of the GPU is taken with the first version that lies there.
 
     Args:
         slots: two or more: the latest version stays whole until there is another.
-        extra: bytes of what the model has beside its tensors at first.
-        gpus: in the place of CUDA's.
-        reserves: memory for all slots is taken now, and not of each when it is needed: weights may stay on a GPU.
-        most: slots that there may be; above ``slots`` one is added when all others are read or held.
+        extra: initial size of the values beside the tensors, in bytes.
+        gpus: interface to the GPUs.
+        reserves: take memory for all slots now, and not for each when it is needed: weights may stay on a GPU.
+        most: limit of slots; beyond ``slots``, one is added when all others are read or pinned.
 
     Attributes:
         latest: the slot with the latest version.
@@ -68,7 +68,7 @@ class Store:
         self._slots: list[SlotWriter] = []
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._before: SlotWriter | None = None
-        """The slot with the version before the latest, as long as nothing else is in it."""
+        """The slot with the version before the latest, while nothing else is in it."""
         if reserves:
             self.layout.check_room(label, slots)
         try:
@@ -88,33 +88,34 @@ class Store:
         return SlotWriter(self.manifest, self.layout, self._label)
 
     def take(self) -> SlotWriter:
-        """A slot for the next version, claimed: the one with the oldest that nobody reads.
+        """Return a locked slot for the next version: the oldest without readers.
 
         Raises:
             MemoryError, OSError: as the constructor.
         """
-        free_retired()
+        if retired:
+            free_retired()
         others = sorted((slot for slot in self._slots if slot is not self.latest), key=_age)
-        taken = next((slot for slot in others if not slot.is_held and slot.claim()), None)
+        taken = next((slot for slot in others if not slot.is_pinned and slot.lock()), None)
         grows = taken is None and len(self._slots) < self.most
         if not grows and self._before is (taken or others[0]):
             self._before = None
         if taken is None:
             taken = self._make()
-            taken.claim()
+            taken.lock()
             if grows:
                 self._slots.append(taken)
             else:
                 self._slots[self._slots.index(others[0])] = taken
-                self._close(others[0])  # which may fail, and is in nobody's way then
+                self._close(others[0])  # a failure here leaves the new slot in place
         return taken
 
     def register(self, slot: SlotWriter, device: torch.device) -> None:
-        """A GPU will copy to it."""
+        """Register a slot for copies by a GPU."""
         slot.register(self._registrar, device)
 
     def make_room(self, slot: SlotWriter, device: torch.device) -> bool:
-        """Whether a slot that was taken can be packed on that GPU.  What was tried once in vain is not tried again."""
+        """True if a slot can be packed on that GPU. A failed attempt is not repeated."""
         if self._is_refused or self._device not in (None, device):
             return False
         if slot not in self._on_gpu:
@@ -145,20 +146,22 @@ class Store:
         on_gpu: bool = False,
         fill: Copy | None = None,
     ) -> SlotWriter:
-        """Copies a version into a slot that was taken, in the dtypes in which it travels; one pass over the memory.
+        """Copy a version into a slot that was taken, in the dtypes in which it travels, in one pass over the memory.
 
         Args:
             tensors: in the order of the leaves.
-            extra: what the model has beside its tensors.
-            copy: what is called with their places and these tensors.
-            on_gpu: their places are on the GPU, for which there is room.
-            fill: what copies all that is there into the slot, if it should.
+            extra: values beside the tensors.
+            copy: copies the tensors to their places.
+            on_gpu: their places are on the GPU, which has room for them.
+            fill: copies the packed leaves into the slot; None: leave them on the GPU.
 
         Raises:
             ValueError: it does not fit.
         """
         try:
-            views = list((self._on_gpu[slot] if on_gpu else slot).views.values())  # for which there may be no memory
+            views = list(
+                (self._on_gpu[slot] if on_gpu else slot).views.values()
+            )  # MemoryError, if there is none for them
             slot.begin()
             copy(views, tensors)
             if on_gpu and fill is not None:
@@ -167,11 +170,11 @@ class Store:
             slot.finish(version, extra, places)
             self._before, self.latest = self.latest, slot
         finally:
-            slot.give_back()
+            slot.unlock()
         return slot
 
     def fill(self) -> None:
-        """The latest version is in its slot too from here on; not while another one is packed.
+        """Copy the latest version into its slot; not while another one is packed.
 
         Raises:
             RuntimeError: the GPU does not give it.
@@ -187,27 +190,27 @@ class Store:
         copy([slot.leaves], [on_gpu.memory])
 
     def withdraw(self, version: int) -> None:
-        """A version that may have been packed is not published: the one before it is the latest again."""
+        """Withdraw a version that may have been packed: the one before it is the latest again."""
         if self.latest is not None and self.latest.version == version:
             withdrawn, self.latest, self._before = self.latest, self._before, None
             withdrawn.begin()
 
     def receive(self, slot: SlotWriter) -> torch.Tensor:
-        """The bytes of a slot that was taken, for the caller to fill; then ``received``."""
+        """Return the bytes of a slot that was taken, for the caller to fill; ``received`` follows."""
         slot.begin()
         return slot.leaves
 
     def received(self, slot: SlotWriter, version: int, extra: bytes) -> SlotWriter:
-        """A slot holds a whole version."""
+        """Note that a slot holds a whole version."""
         try:
             slot.finish(version, extra, IN_SLOT | PUBLISHED)
             self._before, self.latest = self.latest, slot
         finally:
-            slot.give_back()
+            slot.unlock()
         return slot
 
     def close(self) -> None:
-        """Lets go of the memory; readers go on with theirs.  Idempotent."""
+        """Close all slots; readers go on with theirs. Idempotent."""
         slots, self._slots, self.latest = self._slots, [], None
         for slot in slots:
             self._close(slot)
@@ -221,5 +224,5 @@ class Store:
 
 
 def _age(slot: SlotWriter) -> tuple[bool, int]:
-    """Sorts slots without a version first, then older ones."""
+    """Sort key: slots without a version first, then older ones."""
     return slot.is_whole, slot.version

@@ -23,13 +23,13 @@ DENSE: Final = frozenset(
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not dtype.is_complex and not str(dtype).startswith("torch.q")
 )
-"""Of these equal values are equal bytes, but for the sign of what is lazily negated."""
+"""Dtypes whose equal values are equal bytes, except for the sign of lazily negated ones."""
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""What elements of so many bytes are moved as, bit for bit."""
+"""Integer dtype by element size, for copies bit for bit."""
 
 _TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Others may mean something else than their memory."""
+"""Tensor types without a meaning beyond their memory."""
 
 _STRIDED: Final = frozenset({torch.strided})
 _IS_CPU: Final = operator.attrgetter("is_cpu")
@@ -40,34 +40,34 @@ _SHAPE: Final = operator.attrgetter("shape")
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 _MAX_UNDIVIDED: Final = 32768
-"""Elements up to which torch copies a tensor by one thread; it divides a larger one among those that it has."""
+"""Elements up to which torch copies a tensor by one thread; it divides a larger one among its threads."""
 
 _LITTLE_BYTES: Final = 1 << 20
-"""Up to so much, it takes longer to find out what is best."""
+"""Size up to which finding the best way takes longer than copying."""
 
 _SHARED_BYTES: Final = 32 << 20
-"""From so much on, more than one thread pays."""
+"""Size from which more than one thread pays."""
 
 _MAX_THREADS: Final = 16
-"""Memory feeds no more."""
+"""Number of threads that saturates the memory."""
 
 _PIECE_BYTES: Final = 16 << 20
-"""What a thread moves at a time."""
+"""Size of one move by a thread."""
 
 STEP_BYTES: Final = 16 << 20
-"""Between two words of ``copy_in_order`` on how far it is."""
+"""Bytes between two reports of ``copy_in_order``."""
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 
 Copy: TypeAlias = Callable[[Tensors, Tensors], None]
-"""What copies each of the second to its place in the first, as ``copy_tensors``."""
+"""Function that copies each of the second to its place in the first, as ``copy_tensors``."""
 
 
 def copy_tensors(targets: Tensors, sources: Tensors) -> None:
-    """Copies each source to its target, whose dtype and device it takes on; done when it returns.
+    """Copy each source to its target, whose dtype and device it takes on; done when it returns.
 
-    By two threads or more where there is much of it, even if torch has only one: all others wait for the weights, and
-    who has a processor for itself is done in two thirds of the time.
+    Large copies take two threads or more, even if torch has only one: readers wait for the weights, and two threads on
+    free cores take two thirds of the time of one.
 
     Raises:
         Exception: torch cannot copy one of them; some have been copied then.
@@ -90,16 +90,17 @@ def copy_tensors(targets: Tensors, sources: Tensors) -> None:
 
 
 def _copy(targets: Tensors, sources: Tensors) -> None:
-    """One call for all of them: ten thousand small ones cost little more than a large one."""
+    """Copy all of them by one call: ten thousand small ones cost little more than a large one."""
     if targets:
         with torch.no_grad():  # each thread says so for itself
             torch._foreach_copy_(list(targets), list(sources))
 
 
 def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
-    """Copies memory as it is.
+    """Copy memory as it is.
 
-    Torch's threads wait for each other after every tensor, long for one that others keep from running; these do not.
+    Torch's threads wait for each other after every tensor, which takes long if one of them has no core; these threads
+    do not.
 
     Args:
         targets, sources: found by ``movable``.
@@ -114,11 +115,11 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
         moves = [functools.partial(_MOVE, *piece) for piece in pieces]
         share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        increment_version(targets)  # what autograd keeps of them for a backward is not theirs any more
+        increment_version(targets)  # else a backward pass would use the new values unnoticed
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:
-    """The pairs, among these, that are copied by moving memory and nothing else."""
+    """Return the pairs, among these, that are copied by moving memory and nothing else."""
 
     def are_moves(indices: Sequence[int]) -> bool:
         ours, theirs = [targets[index] for index in indices], [sources[index] for index in indices]
@@ -128,7 +129,7 @@ def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequenc
 
 
 def are_alike(targets: Tensors, sources: Tensors) -> bool:
-    """Whether all of them are dense tensors on the CPU, and those of each pair of one dtype and shape."""
+    """True if all of them are dense tensors on the CPU, and those of each pair have one dtype and shape."""
     return (
         all(map(_are_plain, (targets, sources)))
         and all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
@@ -152,10 +153,10 @@ def _are_plain(tensors: Tensors) -> bool:
 
 
 def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
-    """Makes all calls, each thread the next one as soon as it is free: one that others keep from running does less.
+    """Make all calls, each thread the next one as soon as it is free: a slow thread takes fewer.
 
     Raises:
-        Exception: the first that a call raises, when all threads have ended.
+        Exception: the first error of a call, once all threads have ended.
     """
     left = iter(list(calls))
 
@@ -177,7 +178,7 @@ def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
 
 
 def threads_for(nbytes: int) -> int:
-    """Threads that share the work on so many bytes."""
+    """Return the number of threads for so many bytes."""
     there = min(len(os.sched_getaffinity(0)), max(2, torch.get_num_threads()), _MAX_THREADS)
     return there if nbytes >= _SHARED_BYTES else 1
 
@@ -190,13 +191,13 @@ def copy_in_order(
     step: int = STEP_BYTES,
     copy: Copy = copy_tensors,
 ) -> None:
-    """The same from the first to the last, saying how far it is.
+    """Copy from the first to the last tensor, with reports of the progress.
 
     Args:
-        ends: of the targets, in bytes from where the first of them begins, ascending.
-        copied: called now and then with the bytes up to which all are there.
-        step: bytes after which it is called; a larger tensor is copied in parts where that is possible.
-        copy: what copies them, some at a time.
+        ends: ends of the targets, in bytes from the beginning of the first, ascending.
+        copied: called now and then with the number of bytes that are complete.
+        step: bytes between two calls; a larger tensor is copied in parts where that is possible.
+        copy: copies some of them.
     """
     first, before = 0, 0
     for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
@@ -217,10 +218,11 @@ def copy_in_order(
 
 
 def as_integers(targets: Tensors, sources: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The same memory, seen as integers where both of a pair have one dtype and are on a GPU: for a copy bit by bit.
+    """Return the same memory, as integers where both tensors of a pair have one dtype and are on a GPU, to copy bit by
+    bit.
 
-    There torch copies many tensors by way of the dtype that it computes in, which makes every NaN the same one, and
-    does not know some of the dtypes that it only stores.
+    On a GPU, torch copies many tensors by way of the dtype that it computes in, which makes all NaNs equal, and refuses
+    some dtypes that it only stores.
     """
     pairs = [
         (target.view(INTEGERS[target.itemsize]), source.view(INTEGERS[source.itemsize]))

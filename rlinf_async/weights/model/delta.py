@@ -4,7 +4,7 @@ Both regions are as the manifest lays them out.  They are compared as integers, 
 leaf, or neighbouring small leaves of one element size.  Each piece takes the smallest of these forms:
 
     same      nothing
-    gaps      16 bits per changed element for how many were skipped before it, then the new values
+    gaps      16 bits per changed element for the number of skipped elements before it, then the new values
     dense     the whole piece
 
 Values are absolute, so that applying a delta twice does no harm, and NaN or -0.0 are values like any others.
@@ -28,10 +28,10 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import ALIGNMENT, Manifest, dtype_of
 
 PIECE: Final = 2 << 20
-"""Bytes of a piece on a CPU, where both versions of it should stay in the cache."""
+"""Size of a piece on a CPU, where both versions of it should stay in the cache."""
 
 GPU_PIECE: Final = 64 << 20
-"""Bytes of a piece on a GPU, which every call costs as much as to compare some megabytes."""
+"""Size of a piece on a GPU, where each call costs as much as comparing some megabytes."""
 
 _SMALL: Final = 64 << 10  # leaves below this many bytes share a piece
 _SAME, _GAPS, _DENSE = range(3)
@@ -44,9 +44,8 @@ class Delta:
     """The difference between two versions.
 
     Attributes:
-        head: which form each piece has; some bytes per piece.
-        body: everything else, one dimension of uint8, on the device where the versions were compared; never more than
-            ``manifest.nbytes``.
+        head: forms of the pieces; some bytes per piece.
+        body: the rest, one dimension of uint8, on the device of the comparison; at most ``manifest.nbytes``.
     """
 
     head: bytes
@@ -54,11 +53,11 @@ class Delta:
 
     @property
     def nbytes(self) -> int:
-        """Of head and body."""
+        """Size of head and body."""
         return len(self.head) + self.body.numel()
 
     def apply(self, manifest: Manifest, region: torch.Tensor | LeafMemory) -> None:
-        """Turns the base into the new version, in place; the body must be on the region's device.
+        """Turn the base into the new version, in place; the body must be on the region's device.
 
         Args:
             manifest: the one with which it was made.
@@ -94,8 +93,8 @@ class Delta:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """Elements of one size, somewhere in a region.  Attributes in bytes: ``begin``, ``end``, ``unit``."""
+class _DeltaPiece:
+    """Elements of one size in a region. Attributes in bytes: ``begin``, ``end``, ``unit``."""
 
     begin: int
     end: int
@@ -119,7 +118,7 @@ class _Piece:
         return contextlib.nullcontext(region[self.begin : self.end])
 
     def nbytes(self, form: int, changed: int, gaps: int) -> int:
-        """Of its section of the body, in which values begin at a multiple of 8."""
+        """Return the size of its section of the body, in which values begin at a multiple of 8."""
         positions = (0, 2 * gaps, 0)[form]
         values = (0, changed, self.count)[form] * self.unit
         return _padded(positions) + _padded(values)
@@ -133,18 +132,18 @@ def encode(
     *,
     snapshot: torch.Tensor | None = None,
 ) -> Delta:
-    """Compares two versions.
+    """Compare two versions.
 
     Args:
-        manifest: how both lie.
+        manifest: layout of both.
         base: one dimension of uint8, at least ``manifest.nbytes``; without one, the delta is the whole of ``new``.
         new: the same, or the tensors of a model; on the same device.
-        piece: bytes of a piece, a multiple of 256.
+        piece: size of a piece, a multiple of 256.
         snapshot: becomes the new version on the way, while it is in the cache; may be the base.
 
     Returns:
-        A delta; its head and its body are the same bytes whatever the device, where the pieces are of one size.  Where
-        they are not, both turn the base into the same new version.  It has its own memory.
+        A delta with memory of its own. With pieces of one size, head and body do not depend on the device; with others,
+        both still turn the base into the same new version.
     """
     table, sections = bytearray(), []
     for part in _pieces(manifest, piece):
@@ -164,8 +163,8 @@ def encode(
     return Delta(head, torch.cat(sections) if sections else torch.empty(0, dtype=torch.uint8, device=new.device))
 
 
-def _pieces(manifest: Manifest, size: int) -> Iterator[_Piece]:
-    """From the manifest alone, so that both sides find the same."""
+def _pieces(manifest: Manifest, size: int) -> Iterator[_DeltaPiece]:
+    """Yield the pieces, which depend on the manifest alone: both sides find the same."""
     begin = end = unit = 0
     for leaf in manifest.leaves:
         own = min(dtype_of(leaf.transport_dtype).itemsize, 8)
@@ -174,17 +173,17 @@ def _pieces(manifest: Manifest, size: int) -> Iterator[_Piece]:
             end = leaf.offset + padded
             continue
         if end > begin:
-            yield _Piece(begin, end, unit)
+            yield _DeltaPiece(begin, end, unit)
         begin, end, unit = leaf.offset, leaf.offset + padded, own
         if leaf.nbytes >= _SMALL:
             for start in range(begin, begin + leaf.nbytes, size):
-                yield _Piece(start, min(start + size, begin + leaf.nbytes), unit)
+                yield _DeltaPiece(start, min(start + size, begin + leaf.nbytes), unit)
             begin, unit = end, 0
     if end > begin:
-        yield _Piece(begin, end, unit)
+        yield _DeltaPiece(begin, end, unit)
 
 
-def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int, list[torch.Tensor]]:
+def _encode(piece: _DeltaPiece, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int, list[torch.Tensor]]:
     different = _compared(before, after)
     changed = int(numpy.count_nonzero(different.numpy()) if different.device.type == "cpu" else different.sum())
     if not changed:
@@ -199,8 +198,8 @@ def _encode(piece: _Piece, before: torch.Tensor, after: torch.Tensor) -> tuple[i
     return _DENSE, changed, 0, [after]
 
 
-def _check(piece: _Piece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
-    """That it changes as many elements as it says, all of them within the piece."""
+def _check(piece: _DeltaPiece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
+    """Check that the section changes as many elements as it says, all of them within the piece."""
     if form == _GAPS:
         skipped = section[: 2 * gaps].view(torch.int16).to(torch.int32) & _ESCAPE
         escapes = int((skipped == _ESCAPE).sum())

@@ -15,23 +15,23 @@ from rlinf_async.weights.model.copying import share, threads_for
 from rlinf_async.weights.model.fit import as_bytes, with_one_nan
 from rlinf_async.weights.model.manifest import Manifest, dtype_name, dtype_of
 from rlinf_async.weights.model.param_tree import name_of
-from rlinf_async.weights.model.places import Part, piece_of
+from rlinf_async.weights.model.places import StackPart, piece_of
 from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
 _TOGETHER: Final = 64  # tensors that a thread hashes before it takes others
 
-Parts: TypeAlias = Sequence[Part | Slice]
+Parts: TypeAlias = Sequence[StackPart | Slice]
 
 Form: TypeAlias = tuple[int, str, Parts]
-"""Index of a leaf, dtype of a tensor that holds it, and the part of the leaf that is (empty: all)."""
+"""Index of a leaf, dtype of a tensor that holds it, and the held part of the leaf (empty: all)."""
 
 
 def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor]]) -> tuple[bytes, bytes]:
-    """Forms of what a destination holds, packed (empty: all leaves as they travel), and the digest of each.
+    """Return packed forms of a destination's tensors (empty: all leaves as they travel), and their digests.
 
     Args:
-        held: of each tensor, its leaf, the part of it, and the tensor.
+        held: for each tensor, its leaf, the part of it, and the tensor.
     """
     held = list(held)
     forms: list[Form] = [(leaf, dtype_name(tensor.dtype), parts) for leaf, parts, tensor in held]
@@ -40,7 +40,7 @@ def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor
 
 
 class ExpectedDigests:
-    """Digests of the version that a sender has packed last, in the forms in which receivers hold it; for one thread."""
+    """Digests of one packed version, in the forms in which receivers hold it; for one thread."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -55,13 +55,13 @@ class ExpectedDigests:
         return others
 
     def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Hashes a version in the forms that the one before was asked for in."""
+        """Hash a version in the forms that the one before was asked for in."""
         if version != self._version:
             in_use, self._in_use = self._in_use or {b""}, set()
             self._version, self._known = version, {forms: self._of(forms, leaves) for forms in in_use}
 
     def differing(self, version: int, leaves: Sequence[torch.Tensor], forms: bytes, digests: bytes) -> list[str]:
-        """Names of the tensors that a receiver does not hold as they are in this version."""
+        """Return the names of tensors that a receiver does not hold as they are in this version."""
         self.begin(version, leaves)
         self._in_use.add(forms)
         if forms not in self._known:
@@ -91,7 +91,7 @@ def _as_sent(manifest: Manifest) -> list[Form]:
 
 
 def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.Tensor]) -> bytes:
-    """Digests in the order of the forms, one after the other."""
+    """Return the digests, concatenated in the order of the forms."""
     found = [b""] * len(forms)
 
     def hash_some(numbers: range) -> None:
@@ -108,7 +108,7 @@ def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.T
 
 
 def _buffer(tensor: torch.Tensor) -> Any:
-    """Its bytes.  A view of them by torch takes ten times as long as the hash of a small one."""
+    """Return its bytes. A view by torch takes ten times as long as the hash of a small tensor."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_conj() or tensor.is_neg())
     if is_plain and tensor.is_cpu and tensor.is_contiguous():
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())

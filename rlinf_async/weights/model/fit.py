@@ -14,11 +14,19 @@ from torch.nn.parameter import is_lazy
 
 from rlinf_async.errors import WeightMismatch
 from rlinf_async.weights.model.copying import are_alike, are_contiguous, as_integers
-from rlinf_async.weights.model.manifest import Manifest, dtype_of, not_dense
+from rlinf_async.weights.model.manifest import Manifest, dtype_of
 from rlinf_async.weights.model.naming import Naming, advice
 from rlinf_async.weights.model.overlap import overlaps
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, local_part, memory_of, name_of
-from rlinf_async.weights.model.places import Part, Place, Places, Value
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    ParamTree,
+    Path,
+    local_part,
+    memory_of,
+    name_of,
+    why_without_values,
+)
+from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
 _NAMED: Final = 5  # problems that an error names
@@ -27,23 +35,23 @@ _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), ope
 
 
 class Fit:
-    """Tensors of a destination, and the leaves of weights that they get; as a whole, or an error.
+    """Tensors of a destination, and the leaves that they get; raises if they do not fit.
 
     Args:
-        maps: tensors are to stand in the leaves, instead of being overwritten.
+        maps: tensors are to be remapped to the leaves, instead of being overwritten.
         strict_dtype: nothing is cast.
-        mapped: tensors that stand in leaves now, and will have memory of their own, each by itself, before a copy.
-        naming: of the destination's tensors; None where they cannot be renamed.
-        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that gives them.
+        mapped: tensors that are mapped to leaves now, and get separate memory before a copy.
+        naming: of the destination's tensors; None if they cannot be renamed.
+        shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that returns them.
 
     Attributes:
         targets: tensors that are written, each once.
-        chosen: of each, its place and which leaf it gets.
-        ties: pairs of these that are one tensor in the destination and several in the weights.
-        maps: they can stand in the leaves.
-        why_copied: the reason where they were to, and cannot.
+        chosen: place and leaf index of each target.
+        ties: pairs of places that are one tensor in the destination and several in the weights.
+        maps: True if they can be mapped.
+        why_copied: reason why they cannot be mapped.
         wholes: DTensors whose local parts are among the targets.
-        is_inference: some were made under ``torch.inference_mode()``.
+        is_inference: True if some were made under ``torch.inference_mode()``.
 
     Raises:
         WeightMismatch: they do not fit; names the first five problems, and the keys of both sides.
@@ -66,8 +74,8 @@ class Fit:
         except WeightMismatch as error:
             raise _mismatch([str(error)]) from None
         self._values, self._paths, self._stacks = places.values, frozenset(places.tensors), places.stacks
-        self._replaced: list[tuple[Value, int]] = []
-        self._pairs: list[tuple[Place, int]] = []
+        self._replaced: list[tuple[ValuePlace, int]] = []
+        self._pairs: list[tuple[TensorPlace, int]] = []
         parts: list[torch.Tensor] = []
         self._shard = shard
         problems = list(self._match(places, leaves, names, parts))
@@ -94,11 +102,11 @@ class Fit:
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
     ) -> Iterator[str]:
-        """Notes which place gets which part of which leaf; yields the paths for which there is none."""
+        """Note the part of a leaf that each place gets; yield problems with paths that have no place."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            # Of a leaf that goes as it is to one place that is judged with the place.
-            if (found is None or found[0].parts) and (why := _without_values(leaf, "in the weights")):
+            # A leaf that goes unchanged to one place is judged with the place.
+            if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
                 try:
@@ -117,23 +125,23 @@ class Fit:
                 yield f"{name_of(path)!r} {places.refused.get(path, 'is not in the destination')}"
 
     def _choose(
-        self, tensors: Sequence[torch.Tensor], others: Sequence[Place], is_simple: bool, mapped: Collection[int]
+        self, tensors: Sequence[torch.Tensor], others: Sequence[TensorPlace], is_simple: bool, mapped: Collection[int]
     ) -> list[str]:
-        """Finds the tensors to be written, each once, and where from; problems with the memory that they share.
+        """Choose the tensors to be written, each once; return problems with the memory that they share.
 
         Args:
             others: places without a leaf; one in the memory of a place with a leaf gets the same.
             mapped: ids of tensors that share memory only because they are mapped.
         """
 
-        def memory(place: Place) -> Any:
+        def memory(place: TensorPlace) -> Any:
             return id(place.tensor) if id(place.tensor) in mapped else memory_of(place.tensor)
 
-        self.ties: list[tuple[tuple[Place, int], tuple[Place, int]]] = []
-        others = [place for place in others if _without_values(place.tensor, "") is None]
+        self.ties: list[tuple[tuple[TensorPlace, int], tuple[TensorPlace, int]]] = []
+        others = [place for place in others if not why_without_values(place.tensor)]
         everything = (*tensors, *(place.tensor for place in others))
         addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
-        by_memory: dict[Any, tuple[Place, int]] = {}
+        by_memory: dict[Any, tuple[TensorPlace, int]] = {}
         if len(addresses) == len(everything):
             by_memory = dict(enumerate(self._pairs))  # none is tied to another
         else:
@@ -168,7 +176,7 @@ class Fit:
 
     @functools.cached_property
     def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
-        """Who holds which tensors and modules, under which keys."""
+        """Mappings of the destination, with their keys and the tensors and modules under them."""
         found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for owner, key, item in self._held:
             if id(owner) not in found:
@@ -179,20 +187,20 @@ class Fit:
         return list(found.values())
 
     def is_held(self) -> bool:
-        """Whether the destination still has the very tensors."""
+        """True if the destination still has the very tensors."""
         if any(whole._local_tensor is not local for whole, local in self._locals):
             return False
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
-        """The same, and in the same dtypes, devices and shapes; microseconds for each."""
+        """True if it also has them in the same dtypes, devices and shapes; takes microseconds for each."""
         # Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer.
         return self.is_held() and all(
             all(map(operator.eq, map(attribute, self.targets), form)) for attribute, form in self._forms
         )
 
     def check(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> None:
-        """Judges the values of a version.
+        """Judge the values of a version.
 
         Raises:
             WeightMismatch: tensors that are tied in the destination would get values that differ; a value is for a
@@ -217,28 +225,28 @@ class Fit:
             raise _mismatch(problems)
 
     def sources(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Of each target, the leaf or the part of it that it gets."""
+        """Return the leaf, or the part of it, for each target."""
         found = list(map(leaves.__getitem__, self._indices))
         for number, place in self._members:
             found[number] = place.of(found[number])
         return found
 
-    def held(self) -> list[tuple[int, Sequence[Part | Slice], torch.Tensor]]:
-        """What was written: leaves, the parts of them, and the tensors that hold these now."""
+    def held(self) -> list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]]:
+        """Return leaves, their parts, and the tensors that hold them now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
-        held: list[tuple[int, Sequence[Part | Slice], torch.Tensor]] = [
+        held: list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]] = [
             (index, (*place.parts, *place.slices), place.tensor) for place, index in places
         ]
         return held + [(index, (), value.get()) for value, index in self._replaced]
 
-    def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[Value, Any]]:
-        """Of values in the destination, what takes their place; tensors as copies."""
+    def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[ValuePlace, Any]]:
+        """Return values of the destination with their replacements; tensors as copies."""
         given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
         return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
 
 
 def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
-    """The leaves, those of a manifest without memory; and which of them each path is."""
+    """Return the leaves, those of a manifest without memory, and the index of each path's leaf."""
     if isinstance(weights, ParamTree):
         index = {path: number for number, path in enumerate(weights.tensors)}
         names = index | {path: index[owner] for path, owner in weights.aliases.items()}
@@ -248,11 +256,11 @@ def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mappi
     return [ones[leaf.transport_dtype].expand(leaf.shape) for leaf in weights.leaves], weights.indices
 
 
-def _both(one: Place, other: Place) -> str:
+def _both(one: TensorPlace, other: TensorPlace) -> str:
     return " and ".join(sorted((str(one), str(other))))
 
 
-def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor]) -> str:
+def _why_copied(pairs: Sequence[tuple[TensorPlace, int]], parts: Sequence[torch.Tensor]) -> str:
     for (place, _), part in zip(pairs, parts, strict=True):
         if place.tensor.dtype is not part.dtype:
             return (
@@ -269,20 +277,9 @@ def _why_copied(pairs: Sequence[tuple[Place, int]], parts: Sequence[torch.Tensor
     return f"the tensors are on several devices, {', '.join(sorted(map(str, devices)))}" if len(devices) > 1 else ""
 
 
-def _without_values(tensor: torch.Tensor, where: str) -> str | None:
-    if is_lazy(tensor):
-        return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
-    if tensor.is_meta:
-        return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
-    if kind := not_dense(tensor):
-        return f"is {kind} {where}, and only dense tensors can be written: make it dense"
-    return None
-
-
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
-    """The reason why one cannot be written over the other, if there is one."""
-    why = _without_values(target, "in the destination") or _without_values(source, "in the weights")
-    if why is not None:
+    """Return the reason why one cannot be written over the other, or None."""
+    if why := why_without_values(target, "in the destination") or why_without_values(source, "in the weights"):
         return why
     if is_sharded(source) and not is_sharded(target):
         return "is a DTensor in the weights and none in the destination: send its full_tensor()"
@@ -304,7 +301,7 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
 
 @functools.cache
 def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = "cpu") -> bool:
-    """Whether torch copies one dtype to another; ``can_cast`` does not tell that."""
+    """True if torch copies one dtype to another, which ``can_cast`` does not tell."""
     target, source = torch.empty(1, dtype=there, device=to), torch.empty(1, dtype=here, device=of)
     try:
         torch._foreach_copy_(*as_integers([target], [source]))
@@ -314,7 +311,7 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two values for one tensor are different ones there, bit by bit but for NaNs that a cast makes."""
+    """True if two values for one tensor differ there, bit by bit except for NaNs that a cast makes."""
     if memory_of(one) == memory_of(other):
         return False
     both = [local_part(part) for part in (one, other)]
@@ -326,19 +323,19 @@ def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> boo
 
 
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether they hold the same, bit by bit, in the same form and on the same device."""
+    """True if they hold the same, bit by bit, in the same form and on the same device."""
     forms = ((each.shape, each.dtype, each.device) for each in (one, other))
     return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Its bytes in row-major order, one dimension; a view where it is contiguous."""
+    """Return its bytes in row-major order, one dimension; a view if it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def with_one_nan(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes of a tensor that is cast: which NaN a cast makes depends on the processor, so all of them are one."""
+    """Return the bytes of a cast tensor with equal NaNs: which one a cast makes depends on the processor."""
     tensor = tensor.detach().cpu().to(dtype)
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     bits = as_bytes(values).view(-1, values.itemsize).clone()

@@ -3,11 +3,11 @@
 Every rank puts its shards of a bucket into one message to the rank that gathers.  No other rank ever has a whole
 tensor, and that one those of a bucket at a time.
 
-Every message says which call of which sender it is of.  Whoever gathers puts together shards of one call only: those of
-calls that it was refused, or has failed in, are thrown away when the next call comes, and until then their ranks wait;
-a rank that is further on than the others is ``TransferFailed``, and the next call is as good as new.  That holds for
-ranks that make the same calls, whatever becomes of each.  A rank that does not make a call at all keeps the others
-waiting for as long as torch's process group lets them, and what it calls next is taken for that call.
+Every message names its call and the sender.  The gathering rank puts together shards of one call only.  Shards of calls
+that it was refused, or has failed in, are thrown away when the next call comes; until then their ranks wait.  A rank
+that is ahead of the others raises ``TransferFailed``, and the next call works again.  All of this needs ranks that make
+the same calls, whatever becomes of each.  A rank that does not make a call at all keeps the others waiting for as long
+as torch's process group lets them, and its next call is taken for that one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final, NamedTuple
 import torch
 import torch.distributed as dist
 
-from rlinf_async.weights.model.gather_calls import GATHERING_RANK, Call, Header, announce, await_headers, received
+from rlinf_async.weights.model.gather_calls import GATHERING_RANK, GatherCall, Header, announce, await_headers, received
 from rlinf_async.weights.model.param_tree import ParamTree, Path
 from rlinf_async.weights.model.shards import cut, is_sharded
 
@@ -27,20 +27,20 @@ BUCKET_BYTES: Final = 64 << 20
 
 
 def gathers_here() -> bool:
-    """Whether this rank is the one that gets whole tensors."""
+    """True if this rank gets whole tensors."""
     return not dist.is_initialized() or dist.get_rank() == GATHERING_RANK
 
 
 def gather_buckets(
-    tree: ParamTree, call: Call, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
+    tree: ParamTree, call: GatherCall, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
-    """The tensors of a tree in its order, whole, on rank 0.  Collective: every rank iterates to the end.
+    """Yield the tensors of a tree in its order, whole, on rank 0. Collective: every rank iterates to the end.
 
     Args:
         tree: on every rank the same paths; DTensors, which may have different meshes, or plain tensors.
-        call: that gathers; one may gather several trees, on every rank the same.
+        call: the call that gathers; it may gather several trees, on every rank the same.
         bucket_size: bytes after which a bucket ends; tensors are not divided.
-        views: where tensors may go, if they are of their dtype and device.
+        views: places for tensors of their dtype and device.
 
     Yields:
         ``{path: tensor}``: whole ones of DTensors on rank 0 only, new; plain ones on every rank, the tree's own.
@@ -52,13 +52,13 @@ def gather_buckets(
         yield _gather(bucket, views or {}, call)
 
 
-def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: Call) -> None:
-    """Packs the tensors of a tree, whole, on rank 0: shards go straight to their places where no dtype is cast.
+def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: GatherCall) -> None:
+    """Pack the tensors of a tree, whole, on rank 0: shards go straight to their places where no dtype is cast.
 
     Collective, as ``gather_buckets``, and raises the same.
 
     Args:
-        views: on rank 0 where each goes, cast to its dtype (``Manifest.views``); elsewhere empty.
+        views: on rank 0 the place of each, cast to its dtype (``Manifest.views``); elsewhere empty.
     """
     for whole in gather_buckets(tree, call, views=views):
         for path in whole.keys() & views.keys():
@@ -93,8 +93,9 @@ class _Shard(NamedTuple):
         return whole
 
 
-def _gather(bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call: Call) -> dict[Path, torch.Tensor]:
-    """One bucket; what fits into its place is there at once."""
+def _gather(
+    bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call: GatherCall
+) -> dict[Path, torch.Tensor]:
     whole: dict[Path, torch.Tensor] = {}
     by_rank: dict[int, list[_Shard]] = {}
     together: list[Path] = []
@@ -142,9 +143,9 @@ def _gather(bucket: Mapping[Path, Any], views: Mapping[Path, torch.Tensor], call
 
 
 def _headers(
-    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: Call
+    bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: GatherCall
 ) -> dict[int, tuple[Header, torch.device]]:
-    """What each rank announces to the one that gathers, and where from."""
+    """Return each rank's announcement to the gathering rank, and the device that it leaves from."""
     devices = {rank: bucket[shards[0].path].to_local().device for rank, shards in by_rank.items()}
     for path in together:
         for rank in bucket[path].device_mesh.mesh.view(-1).tolist():
@@ -177,7 +178,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
-    """Who sends which part; of replicas one sends, the receiver itself if it has one.  None: too involved for this."""
+    """Return the shards and their ranks; one of replicas sends, if possible the receiver. None: too involved."""
     mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         return None  # partial sums, and the strided shards of tensor parallelism under FSDP

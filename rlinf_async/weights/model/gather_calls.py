@@ -20,25 +20,25 @@ from rlinf_async.errors import TransferFailed
 GATHERING_RANK: Final = 0
 
 _lock: Final = threading.Lock()
-_senders: Final[list[weakref.ref[Calls]]] = []
-"""Whose weights are sharded, in the order in which that was seen first, which is the same on every rank."""
+_senders: Final[list[weakref.ref[GatherCalls]]] = []
+"""Senders of sharded weights in the order of their first gathering, which is the same on every rank."""
 
 
-class Calls:
-    """Of one sender.  Every rank makes the same calls, in the same order, and counts each before it can be refused."""
+class GatherCalls:
+    """Calls of one sender. Every rank makes the same calls in one order, and counts each before it can be refused."""
 
     def __init__(self) -> None:
         self.count = 0
         self._place = -1
 
-    def next(self) -> Call:
+    def next(self) -> GatherCall:
         with _lock:
             self.count += 1
-            return Call(self, self.count)
+            return GatherCall(self, self.count)
 
     @property
     def place(self) -> int:
-        """Among those that gather, on every rank alike."""
+        """Place among the senders of sharded weights, the same on every rank."""
         with _lock:
             if self._place < 0:
                 self._place = len(_senders)
@@ -46,34 +46,34 @@ class Calls:
             return self._place
 
 
-class Call:
-    """One of them.  Gathers once, in one or more parts.
+class GatherCall:
+    """One of them. It gathers once, in one or more parts.
 
     Attributes:
         number: among those of its sender.
     """
 
-    def __init__(self, calls: Calls, number: int) -> None:
+    def __init__(self, calls: GatherCalls, number: int) -> None:
         self.number = number
         self._calls = calls
         self._buckets = itertools.count()
 
     def found_sharded(self) -> None:
-        """The sender's weights are; to be told before this rank could refuse the call by itself."""
+        """Note that the sender's weights are sharded, before this rank could refuse the call by itself."""
         _ = self._calls.place
 
     def header(self, *, awaits: bool) -> Header:
-        """Of the next bucket."""
+        """Return the header of the next bucket."""
         return Header(self._calls.place, self.number, next(self._buckets), 0, int(awaits))
 
 
 class Header(NamedTuple):
-    """What goes before the shards of one rank in one bucket.
+    """Message that precedes the shards of one rank in one bucket.
 
     Attributes:
-        sender, call, bucket: whose, which of its calls, and which bucket of that, counted on every rank alike.
-        nbytes: of the shards.
-        awaits: 1: the rank goes on, to what all ranks do together, when it is told to; or leaves the bucket out.
+        sender, call, bucket: the sender, its call, and the bucket of that, counted alike on every rank.
+        nbytes: size of the shards.
+        awaits: 1: the rank waits for a permission before it joins a collective of all ranks, or leaves the bucket out.
     """
 
     sender: int
@@ -83,7 +83,8 @@ class Header(NamedTuple):
     awaits: int
 
     def is_over(self, header: Header) -> bool:
-        """Here, where this is expected, that one is of a call that has been refused, has failed or was given up."""
+        """True if that header, received where this is expected, is of a call that was refused, has failed or was
+        abandoned."""
         if header.sender == self.sender:
             return (header.call, header.bucket) < (self.call, self.bucket)
         with _lock:
@@ -93,7 +94,8 @@ class Header(NamedTuple):
         return calls is None or header.call <= calls.count
 
     def check(self, found: Header, rank: int) -> None:
-        """
+        """Compare a received header with this one.
+
         Raises:
             TransferFailed: it is another one.
         """
@@ -112,11 +114,11 @@ class Header(NamedTuple):
 
 
 _arrived: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
-"""By group, rank and kind of device: headers whose shards have not been received."""
+"""Headers by group, rank and kind of device whose shards have not been received."""
 
 
 def announce(header: Header, device: torch.device) -> bool:
-    """Tells the rank that gathers what comes next; False: the shards are not to be sent."""
+    """Announce shards to the gathering rank; False: they are not to be sent."""
     dist.send(torch.tensor(header, device=device), GATHERING_RANK)
     if not header.awaits:
         return True
@@ -126,11 +128,11 @@ def announce(header: Header, device: torch.device) -> bool:
 
 
 def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
-    """Returns when each of these ranks is in this call and at this bucket, and what it sends next are its shards.
+    """Wait until each of these ranks is in this call and at this bucket, so that its shards come next.
 
     Raises:
-        TransferFailed: one is further on, or has other weights.  What it has announced is kept for the call that it
-            belongs to.
+        TransferFailed: one is further on, or has other weights. Its announcement is kept for the call that it belongs
+            to.
     """
     for rank, (header, device) in expected.items():
         while header.is_over(found := _header_of(rank, device)):
@@ -143,7 +145,7 @@ def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
 
 
 def received(rank: int, device: torch.device) -> None:
-    """Its shards have come."""
+    """Note that a rank's shards have been received."""
     _headers().pop((rank, device.type), None)
 
 

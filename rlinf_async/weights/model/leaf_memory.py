@@ -12,13 +12,13 @@ from rlinf_async.weights.model.manifest import Manifest, dtype_of
 
 
 class LeafMemory:
-    """The region that a manifest describes, without having one: stretches of it are put together when they are needed.
+    """The region that a manifest describes, assembled from tensors stretch by stretch when it is needed.
 
     Args:
-        manifest: what lies where, and as which dtype.
-        tensors: of every leaf of the manifest, in its order, of its shape, and contiguous.  What is read is cast to the
-            transport dtype; what is written has to be of it already.
-        device: where stretches that must be put together are.
+        manifest: layout and dtypes.
+        tensors: tensors of the leaves, in the manifest's order, contiguous and of the leaves' shapes. Reading casts to
+            the transport dtype; writing needs tensors of that dtype.
+        device: device for assembled stretches.
     """
 
     def __init__(self, manifest: Manifest, tensors: Sequence[torch.Tensor], device: torch.device | str) -> None:
@@ -28,7 +28,7 @@ class LeafMemory:
         self._flat = [tensor.detach().view(-1) for tensor in tensors]
 
     def read(self, begin: int, end: int) -> torch.Tensor:
-        """Bytes ``begin`` to ``end``, which may be the tensors' own memory."""
+        """Return bytes ``begin`` to ``end``, perhaps the tensors' own memory."""
         own = self._own(begin, end)
         if own is not None:
             return own
@@ -42,7 +42,7 @@ class LeafMemory:
 
     @contextlib.contextmanager
     def edit(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        """Bytes ``begin`` to ``end``; what is written to them is in the tensors at the end of the block."""
+        """Yield bytes ``begin`` to ``end``; changes are in the tensors at the end of the block."""
         buffer = self.read(begin, end)
         yield buffer
         if self._own(begin, end) is None:
@@ -50,7 +50,7 @@ class LeafMemory:
                 items.view(torch.uint8).copy_(buffer[octets])
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[torch.Tensor, torch.dtype, slice]]:
-        """Elements of leaves that are there: each leaf's, their transport dtype, and which of the bytes they are."""
+        """Yield the elements of each leaf there, their transport dtype, and their position among the bytes."""
         for index in range(max(bisect.bisect_right(self._offsets, begin) - 1, 0), len(self._leaves)):
             leaf = self._leaves[index]
             if leaf.offset >= end:
@@ -62,7 +62,7 @@ class LeafMemory:
                 yield self._flat[index][first:last], dtype, slice(low - begin, high - begin)
 
     def _own(self, begin: int, end: int) -> torch.Tensor | None:
-        """These bytes, where they are memory of a single tensor's."""
+        """Return these bytes if they are memory of a single tensor."""
         parts = list(self._parts(begin, end))
         if len(parts) != 1:
             return None

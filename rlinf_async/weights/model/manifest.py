@@ -14,7 +14,7 @@ import msgpack
 import torch
 
 from rlinf_async.errors import WeightMismatch
-from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of
+from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, why_without_values
 
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
@@ -25,8 +25,6 @@ _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
 _NAMED: Final = 5  # keys that an error names
-_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
-"""Methods that give dense tensors of other forms than sparse ones."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +33,9 @@ class Leaf:
 
     Attributes:
         path: its key.
-        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and as it lies in the memory.
+        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and in the memory.
         shape: of the whole tensor.
-        offset, nbytes: where it lies, contiguous in row-major order; offsets are multiples of 256.
+        offset, nbytes: position in the memory, contiguous in row-major order; offsets are multiples of 256.
     """
 
     path: Path
@@ -50,12 +48,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Manifest:
-    """The leaves of a model in the order of their paths, and where each lies.
+    """Leaves of a model in the order of their paths, and their positions in memory.
 
     Attributes:
-        leaves: every tensor that has memory of its own.
+        leaves: tensors with memory of their own.
         aliases: path → path of a leaf, for tied tensors.
-        nbytes: of the memory that holds all of them, a multiple of 256.
+        nbytes: size of the memory for all of them, a multiple of 256.
         digest: 16 bytes that are equal for equal manifests only.
     """
 
@@ -66,12 +64,12 @@ class Manifest:
 
     @classmethod
     def of(cls, tree: ParamTree, transport_dtype: TransportDtype = None) -> Manifest:
-        """Lays out the tensors of a model.
+        """Lay out the tensors of a model.
 
         Args:
-            tree: whose tensors; only their shapes and dtypes are looked at.
-            transport_dtype: what floating-point tensors are cast to on the way: a dtype, its name, or a function of
-                (dotted name, dtype), where None leaves it as it is.  Integers and booleans are never cast.
+            tree: tensors, of which only shapes and dtypes are read.
+            transport_dtype: dtype of floating-point tensors on the way, its name, or a function of (dotted name,
+                dtype), which may return None for no cast. Integers and booleans are never cast.
 
         Raises:
             WeightMismatch: a tensor has no dense form in memory, such as a sparse one, or no memory at all.
@@ -79,13 +77,8 @@ class Manifest:
         """
         rows = []
         for path, tensor in tree.tensors.items():
-            if kind := not_dense(tensor):
-                instead = f"send its {_DENSE.get(kind, 'to_dense()')} in its place, or leave it out by select="
-                raise WeightMismatch(f"{name_of(path)!r} is {kind}, and only dense tensors travel: {instead}")
-            if tensor.is_meta:
-                raise WeightMismatch(
-                    f"{name_of(path)!r} is on the meta device and has no values: give it some before it is synchronised"
-                )
+            if why := why_without_values(tensor):
+                raise WeightMismatch(f"{name_of(path)!r} {why}")
             dtype = dtype_name(tensor.dtype)
             rows.append((path, dtype, _transported(path, tensor.dtype, transport_dtype), tuple(tensor.shape)))
         return _laid_out(rows, tree.aliases)
@@ -175,13 +168,6 @@ class Manifest:
         return views
 
 
-def not_dense(tensor: torch.Tensor) -> str:
-    """The form of a tensor that is not dense, in words; empty for a dense one."""
-    if tensor.is_quantized or tensor.is_nested:
-        return "quantized" if tensor.is_quantized else "nested"
-    return "" if tensor.layout is torch.strided else str(tensor.layout)
-
-
 @functools.cache  # asked for each leaf, several times, of which a model may have fifty thousand
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.float32`` → ``"float32"``."""
@@ -201,17 +187,17 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
-def _transported(path: Path, dtype: torch.dtype, wish: TransportDtype) -> str:
-    if wish is None or not dtype.is_floating_point:
+def _transported(path: Path, dtype: torch.dtype, transport_dtype: TransportDtype) -> str:
+    if transport_dtype is None or not dtype.is_floating_point:
         return dtype_name(dtype)
-    if not isinstance(wish, (torch.dtype, str)):
-        wish = wish(name_of(path), dtype)
-        if wish is None:
+    if not isinstance(transport_dtype, (torch.dtype, str)):
+        transport_dtype = transport_dtype(name_of(path), dtype)
+        if transport_dtype is None:
             return dtype_name(dtype)
-    wished = dtype_of(wish) if isinstance(wish, str) else wish
-    if not wished.is_floating_point:
-        raise ValueError(f"transport_dtype is a floating-point dtype; got {wished} for {name_of(path)!r}")
-    return dtype_name(wished)
+    found = dtype_of(transport_dtype) if isinstance(transport_dtype, str) else transport_dtype
+    if not found.is_floating_point:
+        raise ValueError(f"transport_dtype is a floating-point dtype; got {found} for {name_of(path)!r}")
+    return dtype_name(found)
 
 
 def _laid_out(rows: Iterable[tuple[Path, str, str, tuple[int, ...]]], aliases: Mapping[Path, Path]) -> Manifest:

@@ -13,9 +13,9 @@ from rlinf_async.weights.model.param_tree import local_part
 
 
 def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Groups of tensors whose stretches of memory meet, by their numbers.
+    """Yield groups of tensors whose stretches of memory meet, by their numbers.
 
-    Stretches begin and end somewhere: interleaved columns of one matrix meet, and need not share an element.
+    Interleaved columns of one matrix meet, and need not share an element.
     """
     local = list(map(local_part, tensors))
     starts = list(map(torch.Tensor.data_ptr, local))
@@ -34,10 +34,10 @@ def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
 
 
 def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Iterator[tuple[int, int]]:
-    """Pairs that share elements, by their numbers; of each group that meets the first.
+    """Yield pairs that share elements, by their numbers; one for each group that meets.
 
     Args:
-        others: go on counting; they may share elements with each other.
+        others: numbered after the tensors; they may share elements with each other.
     """
     everything = (*tensors, *others)
     for met in map(sorted, meeting_in_memory(everything)):
@@ -48,10 +48,9 @@ def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (
 
 
 def _first_overlap(tensors: Sequence[torch.Tensor], count: int) -> tuple[int, int] | None:
-    """The first pair, one of which is among the first so many."""
     unit, low = math.gcd(*(tensor.itemsize for tensor in tensors)), min(tensor.data_ptr() for tensor in tensors)
     high = max(tensor.data_ptr() + _stretch(tensor) for tensor in tensors)
-    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # of each element, which tensor has it
+    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # the tensor of each element
     for number, tensor in enumerate(tensors):
         if tensor.numel():
             units = tensor.itemsize // unit

@@ -1,4 +1,4 @@
-"""The tensors of a model, by path: what every source of weights is reduced to, and every destination compared with."""
+"""Tensors of a model by path: common form of sources and destinations of weights."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
 EXTRA_STATE: Final = "_extra_state"  # the last part of the key under which torch stores what get_extra_state returns
 
+_DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
+"""Methods that give dense tensors of other forms than sparse ones."""
+
 
 class ParamTree:
     """Tensors by path, in the order of their paths; tied tensors once.
 
     Attributes:
-        tensors: every tensor that has memory of its own, sorted by path.  They are the source's, not copies.
-        aliases: path → path in ``tensors`` of those that are the same memory seen in the same way.
-        extra: what is not a tensor: the extra state of modules, and other values of dicts.
+        tensors: tensors with memory of their own, sorted by path. They are the source's, not copies.
+        aliases: path → path in ``tensors`` of the same memory with the same view.
+        extra: values that are no tensors: the extra state of modules, and other values of dicts.
     """
 
     __slots__ = ("aliases", "extra", "tensors")
@@ -49,15 +52,15 @@ class ParamTree:
 
     @classmethod
     def of(cls, source: Any, select: Select = "all", rename: Callable[[Mapping[Path, Any]], Any] = dict) -> ParamTree:
-        """The weights of a source, without copying any.
+        """Return the weights of a source, without copying any.
 
         Args:
             source: a module (its parameters, persistent buffers and extra state, with the hooks of ``state_dict``), a
-                TensorDict, a dict with dotted or nested keys, or a ParamTree.  In dicts, arrays and numbers count as
+                TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
                 tensors.
             select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
                 function of (dotted name, value).
-            rename: gives other paths to what was selected, unless the source is a ParamTree.
+            rename: gives other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
@@ -180,7 +183,7 @@ def is_tensordict(value: Any) -> bool:
 
 
 def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Everything in a source by path, none looked at twice."""
+    """Yield everything in a source by path, each object once."""
     if isinstance(source, nn.Module):
         source = source.state_dict(keep_vars=True)
     elif not above and not isinstance(source, Mapping) and not is_tensordict(source):
@@ -203,16 +206,13 @@ def _plain(value: Any, path: Path) -> Any:
     if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         try:
             return torch.from_numpy(value)
-        except (TypeError, ValueError) as error:  # of the other byte order, with negative strides, of 80 bits
+        except (TypeError, ValueError) as error:  # another byte order, negative strides, 80 bits
             raise ValueError(
                 f"{name_of(path)!r} is an array of {value.dtype.str!r} that torch cannot take: {error} "
                 "Make it numpy.ascontiguousarray(array, dtype=numpy.float32), or another dtype of torch's"
             ) from None
     if isinstance(value, torch.Tensor) and is_lazy(value):
-        raise ValueError(
-            f"{name_of(path)!r} is not initialised and has no shape yet: run the model once before it is sent, which "
-            "gives lazy layers theirs"
-        )
+        raise ValueError(f"{name_of(path)!r} {why_without_values(value)}")
     return _unwrapped(value)
 
 
@@ -223,7 +223,7 @@ def is_non_tensor(value: Any) -> bool:
 
 
 def _unwrapped(value: Any) -> Any:
-    """The value that a TensorDict keeps as NonTensorData; nested lists of those that a lazy stack keeps."""
+    """Return the value in NonTensorData; nested lists of the values in a lazy stack."""
     if not is_non_tensor(value):
         return value
     return value.tolist() if is_tensordict(value) else value.data
@@ -253,6 +253,34 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """Itself; of a DTensor what this rank has of it."""
     part: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return part
+
+
+def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
+    """Return why a tensor has no dense values to be sent or written, to follow its name; empty if it has them.
+
+    Args:
+        where: the side in words, ``"in the weights"``, where both are compared; empty for a source of weights.
+    """
+    if is_lazy(tensor):
+        if where:
+            return f"is not initialised {where}: run the model once, which gives lazy layers their shapes"
+        once = "run the model once before it is sent, which gives lazy layers theirs"
+        return f"is not initialised and has no shape yet: {once}"
+    if tensor.is_meta:
+        if where:
+            return f"is on the meta device {where} and has no memory: give it some, by to_empty() of its module"
+        return "is on the meta device and has no values: give it some before it is synchronised"
+    kind = "quantized" if tensor.is_quantized else "nested" if tensor.is_nested else str(tensor.layout)
+    if kind == str(torch.strided):
+        return ""
+    if where:
+        return f"is {kind} {where}, and only dense tensors can be written: make it dense"
+    instead = _DENSE.get(kind, "to_dense()")
+    return f"is {kind}, and only dense tensors travel: send its {instead} in its place, or leave it out by select="
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def memory_of(tensor: torch.Tensor) -> Any:

@@ -15,6 +15,7 @@ from rlinf_async.weights.model.naming import Naming
 from rlinf_async.weights.model.param_tree import (
     EXTRA_STATE,
     Path,
+    has_extra_state,
     is_non_tensor,
     is_tensordict,
     key_path,
@@ -24,29 +25,29 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharded, slices_of
 
 
-class Part(NamedTuple):
-    """One member's part of a leaf that goes to a stack: index ``member`` of ``size`` along ``dimension``."""
+class StackPart(NamedTuple):
+    """One member's part of a leaf for a stack: index ``member`` of ``size`` along ``dimension``."""
 
     dimension: int
     member: int
     size: int
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """One tensor of a destination.
 
     Attributes:
         owner, key: the mapping that holds it, and the key there.
-        parts: of each lazy stack around it, the outermost first; empty where the whole leaf goes here.
-        slices: of the leaf, or of that part of it, where ``tensor`` is a shard.
-        whole: the DTensor that the mapping holds, whose local part ``tensor`` is; None where it holds the tensor.
+        parts: one for each lazy stack around it, the outermost first; empty if the whole leaf goes here.
+        slices: slices of the leaf, or of that part of it, if ``tensor`` is a shard.
+        whole: the DTensor in the mapping, whose local part ``tensor`` is; None if the mapping holds the tensor.
     """
 
     path: Path
     owner: Any
     key: Any
     tensor: torch.Tensor
-    parts: tuple[Part, ...] = ()
+    parts: tuple[StackPart, ...] = ()
     slices: tuple[Slice, ...] = ()
     whole: Any = None
 
@@ -55,7 +56,7 @@ class Place(NamedTuple):
         """The tensor that the mapping holds."""
         return self.tensor if self.whole is None else self.whole
 
-    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> Place:
+    def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> TensorPlace:
         """Return this place with the slices of a leaf that go here.
 
         Args:
@@ -91,7 +92,7 @@ class Place(NamedTuple):
         return f"{name_of(self.path)!r}{members}"
 
     def of(self, leaf: torch.Tensor) -> torch.Tensor:
-        """The part of a leaf that goes here, as a view.
+        """Return the part of a leaf that goes here, as a view.
 
         Raises:
             WeightMismatch: the leaf is no such stack.
@@ -110,17 +111,17 @@ class Place(NamedTuple):
 
 
 def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor that a ``Part`` or a ``Slice`` says, which may have travelled as plain data."""
+    """Return the part of a tensor that a ``StackPart`` or a ``Slice`` names, which may have travelled as plain data."""
     if len(part) == len(Slice._fields):
         return tensor.narrow(*part[:3])
     return tensor.select(*part[:2])
 
 
-class Value(NamedTuple):
-    """One place for what is not a tensor: the extra state of a module, an entry of a mapping.
+class ValuePlace(NamedTuple):
+    """Place of a value that is no tensor: the extra state of a module, an entry of a mapping.
 
     Attributes:
-        problem: says why a value cannot be put there, in words; empty if it can.
+        problem: returns the reason why a value cannot be put there; empty if it can.
     """
 
     get: Callable[[], Any]
@@ -128,14 +129,14 @@ class Value(NamedTuple):
     problem: Callable[[Any], str] = lambda value: ""
 
 
-class _Members(list[Any]):
+class _MemberValues(list[Any]):
     """Values of the members of lazy stacks, in the order in which these were found."""
 
 
-def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
-    """One place for the values that the members of lazy stacks have under one key, given as nested lists."""
+def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
+    """Return one place for the values of lazy stacks' members under one key, which are given as nested lists."""
 
-    def of(value: Any, parts: tuple[Part, ...]) -> Any:
+    def of(value: Any, parts: tuple[StackPart, ...]) -> Any:
         for part in parts:
             value = _member(value, *part)
         return value
@@ -143,7 +144,7 @@ def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
     def put(values: Any) -> None:
         from tensordict import NonTensorData
 
-        found = values if isinstance(values, _Members) else [of(values, parts) for parts, _, _ in members]
+        found = values if isinstance(values, _MemberValues) else [of(values, parts) for parts, _, _ in members]
         for (_, holder, key), value in zip(members, found, strict=True):
             holder[key] = NonTensorData(value)  # a list would become a stack, and a number a tensor
 
@@ -155,7 +156,7 @@ def _stacked(members: list[tuple[tuple[Part, ...], Any, Any]]) -> Value:
             return f"is in a lazy stack, whose members each get one of a list of values: {error}"
         return ""
 
-    return Value(lambda: _Members(holder[key] for _, holder, key in members), put, problem)
+    return ValuePlace(lambda: _MemberValues(holder[key] for _, holder, key in members), put, problem)
 
 
 def _member(values: Any, dimension: int, member: int, size: int) -> Any:
@@ -173,18 +174,18 @@ class Places:
     """All places of a destination by path.
 
     Attributes:
-        tensors: several at a path where members of a stack have it; tied ones at each of their paths.
-        refused: why a path cannot be written.
+        tensors: several at a path if members of a stack have it; tied ones at each of their paths.
+        refused: reason why a path cannot be written.
         holders: ``(owner, key, holder)`` of each module and mapping below the first.
-        stacks: lazy stacks, and the members that they have.
+        stacks: lazy stacks with their members.
     """
 
-    tensors: dict[Path, list[Place]] = field(default_factory=dict)
-    values: dict[Path, Value] = field(default_factory=dict)
+    tensors: dict[Path, list[TensorPlace]] = field(default_factory=dict)
+    values: dict[Path, ValuePlace] = field(default_factory=dict)
     refused: dict[Path, str] = field(default_factory=dict)
     holders: list[tuple[Any, Any, Any]] = field(default_factory=list)
     stacks: list[tuple[Any, list[Any]]] = field(default_factory=list)
-    _stacked: dict[Path, list[tuple[tuple[Part, ...], Any, Any]]] = field(default_factory=dict)
+    _stacked: dict[Path, list[tuple[tuple[StackPart, ...], Any, Any]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, destination: Any, naming: Naming | None = None) -> Places:
@@ -208,7 +209,7 @@ class Places:
                 found.tensors[path] = [place._replace(path=path) for place in places]
         return found
 
-    def _walk(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
         if is_tensordict(holder):  # before modules: TensorDictParams are both, and their _parameters may be copies
             inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
             if inner is not holder:
@@ -218,7 +219,7 @@ class Places:
                 members = list(holder.tensordicts)
                 self.stacks.append((holder, members))
                 for index, member in enumerate(members):
-                    self._walk(member, above, (*parts, Part(holder.stack_dim, index, len(members))))
+                    self._walk(member, above, (*parts, StackPart(holder.stack_dim, index, len(members))))
             else:
                 self._walk_mapping(holder, above, parts)
         elif isinstance(holder, nn.Module):
@@ -226,7 +227,7 @@ class Places:
         else:
             self._walk_mapping(holder, above, parts)
 
-    def _walk_mapping(self, holder: Any, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk_mapping(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
         keeps = type(holder) is dict or type(holder) is getattr(sys.modules.get("tensordict"), "TensorDict", None)
         for key, value in holder.items():
             path = key_path(key, above)
@@ -239,27 +240,24 @@ class Places:
                 self._add_value(path, holder, key, parts)
             # A second look: what gives another tensor each time (h5, views of a TensorDict) would be written in vain.
             elif keeps or (again := holder.get(key)) is value or memory_of(again) == memory_of(value):
-                self._add(Place(path, holder, key, value, parts))
+                self._add(TensorPlace(path, holder, key, value, parts))
             else:
                 self.refused[path] = f"is made anew by {type(holder).__name__} at every look: it has no memory there"
 
-    def _walk_module(self, module: nn.Module, above: Path, parts: tuple[Part, ...]) -> None:
+    def _walk_module(self, module: nn.Module, above: Path, parts: tuple[StackPart, ...]) -> None:
         for owner in (module._parameters, module._buffers):
             for name, tensor in owner.items():
                 if tensor is not None:
-                    self._add(Place((*above, name), owner, name, tensor, parts))
-        kind = type(module)
-        if kind.set_extra_state is not nn.Module.set_extra_state:
-            has_state = kind.get_extra_state is not nn.Module.get_extra_state
-            self.values[(*above, EXTRA_STATE)] = Value(
-                module.get_extra_state if has_state else lambda: None, module.set_extra_state
-            )
+                    self._add(TensorPlace((*above, name), owner, name, tensor, parts))
+        if type(module).set_extra_state is not nn.Module.set_extra_state:
+            get = module.get_extra_state if has_extra_state(module) else lambda: None
+            self.values[(*above, EXTRA_STATE)] = ValuePlace(get, module.set_extra_state)
         for name, part in module._modules.items():
             if part is not None:
                 self.holders.append((module._modules, name, part))
                 self._walk(part, (*above, name), parts)
 
-    def _add(self, place: Place) -> None:
+    def _add(self, place: TensorPlace) -> None:
         if is_sharded(place.tensor):
             place = place._replace(tensor=_local(place.tensor), whole=place.tensor)
         there = self.tensors.setdefault(place.path, [])
@@ -267,15 +265,15 @@ class Places:
             raise WeightMismatch(f"{name_of(place.path)!r} is there twice, once dotted and once nested")
         there.append(place)
 
-    def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[Part, ...]) -> None:
+    def _add_value(self, path: Path, holder: Any, key: Any, parts: tuple[StackPart, ...]) -> None:
         if parts:
             self.refused[path] = "is no tensor in a lazy stack of the destination, and one in the weights"
             self._stacked.setdefault(path, []).append((parts, holder, key))
         else:
-            self.values[path] = Value(lambda: holder[key], lambda value: holder.__setitem__(key, value))
+            self.values[path] = ValuePlace(lambda: holder[key], lambda value: holder.__setitem__(key, value))
 
 
 def _local(whole: Any) -> torch.Tensor:
-    """Return the very tensor that a DTensor has, of which ``to_local`` gives a view where gradients are recorded."""
+    """Return the very tensor in a DTensor; ``to_local`` returns a view of it while gradients are recorded."""
     local: torch.Tensor = whole._local_tensor
     return local

@@ -1,9 +1,10 @@
-"""The source of a published version: its tensors in the manifest's order, found quickly from the second time on."""
+"""Sources of published versions: models, whose tensors are found quickly from the second time on, and functions that
+yield ``(name, tensor)``."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, Final
 
@@ -15,12 +16,20 @@ from rlinf_async.errors import ConfigError, WeightMismatch
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.fit import are_equal
 from rlinf_async.weights.model.gather import gather_into
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.manifest import Manifest, TransportDtype, dtype_of
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
-from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, memory_of, name_of, path_of
+from rlinf_async.weights.model.param_tree import (
+    ParamTree,
+    Path,
+    Select,
+    is_chosen,
+    memory_of,
+    name_of,
+    path_of,
+    why_without_values,
+)
 from rlinf_async.weights.model.shards import is_sharded
-from rlinf_async.weights.model.streamed import items_of
 
 _dtype: Final = attrgetter("dtype")
 _shape: Final = attrgetter("shape")
@@ -28,14 +37,14 @@ _is_meta: Final = attrgetter("is_meta")
 _requires_grad: Final = attrgetter("requires_grad")
 
 
-class Source:
-    """How the weights are got out of whatever is published, which has to stay as it was at first.
+class WeightSource:
+    """Takes the tensors out of published objects, which have to stay like the first one.
 
     Args:
         tree: the first weights.
 
     Raises:
-        ConfigError: what is trained is selected, and the weights do not tell what that is.
+        ConfigError: trainable tensors are selected, and the weights do not tell which are trained.
     """
 
     def __init__(
@@ -50,6 +59,7 @@ class Source:
         self.manifest = Manifest.of(tree, transport_dtype)
         self._select = select
         self._naming = naming
+        self._renames = bool(naming)
         self._transport_dtype = transport_dtype
         self._names = [name_of(leaf.path) for leaf in self.manifest.leaves]
         self._expected = [(leaf.shape, dtype_of(leaf.dtype)) for leaf in self.manifest.leaves]
@@ -57,19 +67,19 @@ class Source:
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._tied: dict[Path, list[Path]] = {}
-        """By the path of a leaf: its other names."""
+        """Further names of a leaf, by its path."""
         for path, owner in self.manifest.aliases.items():
             self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
-        """Every rank has only a part of them."""
+        """True if every rank has only a part of them."""
 
     def take(self, source: Any) -> tuple[list[torch.Tensor], bytes]:
-        """The tensors of the leaves, and what there is beside tensors.
+        """Return the tensors of the leaves, and the packed values beside them.
 
         Raises:
-            WeightMismatch: they are not what the receivers were told of; names the first that differ.
-            SerializationError: something beside the tensors cannot travel.
+            WeightMismatch: they differ from the announced ones; names the first that differ.
+            SerializationError: a value beside the tensors cannot travel.
         """
         found = self._take_quickly(source)
         if found is not None:
@@ -89,10 +99,6 @@ class Source:
         return tensors, pack_extra(tree)
 
     def _check(self, index: int, tensor: torch.Tensor) -> None:
-        """
-        Raises:
-            WeightMismatch: it is not what the receivers were told of.
-        """
         path, (shape, dtype) = self.manifest.leaves[index].path, self._expected[index]
         if tensor.is_meta:
             raise WeightMismatch(f"{name_of(path)!r} has gone to the meta device and has no values any more")
@@ -103,10 +109,10 @@ class Source:
             )
 
     def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
-        """Copy each tensor that a function yields to its place before the next one is asked for.
+        """Copy each yielded tensor to its place before the next one is asked for.
 
         Raises:
-            WeightMismatch: they are not those that the receivers were told of; names the first.
+            WeightMismatch: they differ from the announced ones; names the first.
         """
         left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
         for path, tensor in items_of(source, self._select, self._naming):
@@ -123,7 +129,7 @@ class Source:
             )
 
     def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
-        """The one value of a tensor that has several names, of which some may be missing.
+        """Return the one value of a tensor with several names, some of which may be missing.
 
         Raises:
             WeightMismatch: it has several values, or none.
@@ -141,14 +147,14 @@ class Source:
         return first
 
     def _take_quickly(self, source: Any) -> list[torch.Tensor] | None:
-        """Of a module or a flat dict with tensors only; None where something is not as it was, for whatever reason."""
+        """Return the tensors of a module or a flat dict; None if anything has changed."""
         if self._has_extra or self._select != "all":
             return None
         if isinstance(source, nn.Module):
             source = source.state_dict(keep_vars=True)
         if not isinstance(source, dict) or len(source) != len(self._names) + len(self._ties):
             return None
-        if self._naming:
+        if self._renames:
             source = {name_of(self._naming.of(path_of(name))): tensor for name, tensor in source.items()}
         found: list[Any] = [source.get(name) for name in self._names]
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
@@ -167,10 +173,9 @@ class Source:
         self,
         targets: Sequence[torch.Tensor],
         tensors: Sequence[torch.Tensor],
-        call: Call | None,
+        call: GatherCall | None,
     ) -> None:
-        """Puts sharded tensors whole to where they go on the rank that gathers; on the others there are no targets.
-
+        """Copy sharded tensors, whole, to their places on the rank that gathers; other ranks have no targets.
         Collective.
 
         Raises:
@@ -188,10 +193,10 @@ def _first(tree: ParamTree) -> str:
 
 
 def pack_extra(tree: ParamTree) -> bytes:
-    """What a model has beside its tensors.
+    """Pack the values beside the tensors.
 
     Raises:
-        SerializationError: it cannot travel; says which.
+        SerializationError: one cannot travel; says which.
     """
     if not tree.extra:
         return b""
@@ -199,6 +204,55 @@ def pack_extra(tree: ParamTree) -> bytes:
 
 
 def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
-    """What ``pack_extra`` has packed."""
+    """Return the values that ``pack_extra`` has packed."""
     found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
     return found
+
+
+def is_streamed(source: Any) -> bool:
+    """True if it is a function, and no model that can be called."""
+    return callable(source) and not isinstance(source, nn.Module) and not hasattr(source, "items")
+
+
+def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path, torch.Tensor]]:
+    """Yield each selected tensor, whole, by the path under which it travels.
+
+    DTensors are gathered, on all ranks of their mesh, which therefore have to iterate as well.
+
+    Raises:
+        WeightMismatch: the function yields something else than a name and a tensor.
+    """
+    found = source()
+    for item in found.items() if isinstance(found, Mapping) else found:
+        name, tensor = item if isinstance(item, tuple) and len(item) == 2 else (None, item)
+        if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+            raise WeightMismatch(f"a function of weights yields (name, tensor), and has yielded {_described(item)}")
+        path = path_of(name)
+        if is_chosen(path, tensor, select):
+            whole: Any = tensor.detach()
+            yield naming.of(path), whole.full_tensor() if is_sharded(whole) else whole
+
+
+def _described(item: Any) -> str:
+    if isinstance(item, tuple):
+        return f"({', '.join(repr(each) if isinstance(each, str) else type(each).__name__ for each in item)})"
+    return f"{type(item).__name__}"
+
+
+def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
+    """Return tensors of the same names, shapes and dtypes that take no memory; the real ones are dropped one by one."""
+    found: dict[Path, torch.Tensor] = {}
+    for path, tensor in items_of(source, select, naming):
+        if path in found:
+            raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
+        if not why_without_values(tensor):  # else the manifest refuses it by its name
+            tensor = torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
+        found[path] = tensor
+    return ParamTree(found)
+
+
+def exhaust(source: Any, times: int) -> None:
+    """Iterate on a rank that sends nothing: to yield a tensor may take all ranks."""
+    for _ in range(times):
+        for _ in items_of(source, "all", Naming()):
+            pass

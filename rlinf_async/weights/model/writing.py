@@ -1,4 +1,4 @@
-"""Writes weights to a destination by copy or by map: all of them, or, if anything does not fit, none."""
+"""Writing of weights to a destination by copy or by map: all of them, or, if anything does not fit, none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlinf_async.weights.model.copying import Copy, as_integers, copy_tensors
 from rlinf_async.weights.model.fit import Fit
 from rlinf_async.weights.model.overlap import meeting_in_memory
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, local_part, memory_of
-from rlinf_async.weights.model.places import Value
+from rlinf_async.weights.model.places import ValuePlace
 from rlinf_async.weights.model.shards import is_sharded
 
 
 def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copies after all that was begun on the tensors' GPUs; done when it returns, in whatever thread."""
+    """Copy after all earlier work on the tensors' GPUs; done when it returns, in any thread."""
     gpus = {tensor.device for tensor in (*targets, *sources) if tensor.is_cuda}
     is_inference = any(map(torch.Tensor.is_inference, targets))
     sharded = [pair for pair in zip(targets, sources, strict=True) if is_sharded(pair[0])]
@@ -32,12 +32,12 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
         if plain:
             torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
-        for target, source in sharded:  # which torch does not take together with others
+        for target, source in sharded:  # torch does not take these together with others
             target.copy_(source)
 
 
 def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Have tensors stand in the memory of others."""
+    """Remap tensors to the memory of others."""
     for target, source in zip(targets, sources, strict=True):
         target.data = source
     # Assigning .data raises no version, so that a backward pass would take these values for those of its forward pass:
@@ -50,30 +50,30 @@ class Update:
     """Weights that fit a destination, and are not written yet.
 
     Attributes:
-        targets, sources: tensors of the destination, each once, and what they will hold.
-        values: places of what is no tensor, and what will be there.
+        targets, sources: tensors of the destination, each once, and their new values.
+        values: places of values that are no tensors, and the new values.
     """
 
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
-    values: list[tuple[Value, Any]]
+    values: list[tuple[ValuePlace, Any]]
 
     @classmethod
     def of(cls, fit: Fit, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> Update:
-        """Of a version that has been checked."""
+        """Return the update by a checked version."""
         return cls(fit.targets, fit.sources(leaves), fit.replacements(leaves, extra))
 
     def write(self, place: Copy = copy_in_turn) -> None:
-        """Writes in place: parameters stay the same objects.
+        """Write in place: parameters stay the same objects.
 
         Args:
             place: brings the sources into the targets.
 
         Raises:
-            Exception: what ``set_extra_state`` raises, or ``place``; the values are as they were.
+            Exception: raised by ``set_extra_state`` or ``place``; the values are as they were.
         """
         # Values come first: what models make of them may fail, and they can be taken back, also if the tensors fail.
-        before: list[tuple[Value, Any]] = []
+        before: list[tuple[ValuePlace, Any]] = []
         try:
             for value, item in self.values:
                 before.append((value, value.get()))
@@ -87,13 +87,13 @@ class Update:
 
 
 def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -> Update:
-    """Compares weights with the model that they are for; writes nothing.
+    """Compare weights with their model; write nothing.
 
     Args:
         destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, a TensorDict.
         weights: a dict with nested or dotted keys, a TensorDict or a ParamTree; some keys of the destination may be
-            missing.  None is an update of nothing.
-        strict_dtype: another dtype is refused, and nothing is cast.
+            missing. None is an update of nothing.
+        strict_dtype: refuse another dtype instead of casting it.
 
     Raises:
         WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype that cannot be cast without losing
@@ -118,10 +118,10 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
 
 
 def adopt(destination: Any, weights: Any, *, strict_dtype: bool = False) -> str:
-    """Has the tensors of a model stand in the memory of weights that nobody else has; nothing is copied.
+    """Remap the tensors of a model to the memory of weights that nothing else uses.
 
     Returns:
-        Why they were copied nevertheless; empty if they were not.
+        The reason why they were copied nevertheless; empty if they were not.
 
     Raises:
         WeightMismatch: they do not fit; the model is as it was.
@@ -153,7 +153,7 @@ def _fitted(destination: Any, weights: Any, **options: Any) -> tuple[Fit, ParamT
 
 
 def _clone_aliases(update: Update) -> None:
-    """Gives sources that lie where a target does memory of their own: the destination may get its tensors in turn."""
+    """Clone sources that overlap a target: the destination may get its tensors in another order."""
     count = len(update.targets)
     for met in meeting_in_memory([*update.targets, *update.sources]):
         if min(met) < count:
@@ -164,7 +164,7 @@ def _clone_aliases(update: Update) -> None:
 
 @contextmanager
 def in_turn(devices: Iterable[torch.device]) -> Iterator[None]:
-    """What is done in here comes after all that was begun on those GPUs before, and is done when this is left."""
+    """Context manager for work after all earlier work on those GPUs; the work is done at its end."""
     gpus = [device for device in devices if device.type == "cuda"]
     for gpu in gpus:
         torch.cuda.synchronize(gpu)

@@ -18,27 +18,27 @@ from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.source import unpack_extra
 from rlinf_async.weights.plane.destination import Destination
-from rlinf_async.weights.state.versions import Reception, Verdict
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.gate import ReadingGate
+from rlinf_async.weights.state.versions import Judgement, Reception
+from rlinf_async.weights.waiting.conditions import ReadingGate
+from rlinf_async.weights.waiting.execution import WorkerThread
 
 logger = own_logger(__name__)
 
 MAX_PINNED: Final = 2
-"""Versions that tensors of others keep in the sender's memory before this receiver gets copies."""
+"""Versions whose memory other tensors may pin before this receiver gets copies."""
 
 
 class Applying:
-    """One model's destination, the sender's slots that it is written from, and the version that it has.
+    """One model's destination, the sender's slots, and the version in the model.
 
     Args:
-        maps: the destination comes to stand in what is leased.
-        verify: ``"sha256"``: what the destination holds is hashed.
-        patience: seconds that readers have to leave.
+        maps: the destination's tensors are remapped to leased slots.
+        verify: ``"sha256"``: hash the destination after each version.
+        patience: seconds to wait for readers.
 
     Attributes:
-        extra: what the sender's model has beside its tensors, as of the version that was applied last.
-        digests: of what the destination holds, after that version, packed forms; None where nothing was hashed.
+        extra: values beside the tensors, of the version applied last.
+        digests: version, packed forms and digests of the destination; None if nothing was hashed.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class Applying:
         self.extra: Mapping[Path, Any] = {}
         self.digests: tuple[int, bytes, bytes] | None = None
         self._model_id = model_id
-        self._aside = Aside(f"weights of {model_id}")
+        self._worker_thread = WorkerThread(f"weights of {model_id}")
         self._registrar = Registrar(gpus, read_only=True)
         self._maps = maps
         self._verify = verify
         self._patience = patience
         self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
-        """Held by who writes what is leased: the leases are given back before that or after it."""
+        """Held while leased memory is read: leases are released before or after."""
         self._is_closed = False
         self._is_told = False
 
@@ -68,14 +68,13 @@ class Applying:
         return self.reception.version
 
     async def agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Judges what the destination is by now.
+        """Judge the destination as it is now.
 
         Args:
-            offer: what the sender says that comes: the manifest, the bytes beside it, and the slots; by default what it
-                has said last.
+            offer: announced manifest, extra bytes and slots; by default those announced last.
 
         Raises:
-            WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
+            WeightMismatch, Exception: the weights do not fit, or there is no destination.
         """
         self._offer = self._offer if offer is None else offer
         if self._offer is None:
@@ -83,26 +82,26 @@ class Applying:
         packed, extra, slots = self._offer
         has_moved = self.destination.has_moved()
         manifest = Manifest.from_bytes(packed)
-        mapped = self.leases.keeps_one  # which is copied, if it is left
-        await self._aside.do(self.destination.check, manifest, nbytes=None if mapped else 0)
+        mapped = self.leases.keeps_one  # leaving mapped memory copies it
+        await self._worker_thread.do(self.destination.check, manifest, nbytes=None if mapped else 0)
         device = None if self._verify != "off" else self.destination.device
         if has_moved:
             self.reception.moved()
             if device != self.leases.device:
-                await self._aside.do(self.leases.forget, nbytes=None)
+                await self._worker_thread.do(self.leases.forget, nbytes=None)
         self.leases.expect(manifest, extra, slots, device)
 
     async def lease(self, name: MemoryName) -> Leased | None:
-        """What is in a slot, which is mapped first if it was not; see ``Leases.take``."""
+        """Lease a slot, and map it if it is new; see ``Leases.take``."""
         if self.leases.is_new(name):
-            await self._aside.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
+            await self._worker_thread.do(self.leases.prepare, name, nbytes=name.size if name.on_gpu is None else None)
         return self.leases.take(name)
 
     async def apply(self, leased: Leased) -> float:
-        """Applies what is leased, unless it was applied before.
+        """Apply a leased version, unless it has been applied.
 
         Returns:
-            The seconds for which nobody could read.
+            Seconds for which readers were kept out.
 
         Raises:
             ClosedError: it was closed meanwhile.
@@ -111,32 +110,32 @@ class Applying:
         destination = self.destination
         nbytes = leased.reader.nbytes
         version = leased.header.version
-        if self.reception.judge(version) is not Verdict.APPLY:
+        if self.reception.judge(version) is not Judgement.APPLY:
             return 0.0
         extra = unpack_extra(leased.reader.extra(leased.header))
         assert leased.views is not None
-        await self._aside.do(destination.compare, leased.views, extra, nbytes=nbytes)
+        await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            await self._aside.do(self._register, leased, nbytes=None)  # which takes a while: readers go on meanwhile
+            await self._worker_thread.do(self._register, leased, nbytes=None)  # takes a while: readers go on
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
         cost = 0 if is_mapped else nbytes  # memory of its own is freed
         on_gpu = leased.is_on_gpu or bool(destination.places)
         async with self.gate.writing(self._patience):
-            if self.reception.judge(version) is not Verdict.APPLY:  # it has come by another way, meanwhile
+            if self.reception.judge(version) is not Judgement.APPLY:  # it has come another way meanwhile
                 return 0.0
             begun = clock.monotonic()
-            await self._aside.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
+            await self._worker_thread.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
             return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
-        """Has weights written that have come past the slots, while nobody reads; see ``Subscriber.accept``."""
+        """Write weights that did not come through a slot, without readers; see ``Subscriber.accept``."""
         if not self._is_new(version, sender):
             return False
         async with self.gate.writing(self._patience):
             if not self._is_new(version, sender):
                 return False
-            if self.leases.keeps_one:  # what is mapped cannot be written to
-                await self._aside.do(self.destination.detach, nbytes=None)
+            if self.leases.keeps_one:  # mapped memory is read-only
+                await self._worker_thread.do(self.destination.detach, nbytes=None)
                 self.leases.keep(None)
             self.digests = None  # no sender knows what it should hold
             write()
@@ -149,28 +148,28 @@ class Applying:
     def _is_new(self, version: int | None, sender: Any) -> bool:
         if self._is_closed:
             raise ClosedError(f"the receiver of '{self._model_id}' is closed")
-        verdict = Verdict.APPLY if version is None else self.reception.judge(version, sender)
-        if verdict is Verdict.STALE:
+        verdict = Judgement.APPLY if version is None else self.reception.judge(version, sender)
+        if verdict is Judgement.STALE:
             here = self.reception.version
             raise ValueError(
                 f"version {version} of '{self._model_id}' is not after version {here}, which the model has: a sender "
                 f"that begins anew goes on from there with send(version={here + 1})"
             )
-        return verdict is Verdict.APPLY
+        return verdict is Judgement.APPLY
 
     async def move_out(self) -> None:
-        """The sender is gone, and its memory is let go of, but for what tensors stand in.
+        """Release the memory of a sender that is gone, except where tensors are mapped to it.
 
-        Sooner or later its GPU's memory is gone: tensors that stand there get some of their own.  Readers who stay too
-        long keep them from it, and so does that memory, if it is gone already.
+        A GPU's memory goes with its sender, so tensors mapped there are moved, unless readers stay too long or the
+        memory is gone already.
         """
         if self.destination.device is None or self.destination.is_copied:
             if self.leases.has_unkept:
-                await self._aside.do(self.leases.shed, nbytes=None)
+                await self._worker_thread.do(self.leases.shed, nbytes=None)
             return
         try:
             async with self.gate.writing(self._patience):
-                await self._aside.do(self._detach, nbytes=None)
+                await self._worker_thread.do(self._detach, nbytes=None)
         except Exception as error:
             logger.warning("weights stay in the memory of a sender that is gone: %s", error)
 
@@ -179,15 +178,14 @@ class Applying:
         self.leases.forget()
 
     async def close(self, *, is_copy: bool = False) -> None:
-        """Tensors that are mapped get memory of their own once readers have left, and the slots are given back.
+        """Give mapped tensors memory of their own once readers have left, and release the slots. Idempotent.
 
-        A version that is being written is written to the end, and one that waits for its turn is not written.  If
-        readers stay too long, or the caller is cancelled meanwhile, mapped tensors stay where they are, and that memory
-        is kept for them.  Idempotent.
+        A version that is being written is completed, and one that waits for its turn is not written. If readers stay
+        too long, or the caller is cancelled meanwhile, mapped tensors and their memory stay.
 
         Args:
-            is_copy: of a forked process, where the readers of the parent are not there to leave, nor who has a lock.
-                Mapped tensors stay where they are: the threads of torch, which would copy them, are the parent's.
+            is_copy: True in a forked child, where the parent's readers and lock holders do not run. Mapped tensors
+                stay: the threads of torch that would copy them are the parent's.
         """
         self._is_closed = True
         if is_copy:
@@ -197,22 +195,22 @@ class Applying:
         waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
-                await self._aside.do(self._give_back, nbytes=0 if self.leases.manifest is None else None)
+                await self._worker_thread.do(self._release_slots, nbytes=0 if self.leases.manifest is None else None)
         except BaseException as error:  # readers have not left
-            await self._aside.do(self.leases.close, nbytes=None)
+            await self._worker_thread.do(self.leases.close, nbytes=None)
             if not isinstance(error, DeadlineExceeded):
                 raise
             logger.warning("tensors of '%s' stay in the memory of their sender: %s", self._model_id, error)
         finally:
-            self._aside.close()
+            self._worker_thread.close()
 
-    def _give_back(self) -> None:
-        with self._writing:  # what is being written has seen nothing of the end
+    def _release_slots(self) -> None:
+        with self._writing:  # a write that began before the close completes first
             pass
-        give_back(self.destination, self.leases)
+        release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
-        """True if so many versions are looked at besides that the next one is copied; the log says so once."""
+        """True if so many versions are pinned that the next one is copied; logged once."""
         is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
         if is_pinned and not self._is_told:
             self._is_told = True
@@ -251,8 +249,8 @@ class Applying:
                 self.digests = (leased.header.version, *self.destination.digests(leased.views))
 
 
-def give_back(destination: Destination | None, leases: Leases) -> None:
-    """Gives slots back for good; tensors that are mapped get memory of their own."""
+def release_slots(destination: Destination | None, leases: Leases) -> None:
+    """Release all slots for good; mapped tensors get memory of their own."""
     if destination is not None and leases.keeps_one:
         destination.detach()
     leases.close()

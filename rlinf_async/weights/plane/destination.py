@@ -35,16 +35,16 @@ class Destination:
     """Tensors of a module, of nested mappings or of a TensorDict; or a function of ``{path: tensor}``; or None.
 
     Args:
-        find: gives it, which may be another object from version to version, or raises why there is none.
-        maps: tensors come to stand in the sender's memory, instead of being overwritten.
-        strict_dtype: nothing is cast.
-        naming: gives the names under which the sender knows its tensors.
+        find: returns the destination, which may change from version to version, or raises why there is none.
+        maps: tensors are remapped to the sender's memory, instead of being overwritten.
+        strict_dtype: never cast.
+        naming: gives the names under which the sender knows the tensors.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
 
     Attributes:
-        places: the GPUs that some of it is on, once it is checked.
-        device: the GPU that all of it is on.
-        is_whole: no write has broken off half way since one has ended.
+        places: GPUs of its tensors, after ``check``.
+        device: the GPU of all of its tensors; None if there are several, or a CPU.
+        is_whole: False after a write that failed half way, until one succeeds.
     """
 
     def __init__(
@@ -69,50 +69,50 @@ class Destination:
         self.device: torch.device | None = None
         self.is_whole = True
         self._holder: Any = _NOTHING
-        """What is written to; at first nothing that could be found."""
+        """The object that versions are written to; at first one that ``find`` never returns."""
         self._found: Any = None
         self._manifest: Manifest | None = None
         self._fit: Fit | None = None
         self._mapped: Sequence[torch.Tensor] = ()
-        """Tensors that stand in the sender's memory, of the destination or replaced in it since."""
+        """Tensors mapped to the sender's memory, including those replaced in the destination since."""
         self._is_told = False
         self._is_first = True
-        """Nothing has been written yet of what the sender has said last that comes."""
+        """True until a version of the announced weights has been written."""
 
     @property
     def is_copied(self) -> bool:
-        """Whether its tensors are in memory of their own, though they were to be mapped."""
+        """True if its tensors have memory of their own, though they were to be mapped."""
         return self._fit is not None and not self._mapped
 
     def has_moved(self) -> bool:
-        """Whether it is another object by now than the one that was checked; takes microseconds.
+        """True if ``find`` returns another object than the checked one; takes microseconds.
 
         Raises:
-            Exception: there is none.
+            Exception: there is no destination.
         """
         self._found = self._find()
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:
-        """Judges what was found last, which takes the place of what was there before if it fits.
+        """Judge the object that was found last; it replaces the former one if the weights fit.
 
         Raises:
-            WeightMismatch: it does not.
+            WeightMismatch: they do not.
         """
         found = self._found
         fit = None if _is_function(found) else Fit(found, manifest, mapped=self._mapped, **self._options)
         if found is not self._holder:
-            self.detach()  # what others may have of it is not overwritten with the slot that it stands in
+            self.detach()  # other users of its tensors keep their values when the slot is written
         self._is_first = self._manifest is not manifest
         self._holder, self._fit, self._manifest = found, fit, manifest
         targets = [] if fit is None else fit.targets
         self.places, self.device = self._gpus.places(targets), self._gpus.only_place(targets)
 
     def compare(self, views: Views, extra: Mapping[Path, Any]) -> None:
-        """Judges a version before it is written, while others still read.
+        """Judge a version before it is written, while readers go on.
 
         Raises:
-            WeightMismatch: it does not fit the destination as it is by now; nothing was written.
+            WeightMismatch: it does not fit the destination as it is now; nothing was written.
         """
         if self._fit is not None and self._manifest is not None and not self._fit.is_current():
             self.check(self._manifest)
@@ -121,19 +121,19 @@ class Destination:
 
     @property
     def standing(self) -> int:
-        """Number of its tensors that stand in the sender's memory."""
+        """Number of its tensors that are mapped to the sender's memory."""
         return len(self._mapped)
 
     def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
-        """Applies a version that was compared; nobody reads meanwhile.  The views are only lent, unless it maps.
+        """Write a version that was compared, without readers. The views are only lent, unless it maps.
 
         Args:
-            views: of all leaves, in the order of the manifest.
-            extra: what there is beside tensors.
-            copies: this version is not mapped, but copied into memory that nothing else looks at.
+            views: all leaves, in the order of the manifest.
+            extra: values beside the tensors.
+            copies: copy this version into new memory instead of mapping it.
 
         Raises:
-            Exception: what a function of the user's raises, or ``set_extra_state``, after which nothing is written.
+            Exception: raised by the user's function or by ``set_extra_state``; then nothing is written.
         """
         if self._fit is None:
             self.is_whole = self._holder is None
@@ -151,9 +151,9 @@ class Destination:
         is_far = self._fit.maps and self._gpus.only_place(sources) != self.device
         if self._fit.maps and not is_far and not copies:
             if self._mapped is not targets:
-                self._let_go(targets, lambda data: data)
+                self._unmap(targets, lambda data: data)
             if self.device is not None:
-                self._gpus.settle(self.device)  # what readers have begun looks at the memory before
+                self._gpus.settle(self.device)  # kernels of readers still use the former memory
             stand_in(targets, sources)
             self._mapped = targets
         else:
@@ -161,8 +161,8 @@ class Destination:
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):
                 self._tell(why)
             self._is_first = False
-            self._let_go(targets, torch.empty_like)
-            if copies:  # whoever keeps tensors of mapped versions may keep those of this one too
+            self._unmap(targets, torch.empty_like)
+            if copies:  # a user that keeps tensors of mapped versions may keep these too
                 for target in targets:
                     target.data = torch.empty_like(target.data)
             if self._fit.is_inference:
@@ -175,7 +175,7 @@ class Destination:
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:
-        """Of what was written, as the tensors have it now; a function has what it was given."""
+        """Return forms and digests of the written tensors as they are now; a function's are of its arguments."""
         assert self._manifest is not None
         views_held = ((index, (), view) for index, view in enumerate(views.values()))
         return digests_of(self._manifest, views_held if self._fit is None else self._fit.held())
@@ -185,16 +185,16 @@ class Destination:
             self._is_told = True
             logger.warning("weights are copied to %s and not mapped: %s", self.device or "the CPU", why)
 
-    def _let_go(
+    def _unmap(
         self,
         written: Sequence[torch.Tensor] = (),
         room: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
     ) -> None:
-        """Gives mapped tensors memory of their own, with what they show.
+        """Give mapped tensors memory of their own.
 
         Args:
-            written: tensors that show something else next.
-            room: gives memory for one of them.
+            written: tensors whose values are about to be replaced.
+            room: returns memory for one of them.
         """
         next_ones = set(map(id, written))
         for tensor in self._mapped:
@@ -202,14 +202,14 @@ class Destination:
         self._mapped = ()
 
     def detach(self) -> None:
-        """Gives mapped tensors memory of their own, with what they show: that of the last version is going away."""
+        """Give mapped tensors copies of their values: the memory of the last version goes away."""
         was_mapped = bool(self._mapped)
-        self._let_go()
+        self._unmap()
         if was_mapped and self.device is not None:
             self._gpus.settle(self.device)
 
     def forget(self) -> None:
-        """Nothing is written any more: it keeps nobody's tensors alive."""
+        """Drop all references to the destination."""
         self._find, self._found, self._holder, self._fit, self._mapped = lambda: None, None, None, None, ()
 
 

@@ -1,4 +1,5 @@
-"""``HostMemory``: slots for versions that one receiver gets for all receivers of its machine."""
+"""Versions on their way between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that gets them for
+all receivers of its machine."""
 
 from __future__ import annotations
 
@@ -7,38 +8,42 @@ from collections.abc import Callable
 from typing import Any
 
 from rlinf_async._core.own_logger import own_logger
-from rlinf_async._messaging.landing import Host
+from rlinf_async._messaging.landing import RelayHost
+from rlinf_async._messaging.state.relay_plan import RelayJob
 from rlinf_async._transports.lazy_thread import LazyThread
 from rlinf_async.errors import ClosedError, TransferFailed
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
+from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.manifest import Manifest
-from rlinf_async.weights.waiting.dropped import on_drop
+from rlinf_async.weights.waiting.ownership import on_drop
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
 
 class HostMemory:
-    """Works by itself, in a thread of its own and where the link is read: its owner may be busy.
+    """Slots for versions that one receiver gets for all receivers of its machine.
+
+    It works in a thread of its own and where the link is read, because its owner may be busy.
 
     Args:
         link: to the sender.
         manifest: packed.
         extra, slots: as of ``Store``.
-        line: on which the tensors come.
+        line: stream of the tensors.
 
     Attributes:
-        host: hears the sender.
+        host: handles the sender's messages.
     """
 
-    def __init__(self, link: Link, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
+    def __init__(self, link: WeightLink, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
         self._keep: Callable[[], object] = lambda: None
-        """Prevents that the store is given back a second time, when this is dropped."""
+        """Cancels the release of the store when this is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
-        self.host = Host(link, line, self._make_room, self._thread.submit)
+        self.host = RelayHost(link, line, self._make_room, self._thread.submit)
 
     def _make(self, manifest: bytes, *facts: Any) -> None:
         try:
@@ -54,7 +59,7 @@ class HostMemory:
         return _SlotRoom(self._store)
 
     def close(self) -> Work[None]:
-        """Lets go of the memory, after what comes is given up; the receivers of this machine go on reading it."""
+        """Abandon incoming versions and free the memory; receivers of this machine go on reading it."""
         closed: Work[None] = Work()
         self.host.close(ClosedError("the weights of this machine are not wanted here any more"))
         self._thread.submit(functools.partial(self._forget, closed))
@@ -69,8 +74,6 @@ class HostMemory:
 
 
 class _SlotRoom:
-    """A slot for one version."""
-
     def __init__(self, store: Store) -> None:
         self._store = store
         self._slot = store.take()
@@ -81,13 +84,50 @@ class _SlotRoom:
             self.abandon()
             raise
 
-    def hold(self) -> Callable[[], None]:
-        self._slot.hold()
-        return self._slot.let_go
+    def pin(self) -> Callable[[], None]:
+        self._slot.pin()
+        return self._slot.unpin
 
     def finish(self, version: int, extra: bytes) -> list[Any]:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        self._slot.hold()  # it may still be written to, and is replaced when its turn comes
-        self.memory = None  # who waits for what does not come any more may be there for a while
+        self._slot.pin()  # transfers may still write to it; the store replaces it at its turn
+        self.memory = None  # an abandoned transfer may refer to this for a while
+
+
+class Outgoing(RelayJob):
+    """A version in this machine's memory that is sent to other machines.
+
+    Its slot is not used again meanwhile; if the slot is replaced, its memory stays.
+
+    Args:
+        seconds: time for its receivers.
+        may_wait: it leaves for a machine once an earlier version has landed there.
+    """
+
+    def __init__(
+        self, version: int, store: Store, writer: SlotWriter, seconds: float, *, may_wait: bool = False
+    ) -> None:
+        super().__init__(version, writer.nbytes, seconds)
+        self.may_wait = may_wait
+        self.writer = writer
+        self.body = None
+        self._store = store
+
+    @property
+    def is_current(self) -> bool:  # type: ignore[override]
+        return self._store.latest is self.writer and self.writer.version == self.number  # and not a later one
+
+    def publish(self) -> Outgoing:
+        self.packed = self.nbytes
+        self.facts = (self.writer.extra,)
+        return self
+
+    def pin(self) -> None:
+        if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
+            self.body = self.writer.leaves
+        self.writer.pin()
+
+    def unpin(self) -> None:
+        self.writer.unpin()

@@ -12,15 +12,14 @@ from rlinf_async.weights.memory.gpus import Gpus, Marks, copy_settled
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.copying import Copy, copy_in_order, copy_tensors
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.source import Source
-from rlinf_async.weights.model.streamed import is_streamed
+from rlinf_async.weights.model.source import WeightSource, is_streamed
 from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
-    """Who is waiting for it, as ``Outlets``."""
+    """Receivers of a version, as ``ReceiverTable``."""
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
@@ -30,20 +29,21 @@ class Readers(Protocol):
 
 
 class Packing:
-    """
+    """Packs versions of one model.
+
     Args:
-        taker: gets the tensors.
-        tree: the first of them.
-        store: has the slots; None where another rank has.
+        taker: source of the tensors.
+        tree: first tensors.
+        store: slots; None if another rank has them.
         verify: as of ``Publisher``.
 
     Attributes:
-        verifying: of what receivers hold, if that is wanted.
+        verifying: comparison with the receivers' tensors, if wanted.
     """
 
     def __init__(
         self,
-        taker: Source,
+        taker: WeightSource,
         tree: ParamTree,
         store: Store | None,
         readers: Readers,
@@ -60,12 +60,12 @@ class Packing:
 
     @property
     def nbytes(self) -> int | None:
-        """That ``pack`` copies; None where it waits for a GPU, or for other ranks."""
+        """Size of a copy by ``pack`` in bytes; None if it waits for a GPU or for other ranks."""
         return None if self.taker.is_sharded or self._places else self.taker.manifest.nbytes
 
     def marks(self) -> Marks:
-        """In the thread that has made the weights: how far their GPUs have come there."""
-        return self._gpus.mark(self._places)
+        """Return the progress of the GPUs in the calling thread, which has made the weights."""
+        return self._gpus.mark(self._places) if self._places else {}
 
     def pack(
         self,
@@ -73,13 +73,13 @@ class Packing:
         version: int,
         names: Sequence[Hashable],
         marks: Marks,
-        call: Call | None = None,
+        call: GatherCall | None = None,
     ) -> SlotWriter | None:
-        """Packs a version; None where that is done on another rank.
+        """Pack a version; return None if another rank does.
 
         Args:
-            names: of the readers.
-            call: by which other ranks know that they are in the same one.
+            names: recipients.
+            call: lets other ranks recognise the call.
         """
         if self.taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
@@ -88,7 +88,7 @@ class Packing:
         if store is None:
             self.taker.gather((), tensors, call)
             for device in self._places:
-                self._gpus.settle(device)  # what is sent has been enqueued only, and the source may change from here on
+                self._gpus.settle(device)  # sends are only enqueued, and the source may change from here on
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra}
@@ -118,7 +118,7 @@ class Packing:
         *,
         at_once: bool,
     ) -> dict[str, Any]:
-        """How a version is packed of which some is on that GPU: there, if all is and somebody reads it there."""
+        """Return how to pack a version with tensors on a GPU: there, if all are and a receiver reads them there."""
         copy: Copy = functools.partial(self._gpus.copy, after=marks)
         gpu = self._gpus.uuid(device) if self._gpus.only_place(tensors) == device else ""
         is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)

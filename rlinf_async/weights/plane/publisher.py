@@ -7,33 +7,31 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.chain import CHAIN_FROM_BYTES
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import SlotWriter
 from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call, Calls
+from rlinf_async.weights.model.gather_calls import GatherCall, GatherCalls
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import ParamTree
-from rlinf_async.weights.model.source import Source, pack_extra
-from rlinf_async.weights.model.streamed import is_streamed, layout_of
-from rlinf_async.weights.plane.delivery import Delivery, Parcel
-from rlinf_async.weights.plane.outlet import Outlet
-from rlinf_async.weights.plane.outlets import Outlets
+from rlinf_async.weights.model.source import WeightSource, is_streamed, layout_of, pack_extra
 from rlinf_async.weights.plane.packing import Packing
-from rlinf_async.weights.plane.sync_handle import SyncHandle
+from rlinf_async.weights.plane.receiver_state import ReceiverState
+from rlinf_async.weights.plane.receiver_table import ReceiverTable
+from rlinf_async.weights.plane.sync_handle import Delivery, SyncHandle, WeightsMessage
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.changes import Changes
-from rlinf_async.weights.waiting.dropped import on_drop
+from rlinf_async.weights.waiting.conditions import ConditionVar
+from rlinf_async.weights.waiting.execution import WorkerThread
+from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 
 logger = own_logger(__name__)
 
@@ -41,9 +39,9 @@ logger = own_logger(__name__)
 class Publisher:
     """Sends one model's weights to receivers, each at the other end of a link.
 
-    A version is packed into shared memory and then published; receivers of the same machine read it there, and on each
-    other machine one receiver gets it for all.  So nobody ever sees a version that is not whole, and the source may
-    change as soon as ``publish`` returns::
+    A version is packed into shared memory and then published. Receivers of the same machine read it there, and on each
+    other machine one receiver gets it for all. So every receiver sees whole versions only, and the source may change as
+    soon as ``publish`` returns::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
@@ -54,30 +52,29 @@ class Publisher:
 
     Methods may be called from any loop, one at a time.
 
-    Weights of a GPU are packed once the caller's current streams have come as far as they were when ``publish`` was
-    called: there, if receivers of this machine have theirs on the same GPU, and in shared memory for everybody else.
-    A refusal by CUDA is logged once, and the weights go by way of the CPU.
+    Weights of a GPU are packed after the work that the caller's current streams had when ``publish`` was called: on the
+    GPU, if receivers of this machine have theirs on the same one, and in shared memory for all others. A refusal by
+    CUDA is logged once, and the weights go by way of the CPU.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers.  They publish
-    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole.  A
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers. They publish
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole. A
     rank that does not take part keeps the others waiting for as long as torch's process group lets them.
 
     Args:
-        source: a module, TensorDict or dict whose names, shapes and dtypes the receivers are told; by default that of
-            the first ``publish``.
-        model_id: as errors call it.
-        apply: what the receivers do with it, ``"copy"`` or ``"map"``; decides how many slots there are.
+        source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default that of the first
+            ``publish``.
+        model_id: name of the weights in errors.
+        apply: ``"copy"`` or ``"map"``, as at the receivers; decides the number of slots.
         slots: versions that there is room for; by default 2 to copy and 3 to map.
-        transport_dtype: what floating-point tensors travel as: a dtype, or a function of (name, dtype).
+        transport_dtype: dtype in which floating-point tensors travel, or a function of (name, dtype).
         ack_timeout: seconds that receivers have.
-        verify: ``"sha256"``: what each tensor of a receiver holds once a version is applied is compared with what was
-            packed.
+        verify: ``"sha256"``: compare the receivers' tensors with the packed ones after each version.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: gives the names under which the source's tensors travel.
-        chain_from: bytes from which on receivers' machines pass a version on to each other; by default 64 MiB.
-        behind: earlier versions that may be under way when one is published.  A receiver that lacks more of them has
-            failed for the oldest, and is named once in the log.  0: one version is under way at a time.
-        gpus: in the place of CUDA's.
+        chain_from: bytes from which receivers' machines pass a version on to each other; by default 64 MiB.
+        behind: earlier versions that may be under way when one is published. A receiver that lacks more of them has
+            failed for the oldest, and is named once in the log. 0: one version is under way at a time.
+        gpus: interface to the GPUs.
     """
 
     def __init__(
@@ -96,7 +93,7 @@ class Publisher:
         behind: int = 0,
         gpus: Gpus = CUDA,
     ) -> None:
-        self._pid = process.pid
+        self._process = OwnerProcess()
         self._source = source
         self.model_id = model_id
         self._slots = slots if slots is not None else (3 if apply == "map" else 2)
@@ -106,40 +103,40 @@ class Publisher:
         self._verify = verify
         self._select = select
         self.naming = naming
-        self._changes = Changes(model_id)
-        verifies = self._verify_aside if verify == "sha256" else None
+        self._changes = ConditionVar(model_id)
+        verifies = self._verify_in_thread if verify == "sha256" else None
         told = self._complete, self._changes.notify, self._fill
         chain_from = CHAIN_FROM_BYTES if chain_from is None else chain_from
-        self._outlets = Outlets(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
+        self._receivers = ReceiverTable(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}
-        """Receivers that were too far behind, and when the log has named them."""
+        """Receivers that were too far behind, with the time when the log has named them."""
         self._packing: Packing | None = None
-        self.aside = Aside(f"weights of {model_id}")
+        self.worker_thread = WorkerThread(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
         """Versions under way, the oldest first."""
         self._keep: Callable[[], object] = lambda: None
-        """Prevents that they are given back a second time, when this is dropped."""
+        """Cancels the release of the store when this is dropped."""
         self._is_packing = False
         self._is_closed = False
-        self._calls = Calls()
+        self._calls = GatherCalls()
 
     def __repr__(self) -> str:
         return f"<Publisher of '{self.model_id}' version {self.version} to {self.worker_ids}>"
 
     @property
     def version(self) -> int:
-        """That was published last; 0 before the first."""
-        return self._outlets.ledger.version
+        """The version published last; 0 before the first."""
+        return self._receivers.ledger.version
 
     @property
     def manifest(self) -> Manifest | None:
-        """What the receivers were told that comes; None before it is known."""
+        """The manifest announced to the receivers; None before it is known."""
         return None if self._packing is None else self._packing.taker.manifest
 
     @property
     def shown(self) -> ParamTree | None:
-        """Views of the latest version, in the slot that later ones are packed into again."""
+        """Views of the latest version, in a slot that later versions use again."""
         latest = None if self._store is None else self._store.latest
         if latest is None or self.manifest is None or not latest.is_in_slot:
             return None
@@ -151,38 +148,38 @@ class Publisher:
 
     @property
     def worker_ids(self) -> list[Hashable]:
-        return self._outlets.names
+        return self._receivers.names
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
-        """Receivers that may lack what was published, and why; the next version is for them too."""
-        return self._outlets.quarantined
+        """Receivers that may lack a published version, and why; the next version is for them too."""
+        return self._receivers.quarantined
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
-    def add(self, worker_id: Hashable, link: Link) -> None:
-        """A receiver, also a late one: it gets the latest version at once.  One of the same id is replaced."""
+    def add(self, worker_id: Hashable, link: WeightLink) -> None:
+        """Add a receiver, which gets the latest version at once. It replaces one of the same id."""
         self._check_open()
-        self._outlets.add(worker_id, link)
+        self._receivers.add(worker_id, link)
 
     def remove(self, worker_id: Hashable) -> None:
-        """It gets nothing more; its link is closed.
+        """Remove a receiver, and close its link.
 
         Raises:
-            ValueError: there is none of that id.
+            ValueError: there is no receiver of that id.
         """
-        self._outlets.remove(worker_id)
+        self._receivers.remove(worker_id)
 
     async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
-        """Waits until every receiver is there and has found that the weights fit; who has refused them looks again.
+        """Wait until every receiver has connected and takes the weights; those that refused them look again.
 
         Args:
-            weights: what they start with; by default they keep what they have.
-            source: in the place of the constructor's.
+            weights: first version; by default receivers keep their own weights.
+            source: replaces the constructor's.
 
         Raises:
-            DeadlineExceeded: somebody has not come within ``timeout`` seconds; names who.
-            WeightMismatch: the weights do not fit somewhere; the note says where.
+            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; names it.
+            WeightMismatch: the weights do not fit a receiver; the note names it.
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
@@ -197,24 +194,26 @@ class Publisher:
         if self._store is None:
             self._refuse_receivers()
         else:
-            self._outlets.greet(self._store)
-        self._outlets.ask_again()
+            self._receivers.greet(self._store)
+        self._receivers.ask_again()
         what = f"receivers of '{self.model_id}' to connect"
-        await self._changes.wait_until(lambda: not self._outlets.unready or bool(self._outlets.refusals), timeout, what)
+        await self._changes.wait_until(
+            lambda: not self._receivers.unready or bool(self._receivers.refusals), timeout, what
+        )
         self._check_open()  # it may have been closed meanwhile
-        for worker_id, error in self._outlets.refusals.items():
+        for worker_id, error in self._receivers.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self.model_id}' does not take the weights")
             raise error
-        if missing := self._outlets.unready:
-            who = ", ".join(f"{name!r} ({self._outlets.label(name)})" for name in missing)
+        if missing := self._receivers.unready:
+            who = ", ".join(f"{name!r} ({self._receivers.label(name)})" for name in missing)
             raise DeadlineExceeded(f"receivers {who} of '{self.model_id}' did not connect within {timeout:g} s")
         if weights is not None:
             await (await self.publish(weights, timeout=clock.rest(timeout, begun), call=call))
 
     # -- publishing ---------------------------------------------------------------------------------------------
 
-    def next_call(self, *, sharded: bool = False) -> Call:
-        """Count a call, before anything that this rank alone may refuse; ranks of sharded weights count alike."""
+    def next_call(self, *, sharded: bool = False) -> GatherCall:
+        """Count a call, before this rank alone could refuse it: ranks of sharded weights count alike."""
         call = self._calls.next()
         if sharded:
             call.found_sharded()
@@ -227,28 +226,28 @@ class Publisher:
         *,
         version: int | None = None,
         timeout: float | None = None,
-        call: Call | None = None,
+        call: GatherCall | None = None,
         deliveries: Sequence[Delivery] | None = None,
     ) -> SyncHandle:
-        """Packs a version and publishes it; returns when the source may change.
+        """Pack a version and publish it; return when the source may change.
 
         Args:
             source: as in the constructor; by default that one.
-            worker_ids: who is to apply it; by default all.
+            worker_ids: recipients; by default all.
             version: higher than the last one; by default the next number.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
-            call: what it is a part of, where somebody else counts; every rank of sharded weights counts alike.
-            deliveries: by which it goes to further receivers as a message; without ``worker_ids`` nothing is packed.
+            call: counted call that this is part of, where the caller counts.
+            deliveries: further receivers, which get it as a message; without ``worker_ids`` nothing is packed.
 
         Returns:
-            To be awaited until all have applied it; where there are deliveries, after ``collect``.
+            A handle to await all receivers; with deliveries, after ``collect``.
 
         Raises:
             RuntimeError: another version is under way, or with ``behind`` is being packed.
             ValueError: there is no such receiver, or the version is not after the last one.
-            WeightMismatch: there are other weights, shapes or dtypes than at first.  Nothing was sent to anyone.
+            WeightMismatch: names, shapes or dtypes differ from the announced ones. Nothing was sent.
             ConfigError: as ``connect``.
-            TransferFailed: the weights are sharded, and another rank is not in this call.  Nothing was sent to anyone.
+            TransferFailed: the weights are sharded, and another rank is not in this call. Nothing was sent.
         """
         call = self.next_call() if call is None else call
         packing = self._packing
@@ -257,14 +256,14 @@ class Publisher:
         self._check_open()
         self._make_way()
         begun = clock.monotonic()
-        names = self._outlets.meant(worker_ids)
-        number = self._outlets.ledger.check(version)
+        names = self._receivers.meant(worker_ids)
+        number = self._receivers.ledger.check(version)
         if source is None:
             source = self._source
         is_packed = bool(names) or deliveries is None
         if source is None and is_packed:
             raise ValueError(f"there is nothing to publish for '{self.model_id}': give a source")
-        self._outlets.seconds = seconds = self._ack_timeout if timeout is None else timeout
+        self._receivers.seconds = seconds = self._ack_timeout if timeout is None else timeout
         parcels = deliveries or ()
         writer, packed = None, 0
         self._is_packing = True
@@ -272,64 +271,65 @@ class Publisher:
             if is_packed:
                 writer, packed = await self._stage(source, number, names, call)
             if parcels:
-                await self._deliver(parcels, Parcel(self.model_id, number, source, seconds))
+                await self._deliver(parcels, WeightsMessage(self.model_id, number, source, seconds))
             self._check_open()  # it may have been closed meanwhile
             verifying = None if self._packing is None else self._packing.verifying
             if verifying is not None:  # a receiver may answer as soon as it has heard of the version
-                self.aside.start(verifying.hold, number, nbytes=None)
+                self.worker_thread.start(verifying.pin, number, nbytes=None)
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
             handle.begun, handle.staged = begun, clock.monotonic() - begun
             self._handles[number] = handle
             handle.model, handle.nbytes = self.model_id, packed
             handle._event = recording.begin(EventKind.WEIGHTS, self.model_id, number)
             called = [name for delivery in parcels for name in delivery.names]
-            far = self._outlets.publish(number, names, self._store, writer, called)
+            far = self._receivers.publish(number, names, self._store, writer, called)
             recording.version(self.model_id, "published", number)
-            if (far or self._outlets.has_begun(number)) and writer is not None and self._store is not None:
+            if (far or self._receivers.has_begun(number)) and writer is not None and self._store is not None:
                 near = packed if len(far) < len(names) else 0
-                self.aside.start(self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes)
+                self.worker_thread.start(
+                    self._bring, handle, far, self._store, writer, near, nbytes=writer.leaves.nbytes
+                )
             self._leave_behind()
             if verifying is not None:
-                self.aside.start(verifying.hash, number, list(self._handles), nbytes=None)
+                self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
         except BaseException:  # also where whoever waited was cancelled, and all is packed
-            self._take_back(number)
+            self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
-                self._outlets.publish(number, ())  # a number that a receiver has heard is never another version's
+                self._receivers.publish(number, ())  # a number that a receiver has heard is never another version's
             for delivery in parcels:
-                delivery.give_up()
+                delivery.abandon()
             raise
         finally:
             self._is_packing = False
 
-    async def _deliver(self, deliveries: Sequence[Delivery], parcel: Parcel) -> None:
+    async def _deliver(self, deliveries: Sequence[Delivery], parcel: WeightsMessage) -> None:
         for error in await asyncio.gather(*(each.stage(parcel) for each in deliveries), return_exceptions=True):
             if error is not None:
                 raise error
 
     async def collect(self, handle: SyncHandle) -> None:
-        """Waits for the answers to what went as messages; the errors are those of ``SyncHandle.collect``."""
-        await handle.collect(self._outlets.answered)
+        """Wait for the answers to messages; the errors are those of ``SyncHandle.collect``."""
+        await handle.collect(self._receivers.answered)
 
     def waiting_for(self, handle: SyncHandle) -> list[Hashable]:
-        """Receivers that have not answered."""
-        return self._outlets.waiting_for(handle.version)
+        return self._receivers.waiting_for(handle.version)
 
     def next_version(self, version: int | None) -> int:
-        """The number that a version gets; the errors are those of ``publish``."""
-        return self._outlets.ledger.check(version)
+        """Return the number of the next version; the errors are those of ``publish``."""
+        return self._receivers.ledger.check(version)
 
-    def _take_back(self, version: int) -> None:
-        """What is not published after all is in the store no more, and nobody waits for it."""
-        self._handles.pop(version, None)
+    def _rollback(self, version: int) -> None:
+        if (handle := self._handles.pop(version, None)) is not None:  # also ends its recorded operation
+            handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
         if store is not None and version > self.version:
             store.withdraw(version)
-        self._outlets.forget(version)
-        self._outlets.abandon(version)
+        self._receivers.forget(version)
+        self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """What becomes of the version published last at receivers that have come since, within ``timeout`` seconds.
+        """Return the outcome of the latest version at receivers added since, within ``timeout`` seconds.
 
         Raises:
             ClosedError: it was closed meanwhile.
@@ -337,7 +337,7 @@ class Publisher:
         version = self.version
 
         def find() -> dict[Hashable, Ack | None]:
-            return {name: self._outlets.ack_of(name, version) for name in worker_ids}
+            return {name: self._receivers.ack_of(name, version) for name in worker_ids}
 
         what = f"version {version} of '{self.model_id}' at receivers that have come since"
         await self._changes.wait_until(lambda: None not in find().values(), timeout, what)
@@ -345,45 +345,45 @@ class Publisher:
         return {name: ack or Ack("failed", version, self._late(name, version)) for name, ack in find().items()}
 
     def _make_way(self) -> None:
-        """
+        """Expire late versions.
+
         Raises:
             RuntimeError: another version is under way, and ``behind`` does not allow it.
         """
         for handle in list(self._handles.values()):
             if handle._remaining() == 0:
-                handle._expire()  # nobody has waited for it
+                handle._expire()  # no waiter has expired it
         if self._is_packing or (self._handles and not self._behind):
             version = next(iter(self._handles), self.version + 1)
-            waiting = ", ".join(map(repr, self._outlets.waiting_for(version))) or "the packing"
+            waiting = ", ".join(map(repr, self._receivers.waiting_for(version))) or "the packing"
             raise RuntimeError(
                 f"version {version} of '{self.model_id}' is pending at {waiting}: await its handle, or cancel it"
             )
 
     def _leave_behind(self) -> None:
-        """End the oldest versions under way, of which there are too many, for the receivers that lack them."""
-        for version in self._outlets.ledger.excess(self._behind):
-            for name in self._outlets.waiting_for(version):
-                who = f"receiver {name!r} ({self._outlets.label(name)})"
+        """Fail the oldest versions under way, beyond ``behind``, for the receivers that lack them."""
+        for version in self._receivers.ledger.excess(self._behind):
+            for name in self._receivers.waiting_for(version):
+                who = f"receiver {name!r} ({self._receivers.label(name)})"
                 lag = f"is more than {self._behind} versions of '{self.model_id}' behind"
                 if (now := clock.monotonic()) >= self._named.get(name, -math.inf) + self._ack_timeout:
                     self._named[name] = now
                     logger.warning("%s %s; nobody waits for it, and once it goes on it gets the latest one", who, lag)
                 error = DeadlineExceeded(f"{who} {lag}: version {self.version} is published, and it lacks {version}")
-                self._outlets.fail(name, version, error)
+                self._receivers.fail(name, version, error)
 
     def _forget_version(self, version: int) -> None:
-        """Forget a version for which nobody waits any more."""
         self._handles.pop(version, None)
-        self._outlets.forget(version)
+        self._receivers.forget(version)
 
     async def _stage(
         self,
         source: Any,
         version: int,
         names: Sequence[Hashable],
-        call: Call,
+        call: GatherCall,
     ) -> tuple[SlotWriter | None, int]:
-        """Packs a version of so many bytes; None where that is done on another rank."""
+        """Pack a version; return its writer, or None if another rank packs it, and its size in bytes."""
         if self._packing is None:
             self._adopt(await self._lay_out(source))
             self._check_open()
@@ -392,16 +392,17 @@ class Publisher:
         if packing.store is None:
             self._refuse_receivers()
         wanted = (source, version, names, packing.marks(), call)
-        writer = await self.aside.do(packing.pack, *wanted, nbytes=None if is_streamed(source) else packing.nbytes)
+        writer = await self.worker_thread.do(
+            packing.pack, *wanted, nbytes=None if is_streamed(source) else packing.nbytes
+        )
         return writer, packing.taker.manifest.nbytes
 
     async def _lay_out(self, source: Any) -> Packing:
-        """Finds out what comes, and makes room for it where it is packed."""
         if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
-            tree = await self.aside.do(layout_of, source, self._select, self.naming, nbytes=None)
+            tree = await self.worker_thread.do(layout_of, source, self._select, self.naming, nbytes=None)
         else:
             tree = self.naming.tree_of(source, self._select)
-        taker = Source(tree, self._select, self._transport_dtype, self.naming)
+        taker = WeightSource(tree, self._select, self._transport_dtype, self.naming)
         made: list[Store] = []
         if gathers_here() or not taker.is_sharded:
             extra = len(pack_extra(tree))
@@ -413,14 +414,14 @@ class Publisher:
                 made.append(Store(*facts, reserves=not on_gpu, most=most))
 
             try:
-                await self.aside.do(make, nbytes=taker.manifest.nbytes)
+                await self.worker_thread.do(make, nbytes=taker.manifest.nbytes)
                 self._check_open()  # it may have been closed meanwhile
             except BaseException:  # also where whoever waited was cancelled, and the store is there
                 for each in made:
                     each.close()
                 raise
         store = made[0] if made else None
-        return Packing(taker, tree, store, self._outlets, self._gpus, verify=self._verify)
+        return Packing(taker, tree, store, self._receivers, self._gpus, verify=self._verify)
 
     def _adopt(self, packing: Packing) -> None:
         self._packing = packing
@@ -434,53 +435,51 @@ class Publisher:
                 f"has receivers {', '.join(map(repr, self.worker_ids))}: add them on rank 0"
             )
 
-    def _bring(self, handle: SyncHandle, far: list[Outlet], store: Store, writer: SlotWriter, near: int) -> None:
+    def _bring(self, handle: SyncHandle, far: list[ReceiverState], store: Store, writer: SlotWriter, near: int) -> None:
         handle.nbytes = max(near, writer.leaves.nbytes)
-        self._outlets.bring(handle.version, far, store, writer)
+        self._receivers.bring(handle.version, far, store, writer)
 
     def _fill(self) -> None:
-        """Somebody needs in its slot what is on a GPU only; packing goes on afterwards.  From any thread."""
-        self.aside.start(self._fill_now, nbytes=None)
+        """Copy the latest version from its GPU into its slot, for a receiver that needs it there."""
+        self.worker_thread.start(self._fill_now, nbytes=None)
 
     def _fill_now(self) -> None:
         store, failure = self._store, None
         latest = None if store is None else store.latest
-        if store is None or self._is_closed or (latest is not None and not self._outlets.is_published(latest)):
+        if store is None or self._is_closed or (latest is not None and not self._receivers.is_published(latest)):
             return
         try:
             store.fill()
         except Exception as error:
             logger.exception("version %d of '%s' could not be got from its GPU", self.version, self.model_id)
             failure = error
-        self._outlets.filled(store, failure)
+        self._receivers.filled(store, failure)
 
-    def _verify_aside(self, outlet: Outlet, ack: Ack, digests: Any) -> None:
-        """A receiver has applied a version; it has it once what it holds has been compared.  From any thread."""
-        self.aside.start(self._verify_now, outlet, ack, digests, nbytes=None)
+    def _verify_in_thread(self, receiver: ReceiverState, ack: Ack, digests: Any) -> None:
+        self.worker_thread.start(self._verify_now, receiver, ack, digests, nbytes=None)
 
-    def _verify_now(self, outlet: Outlet, ack: Ack, digests: Any) -> None:
+    def _verify_now(self, receiver: ReceiverState, ack: Ack, digests: Any) -> None:
         packing = self._packing
         if packing is not None and packing.verifying is not None and not self._is_closed:
-            self._outlets.verified(outlet, packing.verifying.judge(outlet.name, ack, digests))
+            self._receivers.verified(receiver, packing.verifying.judge(receiver.name, ack, digests))
 
     # -- what becomes of it -------------------------------------------------------------------------------------
 
     def _expire(self, version: int) -> None:
-        for name in self._outlets.waiting_for(version):
-            self._outlets.fail(name, version, self._outlets.refusals.get(name) or self._late(name, version))
+        for name in self._receivers.waiting_for(version):
+            self._receivers.fail(name, version, self._receivers.refusals.get(name) or self._late(name, version))
         if (handle := self._handles.get(version)) is not None:
             for delivery in handle.deliveries:
-                delivery.give_up()
+                delivery.abandon()
 
     def _late(self, name: Hashable, version: int) -> DeadlineExceeded:
-        label = self._outlets.label(name)
+        label = self._receivers.label(name)
         return DeadlineExceeded(
             f"receiver {name!r} ({label}) has not applied version {version} of '{self.model_id}' in time"
         )
 
     def _complete(self, version: int) -> None:
-        """All have answered."""
-        answers = self._outlets.answers(version)
+        answers = self._receivers.answers(version)
         handle = self._handles.pop(version, None)
         if answers is not None and handle is not None:
             handle.finish(self._report(handle, answers))
@@ -492,40 +491,40 @@ class Publisher:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
-        if self._pid != process.pid:
-            raise process.forked(f"the sender of '{self.model_id}'", self._pid)
+        if not self._process.is_here:
+            raise self._process.forked(f"the sender of '{self.model_id}'")
         if self._is_closed:
             raise ClosedError(f"the publisher of '{self.model_id}' is closed")
 
     async def close(self, reason: str = "") -> None:
-        """Close the links and give the memory back; receivers keep their last version.  Idempotent.
+        """Close the links and free the memory; receivers keep their last version. Idempotent.
 
-        A caller that is cancelled while it waits is told so at the end.
+        A cancellation is raised once all of that is done.
 
         Args:
-            reason: told to the receivers, where the sender has failed.
+            reason: sent to the receivers if the sender has failed.
         """
         self._is_closed = True
-        for handle in list(self._handles.values()) if self._pid == process.pid else ():
-            handle.give_up(ClosedError(f"the publisher of '{self.model_id}' is closed"))
+        for handle in list(self._handles.values()) if self._process.is_here else ():
+            handle.abandon(ClosedError(f"the publisher of '{self.model_id}' is closed"))
         try:
-            await self.aside.wait()
+            await self.worker_thread.wait()
         finally:
-            await self._let_go(reason)
+            await self._release(reason)
 
-    async def _let_go(self, reason: str) -> None:
+    async def _release(self, reason: str) -> None:
         # Packing has gigabytes, for which a cycle would have to be found.
         store, packing, self._packing, self._source = self._store, self._packing, None, None
         if packing is not None and packing.verifying is not None:
             packing.verifying.end()
         try:
-            if self._pid == process.pid:  # in a forked one, a thread that is not there may have had their lock
-                self._outlets.close(reason)
-                self._changes.notify()  # whoever waits for receivers hears that it is closed
+            if self._process.is_here:  # in a forked one, a thread that is not there may have had their lock
+                self._receivers.close(reason)
+                self._changes.notify()  # wakes waits for receivers
             if store is not None:  # nothing is packed there, or sent from there, any more
-                await self.aside.do(store.close, nbytes=store.layout.size)
+                await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:
-            self.aside.close()
+            self.worker_thread.close()
             self._keep()
 
     async def __aenter__(self) -> Publisher:

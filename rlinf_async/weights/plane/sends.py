@@ -12,34 +12,40 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.state.sync_report import Ack, SyncReport
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
+from rlinf_async.weights.waiting.execution import SyncAdapter, Turns
 
 
 class Sends:
-    """Sends of ``publish`` and of a ``WeightSender``.
+    """Versions of ``publish`` or of a ``WeightSender``.
 
     Args:
-        bridge: runs them.
-        make: gives the publisher, once something needs it.
+        adapter: runs the sends.
+        make: makes the publisher at its first use.
 
     Attributes:
-        last: the handle of the version sent last.
-        untold: handles of versions whose outcome nobody has heard, the oldest first.
-        made: the publisher, if something has needed it.
+        last: handle of the version sent last.
+        untold: handles of versions whose outcome has not been reported to the user, the oldest first.
     """
 
-    def __init__(self, bridge: Bridge, make: Callable[[], Publisher]) -> None:
+    def __init__(self, adapter: SyncAdapter, make: Callable[[], Publisher]) -> None:
         self.last: SyncHandle | None = None
         self.untold: dict[SyncHandle, None] = {}
-        self.turns = Turns(bridge)
-        self.made: Publisher | None = None
+        self.turns = Turns(adapter)
+        self._made: dict[str, Publisher] = {}
         self._make = make
 
     @property
+    def made(self) -> Publisher | None:
+        """The publisher, if it has been needed."""
+        return self._made.get("publisher")
+
+    @property
     def publisher(self) -> Publisher:
-        if self.made is None:
-            self.made = self._make()
-        return self.made
+        made = self._made.get("publisher")
+        # Two threads may both make one at the first send: all use the one that is stored first, and the other one has
+        # begun nothing.  A lock could be held by a thread that a forked process lacks.
+        # tests/weights/plane/test_sends.py::test_threads_that_send_first_at_once_have_one_publisher
+        return self._made.setdefault("publisher", self._make()) if made is None else made
 
     @property
     def version(self) -> int:
@@ -47,8 +53,8 @@ class Sends:
         return 0 if self.made is None else self.made.version
 
     @property
-    def gave_up(self) -> bool:
-        """True if nobody knows who has the version sent last."""
+    def is_outcome_unknown(self) -> bool:
+        """True if it is not known which receivers have the version sent last."""
         last = self.last
         return last is None or last.version != self.version or (last.done() and last.report is None)
 
@@ -60,17 +66,17 @@ class Sends:
     # -- outcomes -----------------------------------------------------------------------------------------------
 
     async def outcome(self, handle: SyncHandle, timeout: float | None, patience: float | None = None) -> SyncReport:
-        """Wait until all receivers have answered; the caller has heard of the version then.
+        """Wait until all receivers have answered, and mark the version as reported.
 
         Args:
             timeout: seconds of this wait.
-            patience: seconds for receivers that have come since, where ``timeout`` does not say; None: nobody waits for
-                these, and the report names those that have left.
+            patience: seconds for receivers added since, if ``timeout`` is None; None: do not wait for these, and report
+                also those that have left.
 
         Raises:
             DeadlineExceeded: some have not answered; names them, and the version is still under way.
             WrongAcknowledgement: as ``SyncHandle.collect``; likewise.
-            ClosedError: the version was given up.
+            ClosedError: the version was abandoned.
         """
         begun, deadline = clock.monotonic(), asyncio.timeout(timeout)
         try:
@@ -115,7 +121,7 @@ class Sends:
         )
 
     def tell_earlier(self) -> None:
-        """Raise what has gone wrong with a version, once; but a receiver that is late is no failure."""
+        """Raise the failure of an earlier version, once; a late receiver is no failure."""
         for handle in list(self.untold):
             if not handle.done():
                 continue
@@ -123,7 +129,7 @@ class Sends:
             report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
             if handle is not self.last or report.failed:
                 self.untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
-            report.raise_failures()
+                report.raise_failures()
 
 
 def _staying(acks: Mapping[Any, Ack]) -> dict[Any, Ack]:
@@ -131,10 +137,8 @@ def _staying(acks: Mapping[Any, Ack]) -> dict[Any, Ack]:
 
 
 def _has_left(error: BaseException | None) -> bool:
-    """True of one who has left, or comes back."""
     return isinstance(error, ClosedError) or (isinstance(error, PeerLost) and error.returns)
 
 
 def _is_late(error: BaseException | None) -> bool:
-    """True of one who has not answered, or has left: neither is a failure of the version."""
     return isinstance(error, DeadlineExceeded) or _has_left(error)

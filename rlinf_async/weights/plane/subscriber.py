@@ -1,4 +1,4 @@
-"""``Subscriber``: a receiver's versions, which a link, a call, a store or a user's transport brings."""
+"""``Subscriber``: versions of one model at a receiver, from a link, a call, a store or a user's transport."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from rlinf_async._core import clock, process
+from rlinf_async._core import clock
 from rlinf_async._core.failures import pack_error
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._messaging.state.relay_plan import TO_HOSTS
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed
-from rlinf_async.weights.links.weight_link import Link, Words
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 from rlinf_async.weights.memory.cuda import CUDA
 from rlinf_async.weights.memory.gpus import Gpus
 from rlinf_async.weights.memory.slot import PUBLISHED, MemoryName
@@ -22,28 +22,28 @@ from rlinf_async.weights.memory.slot_reader import MemoryGone
 from rlinf_async.weights.model.naming import UNCHANGED, Naming
 from rlinf_async.weights.model.param_tree import Path
 from rlinf_async.weights.model.shards import ShardOption
-from rlinf_async.weights.plane.applying import Applying, give_back
+from rlinf_async.weights.plane.applying import Applying, release_slots
 from rlinf_async.weights.plane.destination import Destination
 from rlinf_async.weights.plane.host_memory import HostMemory
-from rlinf_async.weights.state import words as say
-from rlinf_async.weights.waiting.aside import ProcessEnds
-from rlinf_async.weights.waiting.changes import Changes
-from rlinf_async.weights.waiting.dropped import on_drop
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.state import messages
+from rlinf_async.weights.state.versions import Versioned
+from rlinf_async.weights.waiting.conditions import ConditionVar, Reading
+from rlinf_async.weights.waiting.execution import ProcessEnds
+from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 
 logger = own_logger(__name__)
 
 _TRIES: Final = 3
-"""Times that one version is asked for: each time another host may have ended."""
+"""Requests for one version: each time another host may have ended."""
 
 _LOOK_AGAIN_S: Final = 0.5
-"""Seconds after which ``close`` looks whether another thread's loop has stopped, of which nobody hears."""
+"""Interval at which ``close`` checks for a stopped loop of another thread, which sends no notice."""
 
 
-class Subscriber:
-    """Receives one model's weights, in whole versions only: at its end of a link, or as they are handed to it.
+class Subscriber(Versioned):
+    """Receives one model's weights, in whole versions only, from a link or through ``accept``.
 
-    At a link, somebody has to ``receive``, again and again, or to ``serve`` once::
+    With a link, call ``receive`` again and again, or ``serve`` once::
 
         async with Subscriber(link, model) as subscriber:
             await subscriber.connect()
@@ -51,30 +51,30 @@ class Subscriber:
             async with subscriber.reading() as version:      # no update is applied meanwhile
                 samples = rollout(model), version
 
-    When the sender is gone, the last whole version stays.  Methods may be called from any loop, ``reading()`` also from
+    When the sender is gone, the last whole version stays. Methods may be called from any loop, ``reading()`` also from
     any thread.
 
     Args:
         link: to the sender; None where ``accept`` alone brings weights.
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
             that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
-        apply: ``"copy"``: the tensors are overwritten.  ``"map"``: they come to stand in the sender's memory, and to
-            write to them then is a fault that ends the process; on a GPU it is none, and other receivers see it.
-        verify: ``"sha256"``: the sender hears digests of what the destination holds.
-        ack_timeout: seconds that readers have to leave when a version is to be applied.
-        find: gives the destination, which may be another one from version to version, or raises why there is none.
-        strict_dtype: weights in another dtype than the destination's are refused, and not cast.
+        apply: ``"copy"``: the tensors are overwritten. ``"map"``: they are remapped to the sender's memory, and writing
+            to them is a fault that ends the process; on a GPU it is none, and other receivers see it.
+        verify: ``"sha256"``: send digests of the destination to the sender.
+        ack_timeout: seconds that readers have to leave before a version is applied.
+        find: returns the destination, which may change from version to version, or raises why there is none.
+        strict_dtype: refuse weights in another dtype than the destination's instead of casting them.
         naming: gives the names under which the sender knows the destination's tensors.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
-        gpus: in the place of CUDA's.
+        gpus: interface to the GPUs.
 
     Attributes:
-        gate: between readers and what applies a version.
+        gate: gate between readers and the writer.
     """
 
     def __init__(
         self,
-        link: Link | None,
+        link: WeightLink | None,
         destination: Any = None,
         *,
         model_id: str = "policy",
@@ -89,8 +89,7 @@ class Subscriber:
     ) -> None:
         self.link = link
         self._listens = False
-        self._pid: int | None = None
-        """The process that listens to the link, or to which weights have come as a message."""
+        self._process: OwnerProcess | None = None
         self._model_id = model_id
         self._maps = apply == "map"
         self._applying = Applying(
@@ -108,23 +107,24 @@ class Subscriber:
             verify=verify,
             patience=ack_timeout,
         )
-        self._reception, self.gate = self._applying.reception, self._applying.gate
-        self._changes = Changes(model_id)
-        self._news: deque[Words] = deque()
-        """What is heard and not acted on yet."""
+        self._reception = self._applying.reception
+        self.gate = self._applying.gate
+        self._changes = ConditionVar(model_id)
+        self._news: deque[LinkMessage] = deque()
+        """Received messages not yet processed."""
         self._owed: list[int] = []
-        """Versions that were heard of and not acknowledged."""
+        """Versions without an acknowledgement."""
         self._end: Exception | None = None
         self._why = ""
-        """The sender's last word, where it has failed."""
+        """The error by which the sender has left."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
-        """Prevents that what is leased is given back a second time, when this is dropped."""
+        """Cancels the release of the leases when this is dropped."""
         self._serving: asyncio.Task[None] | None = None
         self._is_refused = False
-        """Whether the offer of the sender does not fit, or has not been judged to the end."""
+        """True if the announced weights do not fit, or are still being judged."""
         self._lacked: list[int] = []
-        """The version that was asked for last, as often as it was."""
+        """The version requested last, once for each request."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -135,29 +135,14 @@ class Subscriber:
     # -- versions -----------------------------------------------------------------------------------------------
 
     @property
-    def version(self) -> int:
-        """That is applied; 0 before the first.  It never goes back."""
-        return self._reception.version
-
-    @property
-    def published(self) -> int:
-        """The latest that was heard of."""
-        return self._reception.published
-
-    @property
-    def staleness(self) -> int:
-        """Versions that the weights are behind."""
-        return self._reception.staleness
-
-    @property
     def extra(self) -> Mapping[Path, Any]:
-        """What the sender's model has beside its tensors, as of this version."""
+        """Values beside the tensors of the sender's model, as of this version."""
         return self._applying.extra
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``with`` or ``async with`` it around a use of the weights: none are applied meanwhile.
+        """Return a ``with`` or ``async with`` block in which no update is applied.
 
-        It gives the version, to be kept with what is made of the weights.
+        Its value is the version, to be stored with results computed from the weights.
 
         Raises:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
@@ -167,7 +152,7 @@ class Subscriber:
         return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
-        """Waits until this version, or a later one, is applied; receives meanwhile, unless it serves.
+        """Wait until this version, or a later one, is applied; receive meanwhile, unless it serves.
 
         Raises:
             DeadlineExceeded: it has not come within ``timeout`` seconds.
@@ -176,7 +161,7 @@ class Subscriber:
         await self._wait(lambda: self.version >= version, timeout, f"version {version}")
 
     async def wait_fresh(self, max_lag: int, timeout: float | None = None) -> None:
-        """Waits until at most ``max_lag`` published versions are missing, as ``wait_version``."""
+        """Wait until at most ``max_lag`` published versions are missing, as ``wait_version``."""
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
     async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
@@ -188,10 +173,10 @@ class Subscriber:
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receives, unless it serves, until the condition has come true; whether it has, within ``timeout`` seconds.
+        """Receive, unless it serves, until the condition is true; return False after ``timeout`` seconds.
 
         Args:
-            what: is waited for, in words.
+            what: awaited event in words.
         """
         self._check_process()
         begun = clock.monotonic()
@@ -209,30 +194,30 @@ class Subscriber:
 
     @property
     def has_met(self) -> bool:
-        """Whether the sender has said what comes, and it fits."""
+        """True if the sender has announced weights that fit."""
         return self._applying.leases.manifest is not None
 
     # -- receiving ----------------------------------------------------------------------------------------------
 
-    def hear(self, words: Words) -> None:
-        """A word of the sender; from any thread.  It is acted on by whoever receives."""
+    def on_message(self, words: LinkMessage) -> None:
+        """Queue a message, in any thread, for whoever receives."""
         what, *facts = words
-        if what == say.PUBLISH:
+        if what == messages.PUBLISH:
             self._reception.heard(facts[0])
-        elif what == say.LEAVE:
+        elif what == messages.LEAVE:
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
             if self._host is not None:  # or it is the host no more, which the sender may not have known
-                self._host.host.hear(what, *facts)
+                self._host.host.on_message(what, *facts)
             return
-        if what in (say.HELLO, say.HOST):
+        if what in (messages.HELLO, messages.HOST):
             self._host_begins(facts)
         self._news.append(words)
         self._changes.notify()
 
-    def hear_end(self, error: Exception) -> None:
-        """Notes that the link has ended, and why, and wakes all waiters."""
+    def on_end(self, error: Exception) -> None:
+        """Note the error that ended the link, and wake all waits."""
         if self._why:
             error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
         self._end = error
@@ -241,7 +226,7 @@ class Subscriber:
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:
-        """With a line, this is the receiver that gets the weights for all of its machine, whatever it is busy with."""
+        """Become the host of this machine, if a stream is given, whatever else the receiver does."""
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -250,11 +235,11 @@ class Subscriber:
             self._host = HostMemory(self.link, manifest, extra, slots, lines[0], self._model_id)
 
     async def connect(self, timeout: float | None = 60.0) -> None:
-        """Waits for the sender and agrees with it on the weights; what is published already is applied.
+        """Wait for the sender, agree with it on the weights, and apply a published version.
 
         Raises:
             DeadlineExceeded: the sender has not come within ``timeout`` seconds.
-            WeightMismatch: its weights do not fit; it hears the same.
+            WeightMismatch: its weights do not fit; the sender gets the same error.
             PeerLost: it is gone.
         """
         self._check_open()
@@ -264,19 +249,26 @@ class Subscriber:
             sender = f"the sender of '{self._model_id}' ({self.link.label})"
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
+    async def begin(self, timeout: float | None) -> None:
+        """Connect, and wait until the first version is applied; the errors are those of both."""
+        begun = clock.monotonic()
+        await self.connect(timeout)
+        await self.wait_version(1, clock.rest(timeout, begun))
+
     async def receive(self, timeout: float | None = 0.001) -> bool:
-        """Applies what has been published, if there is something.
+        """Apply what has been published, if there is something.
 
         Args:
-            timeout: seconds to wait for it; None: until it comes.
+            timeout: seconds to wait for it; None: no limit.
 
         Returns:
-            Whether there is a new version.
+            True if there is a new version.
 
         Raises:
-            WeightMismatch, Exception: it could not be applied; the sender hears the same, and the last version stays.
+            WeightMismatch, Exception: it could not be applied; the sender gets the same error, and the last version
+                stays.
             PeerLost: the sender is gone, and there is nothing left to apply.
-            ForkedProcessError: the process that it belongs to has forked this one.
+            ForkedProcessError: this process is a forked child of the owner.
         """
         before = self.version
         return await self._until(
@@ -284,8 +276,8 @@ class Subscriber:
         )
 
     def belongs_here(self) -> None:
-        """Keep forked processes from using their copies."""
-        self._pid = self._pid or process.pid
+        """Make this process the owner; its forked children cannot use their copies."""
+        self._process = self._process or OwnerProcess()
 
     def _listen(self) -> None:
         if self.link is not None and not self._listens:
@@ -294,7 +286,7 @@ class Subscriber:
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Acts on what is heard; ``enough`` ends the wait too: somebody else may receive what is waited for."""
+        """Process received messages; ``enough`` also ends the wait, as another task may receive meanwhile."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._news or self._end or self._is_closed))
@@ -319,10 +311,10 @@ class Subscriber:
             self._is_taking = False
             self._changes.notify()
 
-    def _next(self) -> list[Words]:
-        """One word; or several published versions that are there to be read, of which only the last counts.
+    def _next(self) -> list[LinkMessage]:
+        """Take one message, or several announced versions, of which only the last counts.
 
-        One that is only asked about is no such: on another machine the one before may land after the question.
+        A question without memory is taken alone: on another machine, an earlier version may land after it.
         """
         news = self._news
         words = [news.popleft()]
@@ -330,27 +322,26 @@ class Subscriber:
             words.append(news.popleft())
         return words
 
-    async def _act(self, words: list[Words]) -> None:
+    async def _act(self, words: list[LinkMessage]) -> None:
         what, *facts = words[-1]
-        if what == say.PUBLISH:
+        if what == messages.PUBLISH:
             _, memory, sent = facts
             if memory is not None:
                 await self._apply([each[1] for each in words], memory, sent)
             else:
                 await self._agree()
                 self._say_ack(0, None)
-        elif what in (say.HELLO, say.HOST):
+        elif what in (messages.HELLO, messages.HOST):
             await self._meet(*facts[:5])
         else:
             logger.warning("%r has heard %r, which means nothing to it", self, what)
 
     async def _meet(self, manifest: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
-        """The sender says what comes."""
         applying = self._applying
-        if self._keep is None:  # of two ends in one process, the sender's warns
+        if self._keep is None:  # with both ends in one process, the sender's warns
             what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
             destination = applying.destination if self._maps else None
-            self._keep = on_drop(self, what, functools.partial(give_back, destination, applying.leases))
+            self._keep = on_drop(self, what, functools.partial(release_slots, destination, applying.leases))
         self._reception.heard(version)
         try:
             await self._agree((manifest, extra, slots))
@@ -363,10 +354,10 @@ class Subscriber:
             await self._apply([version], memory, None)
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Judges what comes: when the sender says it, when the model has changed since, and after it did not fit.
+        """Judge announced weights: on the announcement, after a change of the model, and after a refusal.
 
         Raises:
-            WeightMismatch, Exception: it does not fit, or there is nothing that it could go to.
+            WeightMismatch, Exception: they do not fit, or there is no destination.
         """
         applying = self._applying
         if offer is None and not self._is_refused and not applying.destination.has_moved():
@@ -380,7 +371,7 @@ class Subscriber:
         self._is_refused = False
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
-        """Applies what is in that memory, and acknowledges these versions, or leaves that to the next one."""
+        """Apply the version in that memory and acknowledge these versions, or leave that to the next one."""
         received = clock.monotonic()
         applying = self._applying
         self._owed += versions
@@ -394,15 +385,15 @@ class Subscriber:
                 if self._end is None and not self._lacks(versions[-1], memory):
                     raise
                 return
-            if leased is None:  # it is being written again: that version comes next
+            if leased is None:  # being written again: that version comes next
                 return
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
                 if is_published:
-                    self._say(say.NEED, leased.header.version, None)
+                    self._say(messages.NEED, leased.header.version, None)
                 return
             try:
-                # It has been written again and may be withdrawn before it is published; another version is on its way.
+                # The slot has a newer version, which may be withdrawn before it is published.
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
@@ -418,11 +409,11 @@ class Subscriber:
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
 
     def _lacks(self, version: int, memory: Any) -> bool:
-        """Asks for a version whose memory is gone, with its owner perhaps; False if that was in vain already."""
+        """Request a version whose memory, and perhaps its owner, is gone; False after too many requests."""
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
-        self._say(say.NEED, version, memory)
+        self._say(messages.NEED, version, memory)
         return True
 
     def _acknowledge(self, failure: Any, *facts: Any) -> None:
@@ -431,7 +422,7 @@ class Subscriber:
             self._say_ack(version, failure, *facts)
 
     def _say_ack(self, version: int, failure: Any, *facts: Any) -> None:
-        self._say(say.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
+        self._say(messages.ACK, version, failure, self._applying.leases.gpu, *(facts or (0.0, 0.0, 0.0, None)))
 
     def _say(self, *words: Any) -> None:
         assert self.link is not None
@@ -441,20 +432,19 @@ class Subscriber:
             logger.info("%r could not answer: %s", self, error)
 
     async def accept(self, write: Callable[[], Any], version: int | None = None, sender: Any = None) -> bool:
-        """Has weights written that a call, a store or a user's transport has brought, while nobody reads.
+        """Write weights from a call, a store or a user's transport, without readers.
 
         Args:
-            version: that they are; None: that they have none.  It stays then, if a sender at the link counts; else it
-                is the next one.
-            sender: whose version it is, where that is told.
+            version: their number; None: the version stays if a sender at the link counts, else it is the next one.
+            sender: identity of the sender, if known.
 
         Returns:
-            Whether they were new: the version that is here already is not written again.
+            False if this version is in the model already.
 
         Raises:
-            ValueError: a later version is here, or one of another sender with that number; nothing was written.
+            ValueError: the model has a later version, or one of another sender with that number; nothing was written.
             DeadlineExceeded: readers have not left in time; likewise.
-            Exception: what ``write`` raises.
+            Exception: raised by ``write``.
         """
         self._check_process()
         is_new = await self._applying.overwrite(write, version, sender)
@@ -464,12 +454,13 @@ class Subscriber:
     # -- life ---------------------------------------------------------------------------------------------------
 
     def serve(self, within: contextlib.AbstractContextManager[object] | None = None) -> asyncio.Task[None]:
-        """Receives in the background of the loop that runs here, until ``close``.
+        """Receive in the background of the running loop, until ``close``.
+
+        Updates that cannot be applied are reported to the sender and logged here. When the sender is gone, the task
+        ends.
 
         Args:
-            within: is entered meanwhile.
-
-        What cannot be applied is told to the sender and logged here; when the sender is gone, the task ends with that.
+            within: context manager entered meanwhile.
 
         Raises:
             RuntimeError: it serves already, or no loop runs here.
@@ -505,21 +496,20 @@ class Subscriber:
             raise ClosedError(f"the subscriber of '{self._model_id}' is closed")
 
     def _check_process(self) -> None:
-        """A forked one has no thread that reads the link, and another one may have been in the gate."""
-        if self._pid not in (None, process.pid):
-            raise process.forked(f"the receiver of '{self._model_id}'", self._pid)
+        if self._process is not None and not self._process.is_here:
+            raise self._process.forked(f"the receiver of '{self._model_id}'")
 
     async def close(self) -> None:
-        """Gives back the link and the memory; once readers have left, mapped tensors get memory of their own.
+        """Close the link and release the memory; once readers have left, mapped tensors get memory of their own.
 
-        It does all of that once it has begun; a cancellation is passed on afterwards.  Idempotent.
+        It completes once it has begun; a cancellation is raised afterwards. Idempotent.
         """
         if self._has_ended:
             return
         self._is_closed = True
-        async with contextlib.AsyncExitStack() as then:  # what is named last comes first
+        async with contextlib.AsyncExitStack() as then:  # the last callback runs first
             then.callback(self._ended)
-            is_copy = self._pid not in (None, process.pid)
+            is_copy = self._process is not None and not self._process.is_here
             then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied
             then.push_async_callback(self._end_host)
             if self.link is not None:
@@ -527,9 +517,9 @@ class Subscriber:
             await self._end_serving()
 
     async def _end_serving(self) -> None:
-        """Cancels the task, and waits for its end, unless its loop does not run: that would be for ever."""
+        """Cancel the task and wait for its end, unless its loop does not run: that wait would never end."""
         serving = self._serving
-        if serving is None or self._pid != process.pid:
+        if serving is None or self._process is None or not self._process.is_here:
             return
         loop = serving.get_loop()
         if loop is asyncio.get_running_loop():
@@ -558,6 +548,6 @@ class Subscriber:
         await self.close()
 
 
-def _is_there(words: Words) -> bool:
-    """Whether they say in which memory a version is."""
-    return bool(words[0] == say.PUBLISH and words[2] is not None)
+def _is_there(words: LinkMessage) -> bool:
+    """True if the message names the memory of a version."""
+    return bool(words[0] == messages.PUBLISH and words[2] is not None)

@@ -1,32 +1,78 @@
-"""Handle of one weight update: its acknowledgements, its deadline, its report."""
+"""Handle of one weight update: its acknowledgements, its deadline, its report; deliveries of it as messages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async.errors import ClosedError
-from rlinf_async.weights.plane.delivery import Delivery
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.work import Work
 
 
-class SyncHandle(Work[SyncReport]):
-    """A version that is staged: the source may change.  Awaiting it waits until every receiver has applied it.
-
-    It raises what went wrong at the first receiver that failed; its notes name all of them, and ``report`` says what
-    became of the others.  A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``.  The
-    last waiter to be cancelled gives the wait up; the version is published all the same.
+class WeightsMessage(NamedTuple):
+    """One version of the weights in a message.
 
     Attributes:
-        model: the name of the weights.
-        version: of the weights.
-        report: who has it; None until all have answered.
-        nbytes: the largest part of it that goes to a receiver.
-        deliveries: those of its receivers that get it as a message.
-        begun: when its publishing was begun.
+        timeout: seconds that the receivers have; None: no limit.
+    """
+
+    model_id: str
+    version: int
+    weights: Any
+    timeout: float | None
+
+
+class Delivery(Protocol):
+    """Delivery of a message to one receiver, or to several by one call."""
+
+    @property
+    def names(self) -> Sequence[Hashable]:
+        """Names of the receivers."""
+
+    @property
+    def has_begun(self) -> bool:
+        """True if a receiver may have heard of the version, so that its number is used up."""
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the weights as they travelled, in bytes; 0 if it is not known."""
+
+    async def stage(self, parcel: WeightsMessage) -> None:
+        """Send the weights; return when they may change.
+
+        Raises:
+            Exception: they cannot be sent at all; no receiver has got anything.
+        """
+
+    async def end(self) -> Mapping[Hashable, Exception | None]:
+        """Wait for the answers; return each receiver's error, or None. May be called again after a cancellation.
+
+        Raises:
+            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
+        """
+
+    def abandon(self) -> None:
+        """Stop what is under way."""
+
+
+class SyncHandle(Work[SyncReport]):
+    """A version that is staged: the source may change. Awaiting it waits until every receiver has applied it.
+
+    It raises the error of the first receiver that failed; its notes name all of them, and ``report`` has the outcome at
+    the others. A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``. Cancelling the
+    last waiter abandons the wait; the version is published all the same.
+
+    Attributes:
+        model: name of the weights.
+        version: number of the version.
+        report: outcome at each receiver; None until all have answered.
+        nbytes: size of the largest part that goes to a receiver, in bytes.
+        deliveries: deliveries to receivers that get it as a message.
+        begun: time when its publishing began.
         staged: seconds until the source could change.
     """
 
@@ -61,25 +107,24 @@ class SyncHandle(Work[SyncReport]):
         return [Target(TargetKind.WEIGHTS, name=self.model)], True
 
     def _expire(self) -> None:
-        """The deadline is over: whoever has not answered has failed."""
         self._at_deadline(self.version)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; the next version may be published."""
-        self.give_up(ClosedError(f"nobody waited for {self._describe()} any more"))
+        """Abandon the wait; the next version may be published."""
+        self.abandon(ClosedError(f"nobody waited for {self._describe()} any more"))
 
-    def give_up(self, error: Exception) -> None:
-        """Ends it with an error, and with it what is under way."""
+    def abandon(self, error: Exception) -> None:
+        """End it with an error, and stop its deliveries."""
         self._forget(self.version)
         if self._settle(error=error):
             for delivery in self.deliveries:
-                delivery.give_up()
+                delivery.abandon()
 
     async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
-        """Waits for the ends of its deliveries; if that is cancelled, it may be called again.
+        """Wait for the ends of its deliveries; may be called again after a cancellation.
 
         Raises:
-            WrongAcknowledgement: a receiver has said something else; it may be called again.
+            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
         """
 
         async def follow(delivery: Delivery) -> None:
@@ -94,7 +139,7 @@ class SyncHandle(Work[SyncReport]):
             raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:
-        """All have answered."""
+        """Settle it with the report of all answers."""
         self.report = report
         try:
             report.raise_failures()

@@ -1,4 +1,4 @@
-"""Comparison of what receivers hold, once they have applied a version, with what was packed."""
+"""Comparison of receivers' tensors with the packed ones after each version."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ class _Held(NamedTuple):
 
 
 class Verifying:
-    """In the thread that packs: holds the slots of the versions that receivers may still answer."""
+    """Pins the slots of versions that receivers may still answer; used in the thread that packs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._expected = ExpectedDigests(store.manifest)
         self._held: dict[int, _Held] = {}
 
-    def hold(self, version: int) -> None:
-        """Hold the slot of a version that is about to be published."""
-        self._let_go([version])  # of that number, what was packed and not published
+    def pin(self, version: int) -> None:
+        """Pin the slot of a version that is about to be published."""
+        self._unpin([version])  # a version of that number that was withdrawn
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
             self._expected = self._expected.following()
-            latest.hold()
+            latest.pin()
             self._held[version] = _Held(latest, list(latest.views.values()), self._expected)
 
     def hash(self, version: int, pending: Collection[int]) -> None:
-        """Hash a version that has been published, unless an answer has had that done already.
+        """Hash a published version, unless an answer has done that already.
 
         Args:
             pending: other versions that receivers may still answer; the slots of all others may be written again.
         """
-        self._let_go(self._held.keys() - {version, *pending})
+        self._unpin(self._held.keys() - {version, *pending})
         held = self._held.get(version)
         if held is not None:
             held.expected.begin(version, held.leaves)
 
-    def _let_go(self, versions: Iterable[int]) -> None:
+    def _unpin(self, versions: Iterable[int]) -> None:
         for version in versions:
             if (held := self._held.pop(version, None)) is not None:
-                held.slot.let_go()
+                held.slot.unpin()
 
     def judge(self, name: Hashable, ack: Ack, digests: Sequence[Any] | None) -> Ack:
-        """A receiver's answer with the digest of what it holds; a failure, if that is not what was sent."""
+        """Return a receiver's answer with the digest of its tensors, or a failure if they are not what was sent."""
         try:
             return self._judge(name, ack, digests)
         except Exception as error:
@@ -73,7 +73,7 @@ class Verifying:
         version, forms, found = digests
         held = self._held.get(version)
         if held is None:
-            return ack  # nobody waits for it any more
+            return ack  # forgotten meanwhile
         differing = held.expected.differing(version, held.leaves, forms, found)
         if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
@@ -84,5 +84,5 @@ class Verifying:
         return dataclasses.replace(ack, digest=hashlib.sha256(found).hexdigest())
 
     def end(self) -> None:
-        """Let go of all memory; nothing is compared any more."""
+        """Drop all memory, and compare nothing more."""
         self._held.clear()

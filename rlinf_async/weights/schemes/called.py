@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from rlinf_async.errors import ConfigError
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.model.resolve import _resolve_model
-from rlinf_async.weights.schemes.configuration import Configuration
+from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, from_either, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender
@@ -64,7 +63,7 @@ class CallingScheme(WeightSyncScheme):
 class RPCWeightSyncScheme(CallingScheme):
     """Synchronises by remote calls of the workers' ``update_policy_weights_``; see ``RPCTransport``.
 
-    Of the options it takes ``ack_timeout``; ``apply="map"`` and others are refused: what a call brings is copied.
+    It takes the option ``ack_timeout``, and refuses ``apply="map"`` and others: the argument of a call is copied.
     """
 
     missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
@@ -117,7 +116,7 @@ class WorkerModuleTransformSender(WeightSender):
         return [0]
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """All workers share one host, and may each be said to have it."""
+        """Add a candidate: all workers share one host, and each may be given as having it."""
         self._given.append(pipe_or_context)
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
@@ -172,8 +171,7 @@ class WorkerModuleTransformScheme(CallingScheme):
     def create_transport(self, pipe_or_context: Any) -> WorkerActorTransport:
         """
         Args:
-            pipe_or_context: the worker, or an object with the worker as its ``_actor``.
-        """
+            pipe_or_context: the worker, or an object with the worker as its ``_actor``."""
         is_wrapped = not isinstance(pipe_or_context, WorkerGroup) and hasattr(pipe_or_context, "_actor")
         actor = pipe_or_context._actor if is_wrapped else pipe_or_context
         return WorkerActorTransport(actor, self.strategy, timeout=self.options.ack_timeout)
@@ -186,7 +184,7 @@ class WorkerModuleTransformScheme(CallingScheme):
 
 
 def _the_host(workers: Iterable[Any], model_id: str) -> Any:
-    """The one of these, which may be there several times; None if there is none."""
+    """Return the only one of these, which may occur several times; None if there is none."""
     hosts = {id(worker): worker for worker in workers}
     if len(hosts) > 1:
         raise ConfigError(
@@ -197,7 +195,7 @@ def _the_host(workers: Iterable[Any], model_id: str) -> Any:
 
 
 def _host_in(context: Any, path: str) -> Any:
-    """The worker, or what has one as its ``_actor``, that stands there; None if that leads to something else."""
+    """Return the worker, or the object with one as its ``_actor``, at that path; None for anything else."""
     try:
         host = _resolve_model(context, path)
     except (AttributeError, IndexError, KeyError, TypeError):

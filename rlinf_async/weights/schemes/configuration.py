@@ -1,14 +1,15 @@
-"""Configuration of a scheme: its options, and what its sender and receiver take from it."""
+"""Configuration of a scheme: its options, and the models that its sender and receiver find by their paths."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import re
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final
 
 from torch import nn
 
-from rlinf_async.weights.model.resolve import _resolve_model
 from rlinf_async.weights.schemes.sync_options import SyncOptions
 from rlinf_async.weights.schemes.weight_strategy import WeightStrategy, _get_strategy
 from rlinf_async.weights.transports.transport import TransportBackend
@@ -18,10 +19,10 @@ class Configuration(metaclass=abc.ABCMeta):
     """Options of a scheme, its transports, and where it finds the weights of a model."""
 
     needs_weights: ClassVar[bool] = True
-    """Whether to send nothing is a mistake."""
+    """True if a send without weights is a mistake."""
 
     publishes: ClassVar[bool] = False
-    """Whether the weights are packed once, for all workers."""
+    """True if the weights are packed once, for all workers."""
 
     def __init__(self, strategy: Any, options: Mapping[str, Any]) -> None:
         self.strategy: str = _get_strategy(strategy).extract_as
@@ -33,17 +34,17 @@ class Configuration(metaclass=abc.ABCMeta):
 
     @abc.abstractmethod
     def create_transport(self, pipe_or_context: Any) -> TransportBackend:
-        """The way to one worker, or from the sender; what is needed for it, each scheme says."""
+        """Return the transport to one worker, or from the sender; each scheme documents its argument."""
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
-        """What ``send(weights)`` sends.
+        """Return the weights that ``send(weights)`` sends.
 
         Args:
-            weights: a module, of which the weights are extracted; the path of one in the context; None for the model
+            weights: a module, whose weights are extracted; the path of one in the context; None for the model
                 ``model_id`` of the context; or weights, which stay as they are.
 
         Returns:
-            The weights; None where none were given and the context has none.
+            The weights; None if none were given and the context has none.
 
         Raises:
             ValueError: a path, and no context.
@@ -65,3 +66,53 @@ class Configuration(metaclass=abc.ABCMeta):
             pass
         fallback = getattr(context, "_fallback_policy", None) if model_id == "policy" else None
         return None if fallback is None else strategy.extract_weights(fallback)
+
+
+def held(thing: Any) -> Callable[[], Any]:
+    """Return a function that returns the thing, or None once that is gone; things without weak references are kept
+    alive."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
+
+
+_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # not within brackets
+_QUOTED: Final = re.compile(r"""(['"])(.*)\1""")
+
+
+def _resolve_model(context: Any, model_id: str) -> Any:
+    """Return the object at a path.
+
+    Args:
+        context: object whose attribute the path begins with.
+        model_id: attributes with dots between them, each with any number of integers or quoted keys in brackets.
+
+    Raises:
+        AttributeError: one does not exist; says which, in what.
+        IndexError, KeyError: there is nothing at an index or key.
+        ValueError: an index is neither an integer nor quoted.
+    """
+    parts = _DOT.split(model_id)
+    found = context
+    for i, part in enumerate(parts):
+        name, *indices = part.split("[")
+        try:
+            found = getattr(found, name)
+        except AttributeError as error:
+            raise AttributeError(
+                f"Attribute {name} from {parts[: i + 1]} not found in {'.'.join(parts[:i])}={found}"
+            ) from error
+        for index in indices:
+            found = found[_index(index, model_id)]
+    return found
+
+
+def _index(text: str, model_id: str) -> int | str:
+    inner = text.removesuffix("]")
+    if quoted := _QUOTED.fullmatch(inner):
+        return quoted[2]
+    try:
+        return int(inner)
+    except ValueError:
+        raise ValueError(f"[{text} in {model_id!r} is neither an integer nor a quoted key") from None

@@ -14,7 +14,7 @@ from rlinf_async.weights.transports.distributed import DistributedTransport
 logger = own_logger(__name__)
 
 _MAX_WAIT_S: Final = 3600.0
-"""For one wait, where there is no deadline."""
+"""Limit of one wait, if there is no deadline."""
 
 
 class _DistributedReceiver(WeightReceiver):
@@ -24,7 +24,7 @@ class _DistributedReceiver(WeightReceiver):
 
     def connect(self, timeout: float | None = 60.0) -> Any:
         self._check_open()
-        return self._bridge.run(self._connect(timeout), "the sender")
+        return self._adapter.run(self._connect(timeout), "the sender")
 
     async def _connect(self, timeout: float | None) -> None:
         while not self.version and not await self._receive(_MAX_WAIT_S if timeout is None else timeout):
@@ -94,8 +94,7 @@ class DistributedWeightSyncScheme(WeightSyncScheme):
     def create_transport(self, pipe_or_context: Any) -> DistributedTransport:
         """
         Args:
-            pipe_or_context: ``(store, rank)``; for anything else the transport does nothing.
-        """
+            pipe_or_context: ``(store, rank)``; for anything else the transport does nothing."""
         is_pair = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 2
         store, rank = pipe_or_context if is_pair else (None, None)
         return DistributedTransport(

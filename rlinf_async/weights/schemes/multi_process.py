@@ -61,6 +61,5 @@ class MultiProcessWeightSyncScheme(PipeScheme):
     def create_transport(self, pipe_or_context: Any) -> MPTransport:
         """
         Args:
-            pipe_or_context: one end of a pipe.
-        """
+            pipe_or_context: one end of a pipe."""
         return MPTransport(pipe_or_context, timeout=self.options.ack_timeout)

@@ -8,11 +8,11 @@ from typing import Any
 from rlinf_async.weights.plane.sync_handle import SyncHandle
 from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
-from rlinf_async.weights.schemes.sender import Wanted, WeightSender
+from rlinf_async.weights.schemes.sender import SendRequest, WeightSender
 from rlinf_async.weights.schemes.weight_strategy import WeightStrategy
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.transport import SilentTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 
 class NoTransport(SilentTransport):
@@ -57,7 +57,7 @@ class _SendsNothing(WeightSender):
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}
 
-    async def _publish(self, wanted: Wanted) -> SyncHandle:
+    async def _publish(self, wanted: SendRequest) -> SyncHandle:
         handle = SyncHandle(0, wanted.timeout, lambda _: None, lambda _: None)
         handle.finish(SyncReport(0))
         return handle

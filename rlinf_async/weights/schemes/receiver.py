@@ -15,37 +15,35 @@ from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.socket_link import LOOP, Notice, SocketLink
-from rlinf_async.weights.model.resolve import _resolve_model
-from rlinf_async.weights.plane.receiving import Receiving
 from rlinf_async.weights.plane.subscriber import Subscriber
-from rlinf_async.weights.schemes.configuration import Configuration
-from rlinf_async.weights.schemes.held import held
+from rlinf_async.weights.schemes.configuration import Configuration, _resolve_model, held
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
+from rlinf_async.weights.state.versions import Reception, Versioned
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge, at_once
-from rlinf_async.weights.waiting.gate import Reading
+from rlinf_async.weights.waiting.conditions import Reading
+from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 
 logger = own_logger(__name__)
 
 _PATIENCE: Final = 3600.0
-"""Seconds for which ``serve`` waits at a time."""
+"""Limit of one wait by ``serve``, in seconds."""
 
 _AT_ONCE: Final = 0.001
-"""Seconds within which a transport that has nothing has not waited."""
+"""Seconds within which a transport that returns nothing has not waited."""
 
 _TRIES: Final = 100
-"""How often in a row it may do that while ``serve`` waits for it: messages that are not for us come in bursts."""
+"""Returns without a wait in a row that ``serve`` allows: messages for others come in bursts."""
 
 _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
-"""Errors after which nothing more will come."""
+"""Errors after which nothing more comes."""
 
 
 Write = Callable[[Any, Any], None]
-"""Of a model, and the weights that it gets."""
+"""Function of a model and its new weights."""
 
 
-class WeightReceiver(Receiving):
+class WeightReceiver(Versioned):
     """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
 
     ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
@@ -72,10 +70,10 @@ class WeightReceiver(Receiving):
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to this process."""
+        """Reset the state that belongs to one process."""
         self._is_closed = False
         self._heard = 0
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self.__dict__.pop("_subscriber", None)
 
     def __repr__(self) -> str:
@@ -87,7 +85,7 @@ class WeightReceiver(Receiving):
         self._context_ref = held(context)
 
     def _register_model(self, model_ref: Any) -> None:
-        """The model itself, or the path of one in the context; from the next version on, also of a link."""
+        """Set the model, or its path in the context, from the next version on."""
         self._model_ref = model_ref
 
     def _register_worker_transport(self, pipe: Any) -> None:
@@ -128,14 +126,14 @@ class WeightReceiver(Receiving):
             Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
         """
         self._check_open()
-        return self._bridge.run(self._receive(timeout), f"weights of '{self._model_id}'")
+        return self._adapter.run(self._receive(timeout), f"weights of '{self._model_id}'")
 
     async def _receive(self, timeout: float, *, in_background: bool = False) -> bool:
         transport = self._transport
         if transport is None:
             return False
         if isinstance(transport, LinkTransport):
-            subscriber = self._standing  # which opens the link
+            subscriber = self._standing  # opens the link
             with self._watching():
                 return await subscriber.receive(timeout)
         coming = transport.receive_weights(timeout=timeout)
@@ -159,7 +157,7 @@ class WeightReceiver(Receiving):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Applies weights, and has their sender hear what becomes of them; whether they were new."""
+        """Apply weights, and tell their sender the outcome; False if the model had them already."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -174,11 +172,11 @@ class WeightReceiver(Receiving):
         self._strategy.apply_weights(model, weights)
 
     def _adopt(self, model: Any, weights: Any) -> None:
-        """As ``_write``, of weights in memory that nobody else uses."""
+        """Write weights in memory that nothing else uses."""
         self._write(model, weights)
 
     async def _answer(self, how: str, what: Any) -> None:
-        """To a sender that has no link; others wait for no message."""
+        """Answer a sender that has no link; others wait for no message."""
         answer = getattr(self._transport, how, None)
         if answer is not None and not self._subscriber.has_met:
             await finish(answer(what), None, f"the answer to {self._transport!r}")
@@ -199,7 +197,7 @@ class WeightReceiver(Receiving):
             Exception: they do not fit; the model is as it was.
         """
         self._check_open()
-        return self._bridge.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
+        return self._adapter.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
 
     async def _apply_and_answer(self, weights: Any, version: int | None) -> None:
         if isinstance(weights, Notice):
@@ -208,7 +206,7 @@ class WeightReceiver(Receiving):
         await self._take(self._model_id, weights, version, write=self._write)
 
     async def _apply_noticed(self, notice: Notice) -> None:
-        """Applies what waits at the sender's socket, and has the link acknowledge it."""
+        """Apply the version that waits at the sender's socket; the link acknowledges it."""
         if notice.model_id != self._name:
             notice.name_other(self._name)
             raise ValueError(
@@ -235,7 +233,7 @@ class WeightReceiver(Receiving):
         return self._model_id or "policy"
 
     @functools.cached_property
-    def _subscriber(self) -> Subscriber:  # type: ignore[override]  # which is made when its model has a name
+    def _subscriber(self) -> Subscriber:  # made once the model has a name
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
@@ -245,8 +243,12 @@ class WeightReceiver(Receiving):
         )
 
     @property
+    def _reception(self) -> Reception:  # type: ignore[override]  # likewise
+        return self._subscriber._reception
+
+    @property
     def _standing(self) -> Subscriber:
-        """The subscriber with its link, if the transport has one; it applies each version to the model of that time."""
+        """The subscriber with its link, if the transport has one."""
         self._check_open()
         if self._subscriber.link is None and isinstance(self._transport, LinkTransport):
             self._subscriber.link = self._transport.open_link(self._name)
@@ -285,7 +287,7 @@ class WeightReceiver(Receiving):
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
         only_waits = self._standing.link is None  # else it receives meanwhile
-        return self._bridge.wait(waiting, what) if only_waits else self._bridge.run(self._watched(waiting), what)
+        return self._adapter.wait(waiting, what) if only_waits else self._adapter.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
@@ -301,7 +303,7 @@ class WeightReceiver(Receiving):
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
-            return self._bridge.run(self._watched(_begin(self._standing, timeout)), "the sender")
+            return self._adapter.run(self._watched(self._standing.begin(timeout)), "the sender")
         return at_once()
 
     async def _watched(self, waiting: Coroutine[Any, Any, None]) -> None:
@@ -310,7 +312,7 @@ class WeightReceiver(Receiving):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """To be entered around each wait for the sender, which may not be met yet; it keeps this one alive."""
+        """Context manager for waits for the sender, which may not have connected yet; keeps this receiver alive."""
         with self._transport.watching() if isinstance(self._transport, LinkTransport) else contextlib.nullcontext():
             yield
 
@@ -331,7 +333,7 @@ class WeightReceiver(Receiving):
 
     async def _serve(self) -> None:
         in_vain = 0
-        timeout = 0.0  # of the first look, which shows whether it can be waited for
+        timeout = 0.0  # the first call shows whether the transport can be awaited
         while self._transport is not None:
             begun, heard = clock.monotonic(), self._heard
             try:
@@ -361,22 +363,22 @@ class WeightReceiver(Receiving):
             raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
 
     def close(self) -> Any:
-        """Gives up the way to the sender; in a coroutine a ``Work``, which goes on where nobody waits for it.
+        """Close the transport; in a coroutine a ``Work``, which completes even if nothing awaits it.
 
-        What is asked of it later raises ``ClosedError``.
+        Later calls raise ``ClosedError``.
         """
         self._is_closed = True
         if running_loop() is None:
             # Another thread may be waiting for weights, with the loop that this one is to use.
-            self._subscriber.hear_end(ClosedError(f"{self!r} is closed"))
+            self._subscriber.on_end(ClosedError(f"{self!r} is closed"))
         ends, self._transport = (self._subscriber, self._transport), None
-        work = self._bridge.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
-        self._bridge.release()
+        work = self._adapter.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
+        self._adapter.release()
         return work
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context."""
-        own = ("_bridge", "_heard", "_subscriber", "_is_closed")
+        own = ("_adapter", "_heard", "_subscriber", "_is_closed")
         return {name: value for name, value in self.__dict__.items() if name not in own} | {"_context_ref": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -384,14 +386,8 @@ class WeightReceiver(Receiving):
         self._forget()
 
 
-async def _begin(subscriber: Subscriber, timeout: float | None) -> None:
-    begun = clock.monotonic()
-    await subscriber.connect(timeout)
-    await subscriber.wait_version(1, clock.rest(timeout, begun))
-
-
 async def _close(*ends: Any) -> None:
-    async with contextlib.AsyncExitStack() as closing:  # of all of them, whatever becomes of one
+    async with contextlib.AsyncExitStack() as closing:  # all are closed, even if one raises
         for end in reversed(ends):
             closing.push_async_callback(_close_one, end)
 

@@ -1,4 +1,4 @@
-"""The workers of one sender, by their ids, and what leads to each."""
+"""Workers of one sender by their ids, with their transports."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.transport import TransportBackend
 
 
-class Roster:
-    """What a ``WeightSender`` knows of its workers."""
+class WorkerRoster:
+    """Workers of a ``WeightSender``."""
 
     _transport: TransportBackend | None
-    """Leads to all of them, where they have none of their own."""
+    """Transport to all workers that have none of their own."""
 
     _transports: dict[int, TransportBackend]
 
@@ -31,11 +31,11 @@ class Roster:
 
     @property
     def _is_complete(self) -> bool:
-        """Whether it is known who the workers are."""
+        """True if all workers are known."""
         return True
 
     async def _find_workers(self, timeout: float | None) -> None:
-        """Makes that so.
+        """Find the workers that are not known.
 
         Raises:
             DeadlineExceeded: they are not there within ``timeout`` seconds.
@@ -49,7 +49,7 @@ class Roster:
         return self._scheme.create_transport(pipe_or_context)
 
     def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
-        """Another way to a worker takes the place of the one that is returned."""
+        """Replace the transport of a worker; return the old one."""
         old = self._targets(worker_id)[worker_id]
         self._transports[worker_id] = self._way_to(pipe_or_context)
         return old
@@ -58,7 +58,8 @@ class Roster:
         yield from self._targets(worker_ids).values()
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
-        """
+        """Return the transports to these workers, or to all.
+
         Raises:
             RuntimeError: there are no workers.
             ValueError: one of these is not registered.
@@ -81,7 +82,7 @@ class Roster:
 
 
 async def close_all(transports: Iterable[TransportBackend]) -> None:
-    """Those that can be closed, all at once."""
+    """Close the transports that can be closed, all at once."""
     closing: list[tuple[TransportBackend, Any]] = []
     for transport in transports:
         close = getattr(transport, "close", None)

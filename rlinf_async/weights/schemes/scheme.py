@@ -12,7 +12,7 @@ from rlinf_async.weights.schemes.receiver import WeightReceiver
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
 from rlinf_async.weights.transports.transport import TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 from rlinf_async.work import Work
 
 S = TypeVar("S", bound="type[WeightSyncScheme]")
@@ -30,7 +30,7 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""By name: the scheme, or the module of this package that registers it."""
+"""Schemes, or the modules of this package that register them, by name."""
 
 
 class WeightSyncScheme(Configuration):
@@ -85,7 +85,7 @@ class WeightSyncScheme(Configuration):
     # -- ends ---------------------------------------------------------------------------------------------------
 
     missing: ClassVar[str] = ""
-    """The error where nobody is said to be at the other end."""
+    """Error text for missing workers."""
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """Makes this the trainer's end.
@@ -165,7 +165,7 @@ class WeightSyncScheme(Configuration):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
-        if self.options.select != "all":  # which is judged by the parameters themselves
+        if self.options.select != "all":  # it looks at the parameters themselves
             sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # it is checked
         self._sender = sender
         self._initialized_on_sender = True
@@ -208,9 +208,9 @@ class WeightSyncScheme(Configuration):
         self._sender = self._receiver = None
         self._initialized_on_sender = self._initialized_on_worker = False
         works = [work for end in ends if isinstance(work := end.close(), Work)]
-        bridge = Bridge()
-        closing = bridge.run(_every(works), f"the closing of {type(self).__name__}")
-        bridge.release()
+        adapter = SyncAdapter()
+        closing = adapter.run(_every(works), f"the closing of {type(self).__name__}")
+        adapter.release()
         return closing
 
     async def __aenter__(self) -> WeightSyncScheme:

@@ -9,35 +9,32 @@ from typing import Any, NamedTuple
 from rlinf_async._core import clock
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights.model.gather import gathers_here
-from rlinf_async.weights.model.gather_calls import Call
-from rlinf_async.weights.model.streamed import is_streamed
-from rlinf_async.weights.plane.delivery import Delivery
+from rlinf_async.weights.model.gather_calls import GatherCall
+from rlinf_async.weights.model.source import is_streamed
 from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.plane.sends import Sends
-from rlinf_async.weights.plane.sync_handle import SyncHandle
-from rlinf_async.weights.schemes.configuration import Configuration
-from rlinf_async.weights.schemes.held import held
-from rlinf_async.weights.schemes.roster import Roster, close_all
+from rlinf_async.weights.plane.sync_handle import Delivery, SyncHandle
+from rlinf_async.weights.schemes.configuration import Configuration, held
+from rlinf_async.weights.schemes.roster import WorkerRoster, close_all
 from rlinf_async.weights.schemes.sharded import are_sharded, gather_whole, only_helps
 from rlinf_async.weights.schemes.weight_strategy import _get_strategy
-from rlinf_async.weights.state.send_arguments import check_seconds
 from rlinf_async.weights.state.sync_report import SyncReport
 from rlinf_async.weights.transports.calls import finish
 from rlinf_async.weights.transports.deliveries import deliveries_to
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter, check_seconds
 
 _NOT_PENDING = "No async send is pending. Call send_async() first."
 
 
-class Wanted(NamedTuple):
-    """What one send sends, and to whom.
+class SendRequest(NamedTuple):
+    """Arguments of one send.
 
     Attributes:
-        links: to workers that read it where it is published, by their ids.
-        deliveries: to the others; None where there can be none.
-        version: of the weights; None for the next.
-        call: of the sender, by which the ranks of sharded weights know that they are in the same one.
+        links: transports by worker id to workers that read published weights.
+        deliveries: deliveries to the others; None where there can be none.
+        version: number of the version; None for the next.
+        call: counted call, by which the ranks of sharded weights know that they are in the same one.
     """
 
     weights: Any
@@ -45,18 +42,18 @@ class Wanted(NamedTuple):
     deliveries: Sequence[Delivery] | None
     version: int | None
     timeout: float
-    call: Call
+    call: GatherCall
 
 
-class WeightSender(Roster):
+class WeightSender(WorkerRoster):
     """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
 
     ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
-    block elsewhere; wrong arguments are refused by the call itself.  A send that fails at some workers has reached the
+    block elsewhere; wrong arguments are refused by the call itself. A send that fails at some workers has reached the
     others.
 
-    Of weights that are sharded (FSDP, DTensor) every rank of the trainer sends its own, and rank 0 whole ones to the
-    workers; the others only take part, whichever workers they were told of.
+    If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own, and rank 0 sends whole ones to
+    the workers; the others only take part, whichever workers they were given.
 
     Example:
         report = await sender.send(model)          # every worker has applied it
@@ -72,19 +69,19 @@ class WeightSender(Roster):
         self._forget()
 
     def _forget(self) -> None:
-        """What belongs to this process."""
+        """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """The error by which the scheme is left, in words."""
-        self._bridge = Bridge()
-        self._sending = Sends(self._bridge, self._make_publisher)
+        """The error by which the scheme was left."""
+        self._adapter = SyncAdapter()
+        self._sending = Sends(self._adapter, self._make_publisher)
 
     def _make_publisher(self) -> Publisher:
         return Publisher(model_id=self._model_id, **self._scheme.options.for_publisher())
 
     @property
     def _pending(self) -> SyncHandle | None:
-        """The handle of an async send whose outcome nobody has heard."""
+        """The handle of an async send whose outcome has not been reported."""
         return next(iter(self._sending.untold), None)
 
     def __repr__(self) -> str:
@@ -93,7 +90,7 @@ class WeightSender(Roster):
 
     @property
     def version(self) -> int:
-        """Of the weights that were sent last; 0 before the first."""
+        """The version that was sent last; 0 before the first."""
         return self._sending.version
 
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
@@ -135,7 +132,9 @@ class WeightSender(Roster):
     def _send_as(self, *wanted: Any) -> Any:
         return self._begin("send() while an async send", self._send, wanted)
 
-    def _begin(self, what: str, send: Callable[[Wanted], Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
+    def _begin(
+        self, what: str, send: Callable[[SendRequest], Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]
+    ) -> Any:
         if self._pending is not None:
             raise RuntimeError(f"Cannot call {what} is pending. Call wait_async() first.")
         self._check_open()
@@ -188,7 +187,7 @@ class WeightSender(Roster):
         if self._pending is None:
             raise RuntimeError(_NOT_PENDING)
         check_seconds(timeout)
-        return self._bridge.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
+        return self._adapter.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
         """``send(weights)`` (TorchRL's older name)."""
@@ -200,12 +199,12 @@ class WeightSender(Roster):
 
     def _prepare(
         self,
-        call: Call,
+        call: GatherCall,
         weights: Any,
         worker_ids: int | Sequence[int] | None,
         version: int | None,
         timeout: float | None,
-    ) -> Wanted:
+    ) -> SendRequest:
         self._check_open()  # it may have been closed while its workers were looked for
         check_seconds(timeout)
         if version is not None:
@@ -226,7 +225,7 @@ class WeightSender(Roster):
         links = {each: transport for each, transport in targets.items() if isinstance(transport, LinkTransport)}
         others: dict[Hashable, Any] = {each: targets[each] for each in targets if each not in links}
         deliveries = None if self._publishes and not others else deliveries_to(others)
-        return Wanted(prepared, links, deliveries, version, timeout, call)
+        return SendRequest(prepared, links, deliveries, version, timeout, call)
 
     def _weights(self, weights: Any) -> Any:
         context = self._context_ref() if self._context_ref is not None else None
@@ -239,7 +238,7 @@ class WeightSender(Roster):
 
     @property
     def _publishes(self) -> bool:
-        """Whether all workers have links to one publisher."""
+        """True if all workers have links to one publisher."""
         return self._scheme.publishes
 
     async def _once_complete(self, send: Callable[..., Coroutine[Any, Any, Any]], wanted: tuple[Any, ...]) -> Any:
@@ -249,26 +248,25 @@ class WeightSender(Roster):
         wanted = *wanted[:-1], clock.rest(timeout, begun)
         return await send(self._prepare(*wanted))
 
-    async def _publish(self, wanted: Wanted) -> SyncHandle:
-        """Sends; returns when the weights may change."""
+    async def _publish(self, wanted: SendRequest) -> SyncHandle:
         self._check_open()  # another thread may have closed it while this one waited for its turn
         weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
         if not self._publishes and are_sharded(weights):
-            weights = await publisher.aside.do(gather_whole, weights, call, nbytes=None)
+            weights = await publisher.worker_thread.do(gather_whole, weights, call, nbytes=None)
         handle = await self._sending.publish(weights, list(links), **facts)
         for transport in links.values():
             transport.announce(handle.version)
         return handle
 
     def _shown(self) -> Any:
-        """Views of the latest version, in the strategy's form; None where it is not in the CPU's memory."""
+        """Return views of the latest version, in the strategy's form; None if it is not in the CPU's memory."""
         tree = None if self._sending.made is None else self._sending.made.shown
         return None if tree is None else self._strategy.extract_weights(tree)
 
     def _linked(self, links: Mapping[int, LinkTransport]) -> Publisher:
-        """The publisher, with these among its receivers."""
+        """Add these links to the publisher, and return it."""
         publisher = self._sending.publisher
         for worker_id, transport in links.items():
             if worker_id not in publisher.worker_ids:
@@ -276,7 +274,7 @@ class WeightSender(Roster):
         return publisher
 
     async def _report(self, handle: SyncHandle, timeout: float | None = None) -> SyncReport:
-        """Waits for the workers; if that is cancelled, it may be called again."""
+        """Wait for the workers; may be called again after a cancellation."""
         with contextlib.ExitStack() as stack:
             for transport in self._transports.values():
                 if isinstance(transport, LinkTransport):
@@ -285,7 +283,7 @@ class WeightSender(Roster):
         report.raise_failures()
         return report
 
-    async def _send(self, wanted: Wanted) -> SyncReport:
+    async def _send(self, wanted: SendRequest) -> SyncReport:
         handle = await self._publish(wanted)
         try:
             return await self._report(handle)
@@ -293,7 +291,7 @@ class WeightSender(Roster):
             handle.cancel()
             raise
 
-    async def _send_async(self, wanted: Wanted) -> int:
+    async def _send_async(self, wanted: SendRequest) -> int:
         handle = await self._publish(wanted)
         self._sending.untold[handle] = None
         return handle.version
@@ -326,15 +324,15 @@ class WeightSender(Roster):
             return self._sending.turns.run(lambda: self._connect_in_turn(*wanted), f"the workers of '{self._model_id}'")
         if self._lack(weights):
             return self._send_as(*wanted)
-        return self._bridge.run(self._connect(timeout), f"the workers of '{self._model_id}'")
+        return self._adapter.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def _lack(self, weights: Any) -> bool:
         """True if workers that connect are to be sent these weights, or the model's."""
-        is_first = not self.version or (self._sending.gave_up and not self._publishes)
+        is_first = not self.version or (self._sending.is_outcome_unknown and not self._publishes)
         return weights is not None or (is_first and self._weights(None) is not None)
 
     async def _connect_in_turn(self, *wanted: Any) -> None:
-        """Connect once it is known what has become of a send that was cancelled."""
+        """Connect once the outcome of a cancelled send is known."""
         if self._lack(wanted[1]):
             await self._once_complete(self._send, wanted)
         else:
@@ -354,7 +352,7 @@ class WeightSender(Roster):
         self._check_open()
         old = self._replaced(worker_id, pipe_or_worker)
         new = self._transports[worker_id]
-        return self._bridge.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
+        return self._adapter.run(self._replace(worker_id, old, new), f"worker {worker_id} of '{self._model_id}'")
 
     async def _replace(self, worker_id: int, old: TransportBackend, new: TransportBackend) -> None:
         publisher = self._sending.publisher
@@ -397,8 +395,8 @@ class WeightSender(Roster):
         self._is_closed = True
         while self._sending.untold:
             self._sending.untold.popitem()[0].cancel()
-        work = self._bridge.run(self._close(), f"the closing of {self!r}", abandonable=False)
-        self._bridge.release()
+        work = self._adapter.run(self._close(), f"the closing of {self!r}", abandonable=False)
+        self._adapter.release()
         return work
 
     async def _close(self) -> None:
@@ -412,7 +410,7 @@ class WeightSender(Roster):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the context, and without what is pending."""
-        own = ("_bridge", "_sending", "_is_closed", "_failure")
+        own = ("_adapter", "_sending", "_is_closed", "_failure")
         state = {name: value for name, value in self.__dict__.items() if name not in own}
         return {**state, "_context_ref": None}
 

@@ -1,7 +1,7 @@
 """Sharded weights (FSDP, DTensor) in the schemes: every rank of the trainer sends its own, and rank 0 to the workers.
 
-Whoever publishes gathers bucket by bucket into the memory that is published.  For the other schemes rank 0 gathers a
-whole copy, in the CPU's memory.
+A publisher gathers bucket by bucket into the published memory.  For the other schemes rank 0 gathers a whole copy, in
+the CPU's memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from rlinf_async.weights.model.gather import gather_buckets, gathers_here
-from rlinf_async.weights.model.gather_calls import Call
+from rlinf_async.weights.model.gather_calls import GatherCall
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict
 from rlinf_async.weights.model.shards import is_sharded
 
@@ -38,7 +38,7 @@ def only_helps(weights: Any) -> bool:
     return are_sharded(weights) and not gathers_here()
 
 
-def gather_whole(weights: Any, call: Call | None) -> Any:
+def gather_whole(weights: Any, call: GatherCall | None) -> Any:
     """Whole weights in the CPU's memory; None on ranks that only help.
 
     Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets them.

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlinf_async.weights.schemes.multi_process import PipeScheme
 from rlinf_async.weights.schemes.scheme import register_weight_sync_backend
-from rlinf_async.weights.schemes.sender import Wanted, WeightSender
+from rlinf_async.weights.schemes.sender import SendRequest, WeightSender
 from rlinf_async.weights.schemes.weight_strategy import WeightStrategy
 from rlinf_async.weights.transports.buffers import SharedMemTransport
 from rlinf_async.weights.transports.mp import MPTransport
@@ -27,7 +27,7 @@ class _SharedSender(WeightSender):
         self._shared.register_pipe(pipe_or_context)
         return MPTransport(pipe_or_context, self._scheme.options.ack_timeout, self._shared.registered)
 
-    def _prepare(self, *wanted: Any) -> Wanted:
+    def _prepare(self, *wanted: Any) -> SendRequest:
         self._shared.check_registered(self._model_id)
         return super()._prepare(*wanted)
 

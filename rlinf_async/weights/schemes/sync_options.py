@@ -21,7 +21,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_SLOTS: Final = 64
-"""Each is a file, and as much memory as the weights; more than there are receivers that are late are never used."""
+"""Limit of slots: each is a file, and as much memory as the weights, and more than there are late receivers stay
+unused."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,7 @@ class SyncOptions:
         strip_prefix: taken off the names of this side's tensors that begin with it: ``"module."``.
         rename: names under which the tensors of this side's model travel, by their own; or a function of these.
         shard: ``(mesh, placements)`` of a receiver's tensors that are shards and no DTensors; or a function of (name,
-            tensor) that gives them, or None for a whole tensor.
-    """
+            tensor) that gives them, or None for a whole tensor."""
 
     apply: str = "copy"
     slots: int | None = None
@@ -92,16 +92,16 @@ class SyncOptions:
             raise ConfigError(f"shard= is (mesh, placements), or a function of (name, tensor); got {self.shard!r}")
 
     def _check_transport_dtype(self) -> None:
-        wish = self.transport_dtype
-        if wish is None or (callable(wish) and not isinstance(wish, torch.dtype)):
+        dtype = self.transport_dtype
+        if dtype is None or (callable(dtype) and not isinstance(dtype, torch.dtype)):
             return
-        found = getattr(torch, wish.removeprefix("torch."), None) if isinstance(wish, str) else wish
+        found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
         if not isinstance(found, torch.dtype) or not found.is_floating_point:
             names = [name for name in dir(torch) if isinstance(getattr(torch, name), torch.dtype)]
             floating = [name for name in names if getattr(torch, name).is_floating_point]
-            like = difflib.get_close_matches(wish, floating, 1, 0.4) if isinstance(wish, str) else []
+            like = difflib.get_close_matches(dtype, floating, 1, 0.4) if isinstance(dtype, str) else []
             raise ConfigError(
-                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {wish!r}"
+                f"transport_dtype= is a floating-point dtype, its name, or a function of (name, dtype); got {dtype!r}"
                 f"{f': {like[0]!r}, perhaps?' if like else ''}"
             )
 
@@ -109,8 +109,7 @@ class SyncOptions:
     def of(cls, options: Mapping[str, Any], owner: str) -> SyncOptions:
         """
         Raises:
-            ConfigError: one is not known; proposes the one that may have been meant.
-        """
+            ConfigError: one is not known; proposes the one that may have been meant."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
@@ -124,8 +123,7 @@ class SyncOptions:
     def refuse_others(self, *honoured: str, owner: str, why: str) -> None:
         """
         Raises:
-            ConfigError: an option that is not among these has been given; says why it would do nothing.
-        """
+            ConfigError: an option that is not among these has been given; says why it would do nothing."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name not in honoured and value != field.default:
@@ -134,13 +132,12 @@ class SyncOptions:
     def refuse(self, name: str, *, owner: str, why: str) -> None:
         """
         Raises:
-            ConfigError: that option has been given; says why it would do nothing.
-        """
+            ConfigError: that option has been given; says why it would do nothing."""
         others = (field.name for field in dataclasses.fields(self) if field.name != name)
         self.refuse_others(*others, owner=owner, why=why)
 
     def for_publisher(self) -> dict[str, Any]:
-        """What the sender's side of shared memory takes."""
+        """Return the arguments of ``Publisher``."""
         names = ("apply", "slots", "transport_dtype", "ack_timeout", "verify", "select")
         return {**{name: getattr(self, name) for name in names}, "behind": self.behind or 0} | self._named()
 
@@ -148,6 +145,6 @@ class SyncOptions:
         return {"naming": Naming(self.strip_prefix, self.rename)}
 
     def for_subscriber(self) -> dict[str, Any]:
-        """What the receivers' side takes."""
+        """Return the arguments of ``Subscriber``."""
         names = ("apply", "verify", "ack_timeout", "strict_dtype", "shard")
         return {name: getattr(self, name) for name in names} | self._named()

@@ -8,7 +8,15 @@ from typing import Any, Literal
 from torch import nn
 
 from rlinf_async.weights.links.socket_link import Notice
-from rlinf_async.weights.model.param_tree import EXTRA_STATE, ParamTree, Path, is_tensordict, key_path, path_of
+from rlinf_async.weights.model.param_tree import (
+    EXTRA_STATE,
+    ParamTree,
+    Path,
+    has_extra_state,
+    is_tensordict,
+    key_path,
+    path_of,
+)
 from rlinf_async.weights.model.writing import plan_update
 
 
@@ -89,7 +97,8 @@ class WeightStrategy:
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
-    """
+    """Return a strategy by its name.
+
     Raises:
         ValueError: there is none of that name.
     """
@@ -127,12 +136,12 @@ def _extra_states(module: nn.Module) -> dict[Path, Any]:
     return {
         (*(path_of(name) if name else ()), EXTRA_STATE): part.get_extra_state()
         for name, part in parts
-        if type(part).get_extra_state is not nn.Module.get_extra_state
+        if has_extra_state(part)
     }
 
 
 def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
-    """The same with a TensorDict in the place of each module, which would be a value there."""
+    """Return the same with a TensorDict in the place of each module, which would be a value there."""
     found: dict[Any, Any] = {}
     for key, value in source.items():
         key_path(key)
@@ -144,7 +153,6 @@ def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
 
 
 def _tensordict() -> Any:
-    """The class, if it is installed."""
     try:
         from tensordict import TensorDict
     except ImportError:

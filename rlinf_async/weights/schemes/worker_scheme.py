@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from rlinf_async._worker.context import require_exchange
-from rlinf_async.weights.links.weight_link import Link
+from rlinf_async.weights.links.weight_link import WeightLink
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.schemes.called import CallingScheme
 from rlinf_async.weights.schemes.scheme import WeightSyncScheme, register_weight_sync_backend
 from rlinf_async.weights.schemes.sender import WeightSender
 from rlinf_async.weights.transports.call_transports import WorkerTransport
 from rlinf_async.weights.transports.transport import LinkTransport, TransportBackend
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 
 class WorkerLinkTransport(LinkTransport):
@@ -30,7 +30,7 @@ class WorkerLinkTransport(LinkTransport):
     def __repr__(self) -> str:
         return f"<WorkerLinkTransport to {self._member[0]}:{self._member[1]}>"
 
-    def _make_link(self, name: str) -> Link:
+    def _make_link(self, name: str) -> WeightLink:
         return WorkerLink(*self._member, name)
 
     def check_connection(self) -> bool:
@@ -40,8 +40,7 @@ class WorkerLinkTransport(LinkTransport):
     def send_weights(self, model_id: str, weights: Any) -> Any:
         """
         Raises:
-            NotImplementedError: always: a sender publishes to all its workers at once.
-        """
+            NotImplementedError: always: a sender publishes to all its workers at once."""
         raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
 
     def receive_weights(self, timeout: float = 1.0) -> Any:

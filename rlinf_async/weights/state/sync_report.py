@@ -16,13 +16,13 @@ class Ack:
 
     Attributes:
         status: ``"applied"``, or ``"failed"``.
-        version: that it was about.
-        error: why the worker does not have it.
-        t_recv, t_apply: seconds from the sender's publishing until the worker had it, and that it took to apply it.
-        t_pause: seconds for which nobody could read the worker's weights.
-        digest: with ``verify="sha256"``, SHA-256 over the digests of what the worker's tensors hold, each in its dtype.
+        version: version that was sent.
+        error: reason why the worker does not have it.
+        t_recv, t_apply: seconds from publishing until the worker had it, and that it took to apply it.
+        t_pause: seconds for which readers of the worker's weights were kept out.
+        digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its dtype.
 
-    Of a worker that has failed, and where a call or torch's store brings weights, the seconds are None: nobody knows.
+    The seconds are None for a worker that has failed, and where a call or torch's store brings weights.
     """
 
     status: str
@@ -36,13 +36,13 @@ class Ack:
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The workers that have a version of weights, or why they lack it, and what it cost.
+    """Outcome of one version at its workers, and its cost.
 
     Attributes:
-        bytes: of the weights, as they travel to one worker, in the dtype that they travel in.
+        bytes: size of the weights as they travel to one worker.
         t_stage: seconds until the source could change.
         t_total: seconds until the last worker had answered.
-        is_known: False on ranks that send nothing, and do not know who has it.
+        is_known: False on ranks that send nothing, and know no outcome.
     """
 
     version: int
@@ -54,7 +54,7 @@ class SyncReport:
 
     @property
     def failed(self) -> dict[int, BaseException]:
-        """The errors of those workers that do not have this version."""
+        """Errors of the workers that do not have this version."""
         return {worker_id: ack.error for worker_id, ack in self.per_worker.items() if ack.error is not None}
 
     def __str__(self) -> str:
@@ -69,11 +69,10 @@ class SyncReport:
         return text + "".join(f"; {each} lacks it: {type(error).__name__}: {error}" for each, error in failed.items())
 
     def raise_failures(self) -> None:
-        """Raises where a worker does not have this version.
+        """Raise if a worker does not have this version.
 
         Raises:
-            BaseException: that of the first worker that failed, an object of its own each time; its notes name all of
-                them.
+            BaseException: a copy of the first failed worker's error; its notes name all of them.
         """
         failed = self.failed
         if not failed:

@@ -1,35 +1,71 @@
-"""Versions of weights, as a receiver judges them and a sender counts who has which: plain state."""
+"""Rules of versions: the number that a sender may give, a receiver's judgement, and the ledger of who has which.
+
+Plain state.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
-from rlinf_async.weights.state.send_arguments import number_of
+_LARGEST: Final = (1 << 63) - 1
+"""Versions travel as 8 bytes."""
 
 
-class Verdict(Enum):
+def number_of(version: Any) -> int:
+    """Return the number that ``version=`` gives.
+
+    Raises:
+        TypeError: it is no whole number; a bool is none.
+        ValueError: it is negative, or too large to travel.
+    """
+    try:
+        if isinstance(version, bool):
+            raise TypeError
+        number = operator.index(version)
+    except TypeError:
+        raise TypeError(f"version= takes a whole number; got {version!r}") from None
+    if not 0 <= number <= _LARGEST:
+        raise ValueError(f"version= is at least 0 and at most {_LARGEST}; got {number}")
+    return number
+
+
+def next_version(last: int, version: int | None = None) -> int:
+    """Return the number of the version that follows ``last``: the next one, or the one that the caller gives.
+
+    Raises:
+        ValueError: it is not after the last one, or too large to travel.
+        TypeError: it is no whole number.
+    """
+    number = number_of(last + 1 if version is None else version)
+    if number <= last:
+        raise ValueError(f"version {number} is not after version {last}, which was published last")
+    return number
+
+
+class Judgement(Enum):
     """Judgement of weights that have come to a receiver."""
 
     APPLY = auto()
     DUPLICATE = auto()
-    """They are here: acknowledged, and not written."""
+    """The model has them: acknowledge, and do not write."""
     STALE = auto()
-    """Later ones are here, or another sender's with that number: not written."""
+    """The model has later ones, or another sender's with that number: do not write."""
 
 
 class Reception:
-    """A receiver's version.
+    """Versions at a receiver.
 
     Attributes:
-        version: that is applied; 0 before the first.
-        sender: of it, where that is told.
-        published: the latest that the receiver has heard of.
-        is_whole: False after a write that has failed half way, until a full version is applied.
-        is_there: False once the weights are to go somewhere else, until a full version is applied there.
+        version: applied version; 0 before the first.
+        sender: sender of that version, if known.
+        published: latest version that the receiver has heard of.
+        is_whole: False after a write that failed half way, until a full version is applied.
+        is_there: False after the destination was replaced, until a full version is applied there.
     """
 
     def __init__(self) -> None:
@@ -45,27 +81,27 @@ class Reception:
         return self.published - self.version
 
     def heard(self, version: int) -> None:
-        """There is such a version."""
         self.published = max(self.published, version)
 
-    def judge(self, version: int, sender: Any = None) -> Verdict:
-        """Judges whole weights by their number, whatever has brought them.
+    def judge(self, version: int, sender: Any = None) -> Judgement:
+        """Judge whole weights by their number, whichever way they came.
 
-        a later version than what is here                          APPLY
-        the same one, which is torn, or not where it is to be      APPLY
+        a later version than the applied one                       APPLY
+        the same one, which is torn, or not in the destination     APPLY
         the same one                                               DUPLICATE
-        the same number of another sender, where both are told     STALE
+        the same number of another sender, if both are known       STALE
         an earlier version                                         STALE
         """
         self.heard(version)
         if version > self.version:
-            return Verdict.APPLY
+            return Judgement.APPLY
         if version < self.version or not (sender is None or self.sender in (None, sender)):
-            return Verdict.STALE
-        return Verdict.DUPLICATE if self.is_whole and self.is_there else Verdict.APPLY
+            return Judgement.STALE
+        return Judgement.DUPLICATE if self.is_whole and self.is_there else Judgement.APPLY
 
     def applied(self, version: int) -> None:
-        """
+        """Note a full version.
+
         Raises:
             ValueError: versions never go back.
         """
@@ -73,7 +109,7 @@ class Reception:
         self.is_whole = self.is_there = True
 
     def overwritten(self, version: int, sender: Any = None) -> None:
-        """It is applied, as far as it has come: what was missing may be missing yet.
+        """Note a version that may lack tensors: a torn destination stays torn.
 
         Raises:
             ValueError: as ``applied``.
@@ -84,21 +120,42 @@ class Reception:
         self.heard(version)
 
     def moved(self) -> None:
-        """The weights are to go to something that has none of them yet."""
+        """Note that the destination was replaced by one without weights."""
         self.is_there = False
 
     def torn(self) -> None:
-        """A write has failed half way."""
+        """Note a write that failed half way."""
         self.is_whole = False
 
 
+class Versioned:
+    """Base of receivers whose versions a ``Reception`` has."""
+
+    _reception: Reception
+
+    @property
+    def version(self) -> int:
+        """The version in the model; 0 before the first. It never goes back."""
+        return self._reception.version
+
+    @property
+    def published(self) -> int:
+        """The latest version that this receiver has heard of."""
+        return self._reception.published
+
+    @property
+    def staleness(self) -> int:
+        """Versions that the model is behind."""
+        return self._reception.staleness
+
+
 @dataclass
-class Target:
-    """One receiver, as its sender knows it.
+class LedgerEntry:
+    """One receiver in the ledger.
 
     Attributes:
-        acked: the latest version that it has acknowledged; 0: none.
-        trouble: why it may lack what was published since; it gets a full version next.
+        acked: latest version that it has acknowledged; 0 if none.
+        trouble: reason why it may lack later versions; it gets a full version next.
     """
 
     acked: int = 0
@@ -106,63 +163,53 @@ class Target:
 
 
 @dataclass
-class _Sending:
+class _Pending:
     waiting: set[Any]
     answers: dict[Any, Any]
 
 
-class Ledger:
-    """Who was sent what and has acknowledged what.
+class VersionLedger:
+    """Sent versions and their acknowledgements.
 
-    Acknowledgements are matched by their version, never by their order: one that is late, doubled or about something
-    else changes nothing for the version that is waited for.
+    Acknowledgements are matched by version, never by order: a late, doubled or unrelated one changes nothing for the
+    version that is waited for.
     """
 
     def __init__(self) -> None:
-        self.targets: dict[Any, Target] = {}
+        self.targets: dict[Any, LedgerEntry] = {}
         self.version = 0
-        self._sendings: dict[int, _Sending] = {}
+        self._sendings: dict[int, _Pending] = {}
 
     def add(self, target: Any) -> None:
-        """A receiver, which knows nothing yet."""
-        self.targets[target] = Target()
+        """Add a receiver without a version."""
+        self.targets[target] = LedgerEntry()
 
     def remove(self, target: Any, answer: Any) -> list[int]:
-        """It is no receiver any more.  Returns the versions that are complete without it."""
+        """Remove a receiver; return the versions that are complete without it."""
         complete = self.gone(target, answer, "")
         del self.targets[target]
         return complete
 
     def check(self, version: int | None) -> int:
-        """The number of the next version.
-
-        Raises:
-            ValueError: it is not after the last one, or too large to travel.
-            TypeError: it is no whole number.
-        """
-        if version is None:
-            return number_of(self.version + 1)
-        version = number_of(version)
-        if version <= self.version:
-            raise ValueError(f"version {version} is not after version {self.version}, which was published last")
-        return version
+        """Return the number of the next version; the errors are those of ``next_version``."""
+        return next_version(self.version, version)
 
     @property
     def pending(self) -> dict[int, list[Any]]:
-        """Of each version that is under way, those who have not answered."""
+        """Receivers without an answer, for each version under way."""
         return {version: list(sending.waiting) for version, sending in self._sendings.items()}
 
     def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
-        """A version is published to these.  Returns whether it is complete, because there are none.
+        """Note that a version is published to these receivers; True if it is complete, because there are none.
 
         Args:
-            answers: of those that are gone already, and are waited for no more.
+            answers: answers of receivers that are gone already.
         """
         waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
         self.version = self.check(version)
-        self._sendings[version] = _Sending(waiting, dict(answers))
+        self._sendings[version] = _Pending(waiting, dict(answers))
         return not waiting
 
     def excess(self, behind: int) -> list[int]:
@@ -203,15 +250,15 @@ class Ledger:
         return not sending.waiting
 
     def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
-        """Nothing more will come from a target; returns the versions that are complete now."""
+        """Note that no more answers will come from a receiver; return the versions that are complete now."""
         return [version for version in list(self._sendings) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
-        """All answers to a version, which is then forgotten; None of one that is forgotten already."""
+        """Return all answers to a version, and forget it; None if it is forgotten already."""
         sending = self._sendings.pop(version, None)
         return None if sending is None else sending.answers
 
     def forget(self, version: int) -> Collection[Any]:
-        """Nobody waits for that version any more; returns those who have not answered."""
+        """Forget a version; return the receivers that have not answered."""
         sending = self._sendings.pop(version, None)
         return sending.waiting if sending is not None else ()

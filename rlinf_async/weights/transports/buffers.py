@@ -1,4 +1,4 @@
-"""``SharedMemTransport``: what a sender and its workers share, by model."""
+"""``SharedMemTransport``: registered weights of a sender and its workers, by model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict
 from rlinf_async.weights.model.writing import plan_update
 from rlinf_async.weights.transports.calls import copied
 from rlinf_async.weights.transports.transport import SilentTransport
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -47,8 +47,7 @@ class SharedMemTransport(SilentTransport):
         """
         Raises:
             ValueError: they are no TensorDict.
-            RuntimeError: the model is registered already.
-        """
+            RuntimeError: the model is registered already."""
         if not is_tensordict(weights):
             raise ValueError(f"Weights must be a TensorDictBase, got {type(weights)}")
         if model_id in self.registered:
@@ -58,8 +57,7 @@ class SharedMemTransport(SilentTransport):
     def check_registered(self, model_id: str) -> None:
         """
         Raises:
-            KeyError: the model is not registered, and is not by being sent.
-        """
+            KeyError: the model is not registered, and is not by being sent."""
         if not self._auto_register and model_id not in self.registered:
             raise KeyError(f"Model '{model_id}' not registered, and auto_register is off: register_weights() first")
 

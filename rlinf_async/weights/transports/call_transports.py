@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.transports.calls import CallTransport, detached, method_of, told
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.waiting.execution import at_once
 from rlinf_async.work import Work
 
 _METHODS: Final = {
@@ -18,14 +18,14 @@ _METHODS: Final = {
 class WorkerTransport(CallTransport):
     """The way to one worker that has a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
 
-    If that has a parameter ``version`` too, it is told it, and may pass both on to ``receiver.apply_weights``.
-    ``model_id`` is not forwarded: that worker knows its model.  What the method raises is raised by ``send_weights``
-    and ``wait_ack``.
+    If the method has a parameter ``version`` too, it gets the version, and may pass both on to
+    ``receiver.apply_weights``. ``model_id`` is not forwarded: that worker knows its model. An error of the method is
+    raised by ``send_weights`` and ``wait_ack``.
 
     Args:
-        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method.  Without one,
+        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without one,
             sending does nothing.
-        tensor_transport: for callers of TorchRL's; where tensors travel is the framework's choice.
+        tensor_transport: for callers of TorchRL's; the framework chooses how tensors travel.
         timeout: seconds that the worker has to take the weights.
     """
 
@@ -47,7 +47,7 @@ class WorkerTransport(CallTransport):
 
     @property
     def _method(self) -> tuple[str, str]:
-        """The name of the method, and of its argument."""
+        """Name of the method, and of its argument."""
         return "update_policy_weights_", "policy_or_weights"
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from rlinf_async.errors import DeadlineExceeded
 from rlinf_async.group import WorkerGroup
 from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, memory_of
-from rlinf_async.weights.waiting.bridge import Bridge, at_once
+from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 from rlinf_async.work import Work
 
 _NONE: Final = object()
@@ -36,26 +36,26 @@ class CallTransport:
 
     def __init__(self, timeout: float | None = 60.0) -> None:
         self.timeout = timeout
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._pending: Any = _NONE
         self._open: Work[Any] | None = None
-        """The last call, whether somebody waits for its end or not."""
+        """The last call, awaited or not."""
         self._patience = timeout
         self.nbytes = 0
-        """Of the weights that were sent last."""
+        """Size of the weights that were sent last."""
 
     @property
     def callee(self) -> Any:
-        """Whom it calls; None: nobody."""
+        """Object to call; None: sending does nothing."""
         raise NotImplementedError
 
     @property
     def how(self) -> Any:
-        """What, beside the callee, makes the calls of two transports of one class different."""
+        """Part of a call, beside the callee, in which two transports of one class may differ."""
         return None
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
-        """Calls; returns what is to be awaited, or the result."""
+        """Call; return an awaitable, or the result."""
         raise NotImplementedError
 
     def _call(self, weights: Any, version: int | None, timeout: float | None) -> Any:
@@ -66,7 +66,7 @@ class CallTransport:
             return None
         made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
         if inspect.iscoroutine(made) and running_loop() is not None:
-            made = self._bridge.run(made, self._describe())  # begun, whoever waits for it
+            made = self._adapter.run(made, self._describe())  # begun, whoever waits for it
         self._open = made if isinstance(made, Work) else None
         return made
 
@@ -82,7 +82,7 @@ class CallTransport:
             version: of the weights; None: the worker is not told, and counts by itself.
             timeout: seconds for this call; by default the transport's.
         """
-        return self._bridge.run(self._finish(self._call(weights, version, timeout)), self._describe())
+        return self._adapter.run(self._finish(self._call(weights, version, timeout)), self._describe())
 
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
@@ -95,7 +95,7 @@ class CallTransport:
 
     @property
     def is_pending(self) -> bool:
-        """Whether something was sent whose end nobody has waited for."""
+        """True if the end of a send has not been awaited."""
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
@@ -103,12 +103,11 @@ class CallTransport:
         Raises:
             RuntimeError: nothing was sent.
             DeadlineExceeded: the call took too long; it has been cancelled.
-            Exception: what the call raised.
-        """
+            Exception: what the call raised."""
         if not self.is_pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
         pending, self._pending = self._pending, _NONE
-        return self._bridge.run(self._finish(pending), self._describe())
+        return self._adapter.run(self._finish(pending), self._describe())
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """None: the call itself brings the weights."""
@@ -127,26 +126,26 @@ class CallTransport:
     def close(self) -> Any:
         """Gives up the call that may be open; in a coroutine a ``Work``."""
         self.give_up()
-        self._bridge.release()
+        self._adapter.release()
         return at_once()
 
     async def _finish(self, result: Any) -> None:
         await finish(result, self._patience, self._describe())
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_bridge": None, "_pending": None, "_open": None}
+        return {**self.__dict__, "_adapter": None, "_pending": None, "_open": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._bridge, self._pending = Bridge(), _NONE
+        self._adapter, self._pending = SyncAdapter(), _NONE
 
 
 async def finish(result: Any, timeout: float | None, what: str) -> Any:
-    """The end of a call, whatever it has returned; it is cancelled if nobody waits any more.
+    """Return the end of a call, whatever it has returned; cancel it with the last waiter.
 
     Raises:
         DeadlineExceeded: it took longer than ``timeout`` seconds.
-        Exception: what it raised.
+        Exception: raised by the call.
     """
     if isinstance(result, Work):
         try:
@@ -171,27 +170,27 @@ async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> 
 
 
 def cancel(work: Work[Any]) -> None:
-    """Gives a call up on every rank, where that is possible."""
+    """Cancel a call on every rank, where that is possible."""
     if not work.done():
         work._abandon()
 
 
 def told(method: Any, version: int | None) -> dict[str, int]:
-    """``version=``, as further arguments for a method that has a parameter of that name; others get none."""
+    """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # it is no function, or tells nobody what it takes
+    except (TypeError, ValueError):  # no function, or one without a signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
 
 def method_of(callee: Any, name: str) -> Any:
-    """A method as its author wrote it: of a group, that of the worker's class."""
+    """Return a method as its author wrote it: for a group, that of the worker's class."""
     return getattr(callee._worker_cls if isinstance(callee, WorkerGroup) else callee, name, None)
 
 
 def detached(weights: Any) -> Any:
-    """The same tensors without what autograd knows of them, which cannot travel; of other things nothing changes."""
+    """Return the same tensors without their graphs, which cannot travel; other values stay."""
     if isinstance(weights, torch.Tensor):
         return weights.detach()
     if isinstance(weights, dict):
@@ -200,13 +199,13 @@ def detached(weights: Any) -> Any:
 
 
 def copied(weights: Any) -> Any:
-    """The same with memory of their own, which tied tensors share; what is no tensor is copied too."""
+    """Return copies, which share memory where tensors are tied; values that are no tensors are copied too."""
     clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clone(tensor: torch.Tensor) -> torch.Tensor:
         memory = memory_of(tensor)
         if memory not in clones:
-            clones[memory] = tensor.detach().clone(), tensor  # which stays, for as long as its id may mean it
+            clones[memory] = tensor.detach().clone(), tensor  # kept alive: its id is in the key
         return clones[memory][0]
 
     def copy_of(value: Any) -> Any:
@@ -215,7 +214,7 @@ def copied(weights: Any) -> Any:
         if is_tensordict(value):
             return value.data.apply(clone)
         if isinstance(value, dict):
-            same = copy.copy(value)  # of its class, with what torch notes on state dicts
+            same = copy.copy(value)  # keeps the class and torch's metadata of state dicts
             same.update({key: copy_of(part) for key, part in value.items()})
             return same
         if isinstance(value, Mapping):
@@ -229,7 +228,7 @@ def copied(weights: Any) -> Any:
 
 
 def size_of(weights: Any) -> int:
-    """Bytes of the tensors among them, tied ones once; 0 of what are no weights at all."""
+    """Return the size of the tensors, tied ones once; 0 for anything but weights."""
     try:
         return ParamTree.of(weights).nbytes
     except (KeyError, ValueError):
@@ -237,7 +236,7 @@ def size_of(weights: Any) -> int:
 
 
 def is_reachable(handle: Any) -> bool:
-    """Whether a worker can be called; of what is no handle of this framework that is not known, and it counts."""
+    """True if a worker can be called; objects that are no handle of this framework count as reachable."""
     if not isinstance(handle, WorkerGroup):
         return handle is not None
     members = handle._members

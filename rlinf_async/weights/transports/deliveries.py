@@ -8,20 +8,20 @@ from typing import Any
 from rlinf_async._core import clock
 from rlinf_async.errors import DeadlineExceeded, WrongAcknowledgement
 from rlinf_async.group import WorkerGroup
-from rlinf_async.weights.plane.delivery import Delivery, Parcel
+from rlinf_async.weights.plane.sync_handle import Delivery, WeightsMessage
 from rlinf_async.weights.transports.calls import CallTransport, cancel, finish, size_of
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 
 
 class SingleDelivery:
-    """To one receiver, through its transport, whatever that is."""
+    """Delivery to one receiver, through its transport of any kind."""
 
     def __init__(self, name: Hashable, transport: Any) -> None:
         self.names = (name,)
         self.has_begun = False
         self._transport = transport
-        self._bridge = Bridge()
-        self._parcel = Parcel("", 0, None, None)
+        self._adapter = SyncAdapter()
+        self._parcel = WeightsMessage("", 0, None, None)
         self._error: Exception | None = None
         self._waiting: Any = None
         self._size = 0
@@ -31,7 +31,7 @@ class SingleDelivery:
         found: int = getattr(self._transport, "nbytes", self._size)
         return found
 
-    async def stage(self, parcel: Parcel) -> None:
+    async def stage(self, parcel: WeightsMessage) -> None:
         transport, self._parcel = self._transport, parcel._replace(weights=None)
         send = getattr(transport, "send_weights_async", None) or transport.send_weights
         facts = (parcel.version, parcel.timeout) if getattr(transport, "carries_version", False) else ()
@@ -46,7 +46,7 @@ class SingleDelivery:
         error = self._error
         if error is None and hasattr(self._transport, "wait_ack"):
             if self._waiting is None:
-                self._waiting = self._bridge.run(self._within(self._transport.wait_ack), "an acknowledgement")
+                self._waiting = self._adapter.run(self._within(self._transport.wait_ack), "an acknowledgement")
             try:
                 await self._waiting.async_wait()
             except WrongAcknowledgement:
@@ -56,7 +56,7 @@ class SingleDelivery:
                 error = failure
         return {self.names[0]: error}
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         if self._waiting is not None:
             cancel(self._waiting)
         give_up = getattr(self._transport, "give_up", None)
@@ -74,7 +74,7 @@ class SingleDelivery:
 
 
 class GroupDelivery:
-    """To several ranks of one group by one call: the weights travel once to each node."""
+    """Delivery to several ranks of one group by one call: the weights travel once to each node."""
 
     def __init__(self, transports: Mapping[Hashable, CallTransport]) -> None:
         self.names = tuple(transports)
@@ -82,14 +82,14 @@ class GroupDelivery:
         groups = [transport.callee for transport in transports.values()]
         self._call = next(iter(transports.values()))
         self._group: WorkerGroup = groups[0].execute_on(*(group._ranks[0] for group in groups))
-        self._parcel = Parcel("", 0, None, None)
+        self._parcel = WeightsMessage("", 0, None, None)
         self._handle: Any = None
 
     @property
     def has_begun(self) -> bool:
         return self._handle is not None
 
-    async def stage(self, parcel: Parcel) -> None:
+    async def stage(self, parcel: WeightsMessage) -> None:
         self.nbytes, self._parcel = size_of(parcel.weights), parcel._replace(weights=None)
         self._handle = self._call.call(self._group, parcel.weights, parcel.version)
         self._handle.outcomes()  # one rank's failure does not cancel the others
@@ -108,16 +108,16 @@ class GroupDelivery:
                 )
             except Exception as error:
                 found[name] = error
-        self.give_up()  # what is late now
+        self.abandon()  # late ranks
         return found
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         if self._handle is not None:
             cancel(self._handle)
 
 
 def deliveries_to(transports: Mapping[Hashable, Any]) -> list[Delivery]:
-    """Deliveries to these receivers, as few as will do."""
+    """Return as few deliveries to these receivers as possible."""
     alone: list[Delivery] = []
     together: dict[Any, dict[Hashable, CallTransport]] = {}
     for name, transport in transports.items():

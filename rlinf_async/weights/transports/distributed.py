@@ -19,22 +19,21 @@ from rlinf_async.weights.links.store_mail import StoreMail
 from rlinf_async.weights.model.copying import copy_tensors
 from rlinf_async.weights.model.manifest import Manifest
 from rlinf_async.weights.model.param_tree import ParamTree, Path, is_tensordict, name_of
-from rlinf_async.weights.waiting.aside import Aside
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter, WorkerThread
 from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-"""For the thread to come back when this is closed: it may wait for a store that has stopped, or a new client of one."""
+"""Limit for the thread to come back: it may wait for a store that has stopped, or for a new client of one."""
 
 
 class DistributedTransport:
     """The way to one worker of a torch.distributed job.
 
     A store says that weights come and that they have been applied; the weights travel, packed, by a process group that
-    is this transport's own: the job's default group may be in use meanwhile, and need not exist.  What is sent is
-    copied first.  Without a store or a rank, sending does nothing and nothing is received.
+    is this transport's own: the job's default group may be in use meanwhile, and need not exist. Weights are copied
+    before they are sent. Without a store or a rank, sending does nothing and nothing is received.
 
     Args:
         store: a ``TCPStore``, or another that can be cloned.
@@ -62,21 +61,21 @@ class DistributedTransport:
         self._transport_dtype = transport_dtype
         self.timeout = timeout
         self.version: int | None = None
-        """Of the weights that were sent or received last."""
+        """The version that was sent or received last."""
         self.sender: str | None = None
-        """Who has sent what was received last: another one counts anew."""
+        """Sender of the version received last: another one counts anew."""
         self.nbytes = 0
-        """Of those that were sent last, packed."""
-        self._bridge = Bridge()
-        self._packing = Aside(f"packing for rank {rank}")  # the other thread may be sending what came before
+        """Packed size of the weights that were sent last."""
+        self._adapter = SyncAdapter()
+        self._packing = WorkerThread(f"packing for rank {rank}")  # the other thread may be sending what came before
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
         self._mail: StoreMail | None = None
         self._stop = threading.Event()
-        """Of the calls that were made since the last ``give_up``."""
-        self._sending: _Blocking | None = None
-        self._receiving: _Blocking | None = None
-        """Of a message; if the one who receives is cancelled, the next one gets it."""
+        """Set for the calls that were made since the last ``give_up``."""
+        self._sending: _ThreadCall | None = None
+        self._receiving: _ThreadCall | None = None
+        """Call that receives a message; if its waiter is cancelled, the next one gets the message."""
 
     def __repr__(self) -> str:
         return f"<DistributedTransport rank {self._rank} by {self._backend}>"
@@ -86,12 +85,12 @@ class DistributedTransport:
     def send_weights(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Sends a copy, and waits until the worker has applied it.
+        """Send a copy, and wait until the worker has applied it.
 
         Args:
             version: of the weights; by default one more than the last.
-            timeout: seconds for this message; by default the transport's.  Who is cancelled or closes meanwhile waits
-                for no worker, not for one that has stopped either.
+            timeout: seconds for this message; by default the transport's. A caller that is cancelled or closes
+                meanwhile does not wait for the worker, even for one that has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
@@ -100,7 +99,7 @@ class DistributedTransport:
             RemoteError: the worker could not apply it; says why.
             SerializationError: something beside the tensors cannot travel; nothing was sent.
         """
-        return self._bridge.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
+        return self._adapter.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
 
     async def _send_and_wait(self, *message: Any) -> None:
         await self._send(*message)
@@ -110,7 +109,7 @@ class DistributedTransport:
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
         """Sends a copy; ``wait_ack`` waits for the worker."""
-        return self._bridge.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
+        return self._adapter.run(self._send(model_id, weights, version, timeout), f"the sending to {self!r}")
 
     async def _send(self, model_id: str, weights: Any, version: int | None, timeout: float | None) -> None:
         mail, stop = self._opened(is_sender=True), self._stop
@@ -124,12 +123,12 @@ class DistributedTransport:
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
         # From here on the thread goes on by itself: the copy can be sent whatever becomes of the source.
         patience = self.timeout if timeout is None else timeout
-        self._sending = _Blocking(self._thread, mail.send, head, packed, patience, stop)
+        self._sending = _ThreadCall(self._thread, mail.send, head, packed, patience, stop)
         self.version, self.nbytes = version, packed.numel()
 
     def wait_ack(self) -> Any:
         """The errors are those of ``send_weights``."""
-        return self._bridge.run(self._wait_ack(), f"the answer of {self!r}")
+        return self._adapter.run(self._wait_ack(), f"the answer of {self!r}")
 
     async def _wait_ack(self) -> None:
         sending = self._sending
@@ -148,17 +147,17 @@ class DistributedTransport:
         self._sending = None
 
     def give_up(self) -> None:
-        """Nobody waits for the answer any more: the next message need not wait until this one's time is over."""
+        """Abandon the answer: the next message need not wait for its deadline."""
         if self._sending is not None:
             self._sending = None
             self._interrupt()
 
-    def _interrupt(self) -> _Blocking:
-        """Ends what the thread waits for; in another one, because the store may not answer for long."""
+    def _interrupt(self) -> _ThreadCall:
+        """Interrupt the thread, from another one, because the store may not answer for long."""
         assert self._mail is not None
         stop, self._stop = self._stop, threading.Event()
         stop.set()
-        return _Blocking(self._interrupting, self._mail.interrupt, stop)
+        return _ThreadCall(self._interrupting, self._mail.interrupt, stop)
 
     # -- the receiver -------------------------------------------------------------------------------------------
 
@@ -169,16 +168,16 @@ class DistributedTransport:
             PeerLost: the store is gone.
             Exception: what has come is of no use here; the sender hears the same.
         """
-        return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
+        return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> tuple[str, Any] | None:
         mail = self._opened(is_sender=False)
         if mail is None:
             return None
         if self._receiving is None:
-            self._receiving = _Blocking(self._thread, mail.receive, self._stop)
+            self._receiving = _ThreadCall(self._thread, mail.receive, self._stop)
         receiving = self._receiving
-        with contextlib.suppress(Exception):  # of the message, unless this is closed meanwhile
+        with contextlib.suppress(Exception):  # the message's error is raised below, unless this is closed
             await receiving.async_wait(timeout)
         if self._receiving is not receiving or not receiving.done():  # closed meanwhile, or nothing has come
             return None
@@ -194,16 +193,16 @@ class DistributedTransport:
 
     def send_ack(self, message: str = "updated") -> Any:
         """Tells the sender that what was received last has been applied."""
-        return self._bridge.run(self._answer(message.encode()), f"the answer to {self!r}")
+        return self._adapter.run(self._answer(message.encode()), f"the answer to {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
         """Tells the sender that what was received last could not be applied."""
-        return self._bridge.run(self._answer(error), f"the answer to {self!r}")
+        return self._adapter.run(self._answer(error), f"the answer to {self!r}")
 
     async def _answer(self, answer: bytes | BaseException) -> None:
         mail = self._opened(is_sender=False)
         if mail is not None:
-            await _Blocking(self._thread, mail.answer, answer).async_wait()
+            await _ThreadCall(self._thread, mail.answer, answer).async_wait()
 
     # -- both ---------------------------------------------------------------------------------------------------
 
@@ -225,17 +224,17 @@ class DistributedTransport:
         A thread that has not come back after some seconds, because the store has stopped or its host cannot be reached,
         is left behind, and ends when the store answers or with the process.
         """
-        ending: list[_Blocking] = []  # begun at once, in threads
+        ending: list[_ThreadCall] = []  # begun at once, in threads
         if self._sending is not None or self._receiving is not None:  # but an answer leaves before the connection ends
             ending.append(self._interrupt())
         if self._mail is not None:
-            ending.append(_Blocking(self._thread, self._mail.part))
+            ending.append(_ThreadCall(self._thread, self._mail.part))
         self._mail = self._sending = self._receiving = None
-        work = self._bridge.run(self._end(ending), f"the closing of {self!r}")
-        self._bridge.release()
+        work = self._adapter.run(self._end(ending), f"the closing of {self!r}")
+        self._adapter.release()
         return work
 
-    async def _end(self, ending: list[_Blocking]) -> None:
+    async def _end(self, ending: list[_ThreadCall]) -> None:
         await self._packing.end()
         try:
             for each in ending:
@@ -248,8 +247,8 @@ class DistributedTransport:
             )
 
 
-class _Blocking(Work[Any]):
-    """A blocking call in a thread, however long it takes."""
+class _ThreadCall(Work[Any]):
+    """Blocking call in a thread, however long it takes."""
 
     def __init__(self, thread: LazyThread, call: Callable[..., Any], *args: Any) -> None:
         super().__init__()

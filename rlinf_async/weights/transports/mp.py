@@ -10,9 +10,10 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.errors import DeadlineExceeded, PeerLost, RemoteError, RLinfAsyncError, WrongAcknowledgement
 from rlinf_async.weights.links.pipe_mail import UPDATE, PipeMail
 from rlinf_async.weights.links.socket_link import OWN, Notice, SocketLink
+from rlinf_async.weights.links.weight_link import no_match
 from rlinf_async.weights.transports.calls import detached
 from rlinf_async.weights.transports.transport import LinkTransport
-from rlinf_async.weights.waiting.bridge import Bridge
+from rlinf_async.weights.waiting.execution import SyncAdapter
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -46,12 +47,12 @@ class MPTransport(LinkTransport):
         self.timeout = timeout
         self.pipe = pipe_connection
         self._mail = PipeMail.of(pipe_connection)
-        self._bridge = Bridge()
+        self._adapter = SyncAdapter()
         self._registered = registered
         self._link: SocketLink | None = None
         self._invites = False
         self._posts: list[tuple[Notice, str]] = []
-        """Notices that are to be written yet."""
+        """Notices not yet written."""
         self._has_posted = self._has_announced = self._awaits_answer = False
         self._named: set[bytes] = set()
 
@@ -74,11 +75,11 @@ class MPTransport(LinkTransport):
             await self._send((model_id, detached(weights)), UPDATE)
             await self._check("updated")
 
-        return self._bridge.run(send(), f"the sending to {self!r}")
+        return self._adapter.run(send(), f"the sending to {self!r}")
 
     def send_weights_async(self, model_id: str, weights: Any) -> Any:
         """Sends a copy; ``wait_ack`` waits for the receiver."""
-        return self._bridge.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
+        return self._adapter.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
 
     def wait_ack(self) -> Any:
         """``check_ack()``"""
@@ -91,7 +92,7 @@ class MPTransport(LinkTransport):
             ValueError: something else comes.
             PeerLost: the other side is gone.
         """
-        return self._bridge.run(self._receive(timeout), f"weights from {self!r}")
+        return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
     async def _receive(self, timeout: float) -> Any:
         message = await self._mail.receive(timeout)
@@ -104,11 +105,11 @@ class MPTransport(LinkTransport):
 
     def send_ack(self, message: str = "updated") -> Any:
         """The receiver's word that it has applied what it has received."""
-        return self._bridge.run(self._send(None, message), f"the answer of {self!r}")
+        return self._adapter.run(self._send(None, message), f"the answer of {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
         """The receiver's word that it could not."""
-        return self._bridge.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
+        return self._adapter.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
 
     def check_ack(self, message: str = "updated") -> Any:
         """Waits for the receiver's word.
@@ -118,7 +119,7 @@ class MPTransport(LinkTransport):
             DeadlineExceeded: there is none within the transport's ``timeout``.
             PeerLost: the other side is gone.
         """
-        return self._bridge.run(self._check(message), f"the answer to {self!r}")
+        return self._adapter.run(self._check(message), f"the answer to {self!r}")
 
     async def _send(self, data: Any, text: str) -> None:
         await self._mail.send((data, text), self.timeout)
@@ -177,7 +178,7 @@ class MPTransport(LinkTransport):
             self._name_others()
 
     def _look(self) -> bool:
-        """Writes what is to be written, and takes what has come; whether anything more is expected of the pipe."""
+        """Write and read what is possible now; False if nothing more is expected of the pipe."""
         link = self._link
         if link is None or link.error is not None:
             return False
@@ -207,11 +208,10 @@ class MPTransport(LinkTransport):
             except PeerLost as error:
                 logger.info("a notice is passed over: %s", error)
         elif self._mail.notices:
-            names = ", ".join(f"'{name}'" for name in self._mail.notices)
-            link.label = f"the other end of the pipe, which sends weights of {names} and none of '{link.name}'"
+            link.label = "the other end of the pipe" + no_match("sends weights of", self._mail.notices, link.name)
 
     def _name_others(self) -> None:
-        """Tells senders of other models, once each, for whose weights this one looks in vain."""
+        """Tell each sender of another model, once, that its notice was found while looking for this model's."""
         link = self._link
         if link is not None and not self._invites and not link.is_joined:
             for other in list(self._mail.notices.values()):
@@ -221,7 +221,7 @@ class MPTransport(LinkTransport):
 
     def close(self) -> Any:
         """Lets go of the pipe, which stays open; in a coroutine a ``Work``."""
-        self._bridge.release()
+        self._adapter.release()
         return super().close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Interface of transports: what carries weights from a sender to one receiver."""
+"""Interface of transports, which carry weights from a sender to one receiver."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
-from rlinf_async.weights.links.weight_link import Link
-from rlinf_async.weights.waiting.bridge import at_once
+from rlinf_async.weights.links.weight_link import WeightLink
+from rlinf_async.weights.waiting.execution import at_once
 
 
 @runtime_checkable
@@ -46,29 +46,29 @@ class TransportBackend(Protocol):
 
 
 class LinkTransport:
-    """A transport whose ends share memory: a publisher and a subscriber say by its link what is there."""
+    """A transport whose ends share memory: a publisher and a subscriber announce versions by its link."""
 
     _link: Any = None
 
-    def invite(self, name: str) -> Link:
-        """The sender's end for the model of that name; made when it is first asked for."""
+    def invite(self, name: str) -> WeightLink:
+        """Return the sender's end for the model of that name; made at its first use."""
         return self.open_link(name)
 
-    def open_link(self, name: str) -> Link:
-        """The receiver's end, likewise."""
+    def open_link(self, name: str) -> WeightLink:
+        """Return the receiver's end, likewise."""
         if self._link is None:
             self._link = self._make_link(name)
-        link: Link = self._link
+        link: WeightLink = self._link
         return link
 
-    def _make_link(self, name: str) -> Link:
+    def _make_link(self, name: str) -> WeightLink:
         raise NotImplementedError
 
     def announce(self, version: int) -> None:
-        """Has a receiver that has not met the sender know of a version, or one that has to be told of each."""
+        """Announce a version to a receiver that has not connected, or that needs a notice of each version."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """To be entered around each wait for the other side: what has to be read or written meanwhile is."""
+        """Context manager for waits for the other side: services the pipe meanwhile."""
         return contextlib.nullcontext()
 
     def check_connection(self) -> bool:

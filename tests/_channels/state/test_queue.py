@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._channels.state import put_window
-from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.actions import QueueAction, Step
 from rlinf_async._channels.state.put_window import ITEM_OVERHEAD_BYTES
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_counts import NODE_LOST, TOO_LATE
@@ -18,13 +18,13 @@ P, C, D = 1, 2, 3
 K, L = b"k", b"l"
 
 
-def acts(steps: list[Step]) -> list[tuple[Act, int]]:
-    return [(Act(act), what.number) for act, what in steps]
+def acts(steps: list[Step]) -> list[tuple[QueueAction, int]]:
+    return [(QueueAction(act), what.number) for act, what in steps]
 
 
 def given(steps: list[Step]) -> list[tuple[int, list[Any]]]:
     """(consumer, bodies) of every delivery."""
-    return [(what.consumer, [item.body for item in what.items]) for act, what in steps if act == Act.DELIVER]
+    return [(what.consumer, [item.body for item in what.items]) for act, what in steps if act == QueueAction.DELIVER]
 
 
 def all_of(*gets: int) -> list[tuple[int, int]]:
@@ -35,7 +35,7 @@ def all_of(*gets: int) -> list[tuple[int, int]]:
 def filled(*bodies: Any, **options: Any) -> Queue:
     queue = Queue(**options)
     for number, body in enumerate(bodies, 1):
-        assert acts(queue.put(P, number, K, nbytes=1, body=body)) == [(Act.ACCEPTED, number)]
+        assert acts(queue.put(P, number, K, nbytes=1, body=body)) == [(QueueAction.ACCEPTED, number)]
     return queue
 
 
@@ -59,7 +59,7 @@ def test_gets_that_wait_are_served_in_their_order() -> None:
 def test_keys_are_queues_of_their_own() -> None:
     queue = filled("a", maxsize=1)
     assert acts(queue.put(P, 2, K, body="b")) == []  # waits
-    assert acts(queue.put(P, 3, L, body="c")) == [(Act.ACCEPTED, 3)]
+    assert acts(queue.put(P, 3, L, body="c")) == [(QueueAction.ACCEPTED, 3)]
     assert given(queue.get(C, 1, L)) == [(C, ["c"])]
 
 
@@ -67,19 +67,19 @@ def test_a_put_waits_for_room_and_takes_the_place_that_becomes_free() -> None:
     queue = filled("a", maxsize=1)
     assert queue.full(K)
     assert queue.put(P, 2, K, body="b") == []
-    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.ACCEPTED, 2)]
+    assert acts(queue.get(C, 1, K)) == [(QueueAction.DELIVER, 1), (QueueAction.ACCEPTED, 2)]
 
 
 def test_put_nowait_on_a_full_key_is_refused_and_leaves_nothing() -> None:
     queue = filled("a", maxsize=1)
-    assert acts(queue.put(P, 2, K, body="b", nowait=True)) == [(Act.FULL, 2)]
+    assert acts(queue.put(P, 2, K, body="b", nowait=True)) == [(QueueAction.FULL, 2)]
     assert given(queue.get(C, 1, K)) == [(C, ["a"])]
     assert queue.size(K) == 0
 
 
 def test_get_nowait_on_an_empty_key_is_refused_and_leaves_nothing() -> None:
     queue = Queue()
-    assert acts(queue.get(C, 1, K, nowait=True)) == [(Act.EMPTY, 1)]
+    assert acts(queue.get(C, 1, K, nowait=True)) == [(QueueAction.EMPTY, 1)]
     assert queue.used == []
 
 
@@ -87,11 +87,11 @@ def test_a_batch_that_must_be_there_is_or_everything_stays_at_its_place() -> Non
     queue = Queue(maxsize=2)
     for number in (1, 2, 3):
         queue.put(P, number, K, weight=1, body=number)  # the third waits
-    assert acts(queue.get(C, 1, K, 4, nowait=True)) == [(Act.ACCEPTED, 3), (Act.EMPTY, 1)]
+    assert acts(queue.get(C, 1, K, 4, nowait=True)) == [(QueueAction.ACCEPTED, 3), (QueueAction.EMPTY, 1)]
     assert [(item.body, item.redelivered) for item in queue.peek(K)] == [(1, False), (2, False), (3, False)]
     assert given(queue.get(D, 1, K)) == [(D, [1])]
     assert given(queue.get(C, 2, K, 2, nowait=True)) == [(C, [2, 3])]
-    assert acts(queue.get(C, 3, K, 0, nowait=True)) == [(Act.EMPTY, 3)]
+    assert acts(queue.get(C, 3, K, 0, nowait=True)) == [(QueueAction.EMPTY, 3)]
     queue.taken(C, all_of(2))
     queue.taken(D, all_of(1))
     assert queue.used == []
@@ -104,7 +104,7 @@ def test_what_makes_no_sense_holds_up_nothing_that_is_asked_after_it() -> None:
     assert given(queue.get(C, 1, K)) == [(C, ["a"])]
     assert given(queue.put(P, 2, K, body="b")) == [(C, ["b"])]
     assert queue.skip(P, 3) == []
-    assert acts(queue.put(P, 4, K, body="c")) == [(Act.ACCEPTED, 4)]
+    assert acts(queue.put(P, 4, K, body="c")) == [(QueueAction.ACCEPTED, 4)]
 
 
 def test_the_state_of_a_key_is_gone_when_it_is_empty_and_unused() -> None:
@@ -164,7 +164,7 @@ def test_a_cancelled_put_lets_those_behind_it_in() -> None:
     queue.put(P, 2, K, body="b")
     queue.put(P, 3, K, body="c")
     assert queue.cancel(P, 2) == []
-    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1), (Act.ACCEPTED, 3)]
+    assert acts(queue.get(C, 1, K)) == [(QueueAction.DELIVER, 1), (QueueAction.ACCEPTED, 3)]
 
 
 def test_a_dead_producers_accepted_items_stay_and_its_waiting_ones_go() -> None:
@@ -195,7 +195,7 @@ def test_a_put_that_comes_twice_counts_once() -> None:
 def test_what_comes_early_waits_for_its_turn() -> None:
     queue = Queue()
     assert queue.put(P, 2, K, body="b") == []
-    assert acts(queue.put(P, 1, K, body="a")) == [(Act.ACCEPTED, 1), (Act.ACCEPTED, 2)]
+    assert acts(queue.put(P, 1, K, body="a")) == [(QueueAction.ACCEPTED, 1), (QueueAction.ACCEPTED, 2)]
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
@@ -205,7 +205,7 @@ def test_what_was_cancelled_before_it_came_never_happens() -> None:
     queue.cancel(C, 2)
     assert queue.get(C, 2, K) == []
     queue.cancel(C, 1)
-    assert acts(queue.put(P, 1, K, body="a")) == [(Act.ACCEPTED, 1)]
+    assert acts(queue.put(P, 1, K, body="a")) == [(QueueAction.ACCEPTED, 1)]
 
 
 # -- batches ----------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_batch_gathers_more_than_the_queue_can_hold() -> None:
 
 def test_an_item_heavier_than_the_target_is_an_error_and_stays() -> None:
     queue = weighted(5)
-    assert acts(queue.get(C, 1, K, 3)) == [(Act.TOO_HEAVY, 1)]
+    assert acts(queue.get(C, 1, K, 3)) == [(QueueAction.TOO_HEAVY, 1)]
     assert given(queue.get(C, 2, K)) == [(C, [5])]
 
 
@@ -258,7 +258,7 @@ def test_a_batch_that_fills_all_bytes_is_an_error_instead_of_a_standstill() -> N
     queue.get(C, 1, K, 5)
     queue.put(P, 1, K, 1, 1, "a")
     queue.put(P, 2, K, 1, 1, "b")
-    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(Act.OUT_OF_BYTES, 1)]
+    assert acts(queue.put(P, 3, K, 1, 1, "c")) == [(QueueAction.OUT_OF_BYTES, 1)]
     assert [item.body for item in queue.peek(K)] == ["a", "b"]
 
 
@@ -268,7 +268,7 @@ def test_batches_that_gather_all_bytes_while_a_put_waits_are_no_standstill() -> 
     queue.put(P, 2, L, 1, 3, "b")
     queue.get(C, 1, K, 5)
     assert queue.put(P, 3, K, 1, 2, "c") == []
-    assert acts(queue.get(C, 2, L, 5)) == [(Act.OUT_OF_BYTES, 1)]
+    assert acts(queue.get(C, 2, L, 5)) == [(QueueAction.OUT_OF_BYTES, 1)]
 
 
 # -- counted ----------------------------------------------------------------------------------------------------------
@@ -278,7 +278,7 @@ def test_so_many_items_are_waited_for_whatever_they_weigh() -> None:
     queue = weighted(5, 0)
     assert queue.get(C, 1, K, 3, counted=True) == []
     assert given(queue.put(P, 3, K, 7, 1, 7)) == [(C, [5, 0, 7])]
-    assert acts(queue.get(C, 2, K, 1, nowait=True, counted=True)) == [(Act.EMPTY, 2)]
+    assert acts(queue.get(C, 2, K, 1, nowait=True, counted=True)) == [(QueueAction.EMPTY, 2)]
 
 
 def test_fewer_than_so_many_are_had_at_the_end_and_then_it_is_the_end() -> None:
@@ -286,8 +286,8 @@ def test_fewer_than_so_many_are_had_at_the_end_and_then_it_is_the_end() -> None:
     queue.get(C, 1, K, 3, counted=True)
     assert given(queue.close()) == [(C, [5, 0])]
     queue.taken(C, all_of(1))
-    assert acts(queue.get(C, 2, K, 3, counted=True)) == [(Act.ENDED, 2)]
-    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.ENDED, 3)]
+    assert acts(queue.get(C, 2, K, 3, counted=True)) == [(QueueAction.ENDED, 2)]
+    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(QueueAction.ENDED, 3)]
     assert queue.finished
 
 
@@ -297,7 +297,7 @@ def test_what_is_there_is_had_in_order_and_no_more_than_was_asked_for() -> None:
     queue.cancel(D, 1)
     assert given(queue.get(C, 1, K, 3, True, counted=True, partly=True)) == [(C, ["a", "b", "c"])]
     assert given(queue.get(C, 2, K, 3, True, counted=True, partly=True)) == [(C, ["d"])]
-    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(Act.EMPTY, 3)]
+    assert acts(queue.get(C, 3, K, 3, True, counted=True, partly=True)) == [(QueueAction.EMPTY, 3)]
     queue.taken(C, all_of(1, 2))
     assert queue.used == []
 
@@ -307,8 +307,8 @@ def test_those_that_wait_for_room_come_in_behind_what_was_there() -> None:
     for number in (1, 2, 3, 4):
         queue.put(P, number, K, nbytes=1, body=number)
     steps = queue.get(C, 1, K, 9, True, counted=True, partly=True)
-    assert (given(steps), acts(steps)) == ([(C, [1, 2])], [(Act.DELIVER, 1)])  # its bytes are not free yet
-    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 3), (Act.ACCEPTED, 4)]
+    assert (given(steps), acts(steps)) == ([(C, [1, 2])], [(QueueAction.DELIVER, 1)])  # its bytes are not free yet
+    assert acts(queue.taken(C, all_of(1))) == [(QueueAction.ACCEPTED, 3), (QueueAction.ACCEPTED, 4)]
     assert given(queue.get(C, 2, K, 9, True, counted=True, partly=True)) == [(C, [3, 4])]
 
 
@@ -341,11 +341,11 @@ def test_bytes_count_until_they_are_taken() -> None:
     queue.put(P, 1, K, 0, 10, "a")
     queue.get(C, 1, K)
     assert queue.put(P, 2, K, 0, 10, "b") == []
-    assert acts(queue.taken(C, all_of(1))) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(1))) == [(QueueAction.ACCEPTED, 2)]
 
 
 def test_an_item_larger_than_all_may_be_together_is_refused() -> None:
-    assert acts(Queue(max_bytes=10).put(P, 1, K, 0, 11, "a")) == [(Act.TOO_LARGE, 1)]
+    assert acts(Queue(max_bytes=10).put(P, 1, K, 0, 11, "a")) == [(QueueAction.TOO_LARGE, 1)]
 
 
 def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
@@ -363,7 +363,7 @@ def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
         queue.taken(C, all_of(get))
     assert number == 2 + 10 + 1  # as many bytes as the queue may have, and no more
     queue.get(C, get + 1, K)
-    assert acts(queue.taken(C, all_of(get + 1))) == [(Act.ACCEPTED, 2)]
+    assert acts(queue.taken(C, all_of(get + 1))) == [(QueueAction.ACCEPTED, 2)]
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
@@ -372,9 +372,9 @@ def test_a_large_put_is_overtaken_by_other_keys_but_not_for_ever() -> None:
 def test_a_closed_queue_gives_what_it_has_and_then_ends() -> None:
     queue = filled("a")
     queue.close()
-    assert acts(queue.put(P, 2, K, body="b")) == [(Act.CLOSED, 2)]
+    assert acts(queue.put(P, 2, K, body="b")) == [(QueueAction.CLOSED, 2)]
     assert given(queue.get(C, 1, K)) == [(C, ["a"])]
-    assert acts(queue.get(C, 2, K)) == [(Act.ENDED, 2)]
+    assert acts(queue.get(C, 2, K)) == [(QueueAction.ENDED, 2)]
     assert not queue.finished
     queue.taken(C, all_of(1))
     assert queue.finished
@@ -384,8 +384,8 @@ def test_puts_that_wait_for_room_come_to_nothing_when_the_queue_is_closed() -> N
     queue = filled("a", maxsize=1)
     queue.put(P, 2, K, nbytes=1, body="b")
     queue.put(D, 1, K, nbytes=1)
-    assert acts(queue.close()) == [(Act.CLOSED, 2), (Act.CLOSED, 1)]
-    assert acts(queue.get(C, 1, K)) == [(Act.DELIVER, 1)]
+    assert acts(queue.close()) == [(QueueAction.CLOSED, 2), (QueueAction.CLOSED, 1)]
+    assert acts(queue.get(C, 1, K)) == [(QueueAction.DELIVER, 1)]
     queue.taken(C, all_of(1))
     assert queue.finished
 
@@ -397,14 +397,14 @@ def test_a_closed_queue_that_is_discarded_ends_every_get_at_once_and_has_nothing
         queue.get(C, 1, K)  # is leased
         queue.get(C, 2, L, 5)  # waits
         if closed_before:
-            assert acts(queue.close()) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
+            assert acts(queue.close()) == [(QueueAction.CLOSED, 4), (QueueAction.ENDED, 2)]
             assert queue.close(discard=True) == []
         else:
-            assert acts(queue.close(discard=True)) == [(Act.CLOSED, 4), (Act.ENDED, 2)]
+            assert acts(queue.close(discard=True)) == [(QueueAction.CLOSED, 4), (QueueAction.ENDED, 2)]
         assert (queue.size(K), queue.peek(K), queue.budget.used) == (0, [], 0)
         assert queue.finished
-        assert acts(queue.get(D, 1, K)) == [(Act.ENDED, 1)]
-        assert acts(queue.put(D, 2, K, body="d")) == [(Act.CLOSED, 2)]
+        assert acts(queue.get(D, 1, K)) == [(QueueAction.ENDED, 1)]
+        assert acts(queue.put(D, 2, K, body="d")) == [(QueueAction.CLOSED, 2)]
         assert queue.cancel(C, 1) == queue.drop(C) == []  # what was leased does not come back
         assert queue.size(K) == 0
 
@@ -413,7 +413,7 @@ def test_what_a_batch_had_gathered_is_discarded_with_the_rest() -> None:
     queue = weighted(1, 1)
     queue.get(C, 1, K, 5)
     queue.get(D, 1, K)
-    assert acts(queue.close(discard=True)) == [(Act.ENDED, 1), (Act.ENDED, 1)]
+    assert acts(queue.close(discard=True)) == [(QueueAction.ENDED, 1), (QueueAction.ENDED, 1)]
     assert queue.finished
 
 
@@ -427,7 +427,7 @@ def test_the_end_waits_for_what_another_consumer_may_give_back() -> None:
     queue.get(C, 1, K)
     queue.get(D, 1, K)
     queue.close()
-    assert acts(queue.taken(C, all_of(1))) == [(Act.ENDED, 1)]
+    assert acts(queue.taken(C, all_of(1))) == [(QueueAction.ENDED, 1)]
 
 
 def test_at_the_end_a_batch_gets_what_there_is() -> None:
@@ -443,7 +443,7 @@ def test_a_thousand_keys_and_gets_cost_nothing_to_each_other() -> None:
         queue.get(C, number, b"%d" % number)
     for number in reversed(range(1, 1001)):
         steps = queue.put(P, 1001 - number, b"%d" % number, body=number)
-        assert acts(steps) == [(Act.ACCEPTED, 1001 - number), (Act.DELIVER, number)]
+        assert acts(steps) == [(QueueAction.ACCEPTED, 1001 - number), (QueueAction.DELIVER, number)]
 
 
 # -- puts that are done when they are sent ----------------------------------------------------------------------------
@@ -474,8 +474,8 @@ def test_a_sent_item_that_comes_after_the_close_is_counted_as_dropped() -> None:
     queue = filled("a")
     queue.close()
     freed, closed = queue.put(P, 2, K, nbytes=ITEM_OVERHEAD_BYTES + 1, body="b", sent=True)
-    assert freed == (Act.FREED, (P, ITEM_OVERHEAD_BYTES + 1))
-    assert acts([closed]) == [(Act.CLOSED, 2)]
+    assert freed == (QueueAction.FREED, (P, ITEM_OVERHEAD_BYTES + 1))
+    assert acts([closed]) == [(QueueAction.CLOSED, 2)]
     assert queue.counts().dropped == {TOO_LATE: 1}
 
 
@@ -483,7 +483,7 @@ def test_the_producer_hears_of_half_a_window_of_sent_bytes_at_once() -> None:
     queue = Queue()
     each = put_window.WINDOW_BYTES // 8
     told = [queue.put(P, number, K, nbytes=each, body="", sent=True) for number in range(1, 9)]
-    assert [steps for steps in told if steps] == [[(Act.FREED, (P, 4 * each))]] * 2
+    assert [steps for steps in told if steps] == [[(QueueAction.FREED, (P, 4 * each))]] * 2
 
 
 def test_a_put_is_taken_back_unless_it_was_answered() -> None:
@@ -519,7 +519,7 @@ def test_a_loop_that_waits_has_the_first_item_that_comes() -> None:
 def test_a_loop_beside_other_consumers_has_one_item_at_a_time_unless_it_says_otherwise() -> None:
     queue = filled("a", "b", "c", "d")
     queue.get(C, 1, K, 2, shared=True, **READ)
-    assert (Act.SHARED, C) in queue.get(D, 1, L, nowait=True)
+    assert (QueueAction.SHARED, C) in queue.get(D, 1, L, nowait=True)
     assert given(queue.get(C, 2, K, 9, shared=True, **READ)) == [(C, ["c"])]
     queue.drop(D)
     queue.cancel(C, 2)
@@ -598,7 +598,7 @@ def test_a_consumer_that_dies_with_items_and_a_waiting_get_leaves_a_closed_queue
     queue.close()
     steps = queue.drop(C, is_lost=is_lost)
     if is_lost:
-        assert acts(steps) == [(Act.ENDED, 1)]
+        assert acts(steps) == [(QueueAction.ENDED, 1)]
     else:
         assert given(steps) == [(D, ["a"])]
         queue.cancel(D, 1)

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.actions import QueueAction, Step
 from rlinf_async._channels.state.queue import Queue
 from rlinf_async._channels.state.queue_client import Demand, Item
 
@@ -225,7 +225,7 @@ class Histories(RuleBasedStateMachine):
 
     def follow(self, steps: list[Step]) -> None:
         for act, what in steps:
-            if act in (Act.SHARED, Act.FREED):
+            if act in (QueueAction.SHARED, QueueAction.FREED):
                 continue
             who = what.producer if isinstance(what, Item) else what.consumer
             process = self.processes.get(who)
@@ -237,18 +237,18 @@ class Histories(RuleBasedStateMachine):
     def follow_item(self, act: int, item: Item, process: Process | None) -> None:
         identity = (item.producer, item.number)
         assert identity in self.attempted, "Q-I: an item that nobody has put"
-        if act == Act.ACCEPTED:
+        if act == QueueAction.ACCEPTED:
             assert identity not in self.accepted, "an item was accepted twice"
             assert not self.queue.closed, "an item was accepted after the end"
             self.accepted.add(identity)
-        elif act == Act.CLOSED and item.sent:
+        elif act == QueueAction.CLOSED and item.sent:
             self.late.add(identity)
         if process is None:
             return
         process.puts.pop(item.number, None)
 
     def follow_get(self, act: int, get: Demand, process: Process) -> None:
-        if act == Act.DELIVER:
+        if act == QueueAction.DELIVER:
             assert get.items, "nothing was delivered"
             if get.counted:
                 assert len(get.items) == get.target or get.partly or self.queue.closed, "too few, or too many"
@@ -274,10 +274,10 @@ class Histories(RuleBasedStateMachine):
             else:  # it has been cancelled
                 process.gave_back |= {(item.producer, item.number) for item in get.items}
         else:
-            assert act != Act.EMPTY or not get.partly or not self.queue.size(get.key), "something was there"
-            assert act != Act.OUT_OF_BYTES or not get.partly, "what does not wait was in the way"
+            assert act != QueueAction.EMPTY or not get.partly or not self.queue.size(get.key), "something was there"
+            assert act != QueueAction.OUT_OF_BYTES or not get.partly, "what does not wait was in the way"
             assert get.number not in process.has
-            if act == Act.ENDED:
+            if act == QueueAction.ENDED:
                 own = {(item.producer, item.number) for items in process.has.values() for item in items}
                 left = self.accepted - set(self.taken) - own - process.gave_back - self.discarded
                 assert not [identity for identity in left if self.key_of[identity] == get.key], "ended too early"

@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.actions import QueueAction, Step
 from rlinf_async._experience.state.experience_changes import Change
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.experience_queue import (
@@ -191,15 +191,15 @@ class Histories(RuleBasedStateMachine):
 
     def follow(self, steps: list[Step]) -> None:
         for act, what in steps:
-            if act == Act.ACCEPTED:
+            if act == QueueAction.ACCEPTED:
                 identity = (what.producer, what.number)
                 assert identity not in self.accepted | self.given_up
                 self.accepted.add(identity)
                 self.open.pop(identity, None)
-            elif act == Act.DELIVER:
+            elif act == QueueAction.DELIVER:
                 self.deliver(what)
             else:
-                assert act == Act.FAILED
+                assert act == QueueAction.FAILED
                 who, number, kind, text = what
                 assert "experience 'x'" in text or kind == "OSError"
                 self.open.pop((who, number), None)

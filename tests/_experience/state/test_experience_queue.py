@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._channels.state.actions import Act, Step
+from rlinf_async._channels.state.actions import QueueAction, Step
 from rlinf_async._experience.state.experience_changes import Earlier, Insert
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.experience_queue import TAKE, WISH, ExperienceQueue, pack_kind, pack_name
@@ -61,9 +61,9 @@ class Hand:
 def told(steps: list[Step]) -> list[str]:
     words = []
     for act, what in steps:
-        if act == Act.ACCEPTED:
+        if act == QueueAction.ACCEPTED:
             words.append("accepted")
-        elif act == Act.DELIVER:
+        elif act == QueueAction.DELIVER:
             words.append(" ".join(["got", *(str(item.body) for item in what.items[1:])]))
         else:
             words.append(f"{what[2]}: {what[3]}")

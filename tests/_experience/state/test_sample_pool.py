@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_async._experience.state.experience_options import ExperienceOptions
 from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE
-from rlinf_async._experience.state.sample_pool import Group, SamplePool
+from rlinf_async._experience.state.sample_pool import SampleGroup, SamplePool
 
 
 def pool_of(**options: Any) -> SamplePool:
@@ -21,7 +21,7 @@ def put(
     pool.accept(pool.enter(key, name.encode(), version=version, nbytes=1, body=body, now=now))
 
 
-def bodies(groups: list[Group] | None) -> list[list[Any]] | None:
+def bodies(groups: list[SampleGroup] | None) -> list[list[Any]] | None:
     return None if groups is None else [[sample.body for sample in group.samples] for group in groups]
 
 

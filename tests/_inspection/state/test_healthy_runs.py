@@ -9,20 +9,25 @@ import pytest
 from rlinf_async._inspection.state.run_report import (
     LOOP_BLOCKED,
     Activity,
+    ActivityState,
     ChildProcess,
     Frame,
     OpenCall,
     QueueReport,
     RunReport,
-    State,
     Target,
     TargetKind,
     Wait,
 )
-from rlinf_async._inspection.state.verdict import Kind, judge
+from rlinf_async._inspection.state.verdict import VerdictKind, judge
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
 
-WAITING, RUNNING, SLEEPING, IDLE = State.WAITING, State.RUNNING, State.SLEEPING, State.IDLE
+WAITING, RUNNING, SLEEPING, IDLE = (
+    ActivityState.WAITING,
+    ActivityState.RUNNING,
+    ActivityState.SLEEPING,
+    ActivityState.IDLE,
+)
 
 
 def consumer() -> MadeRun:
@@ -44,7 +49,7 @@ def circle() -> MadeRun:
     return run
 
 
-def kind_of(run: MadeRun) -> Kind:
+def kind_of(run: MadeRun) -> VerdictKind:
     verdict = run.verdict()
     assert not verdict.is_stuck, str(verdict)
     return verdict.kind
@@ -55,10 +60,10 @@ def kind_of(run: MadeRun) -> Kind:
 
 @pytest.mark.parametrize("state", [SLEEPING, RUNNING])
 @pytest.mark.parametrize("where", [DRIVER, "env:1", "learner:0"])
-def test_whatever_runs_or_sleeps_may_put_what_a_get_waits_for(where: str, state: State) -> None:
+def test_whatever_runs_or_sleeps_may_put_what_a_get_waits_for(where: str, state: ActivityState) -> None:
     run = consumer()
     run.does(where, state, task="task other")
-    assert kind_of(run) is Kind.BUSY
+    assert kind_of(run) is VerdictKind.BUSY
 
 
 def test_a_process_that_holds_the_interpreter_and_does_not_answer_is_busy_at_its_line() -> None:
@@ -66,7 +71,7 @@ def test_a_process_that_holds_the_interpreter_and_does_not_answer_is_busy_at_its
     run.change("env:0", answered=False, trouble="does not answer")
     run.does("env:0", RUNNING, line="/x/sim.py:88 in step()")
     verdict = run.verdict()
-    assert verdict.kind is Kind.BUSY
+    assert verdict.kind is VerdictKind.BUSY
     assert "does not answer and runs, at /x/sim.py:88 in step()" in verdict.headline
 
 
@@ -77,17 +82,17 @@ def test_a_driver_that_does_not_answer_is_busy_at_its_line_even_where_its_stacks
     run.does(DRIVER, WAITING, local("a lock of this process"), line="/x/train.py:9 in feed()", task="thread feeder")
     run.does(DRIVER, WAITING, local("a thread of this process"), line="/x/train.py:12 in main()", stack=loop)
     verdict = run.verdict()
-    assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
+    assert (verdict.kind, verdict.participants) == (VerdictKind.BUSY, [1])
     assert verdict.headline.endswith("at /x/train.py:12 in main(); its event loop is blocked there")
 
 
 def test_a_blocked_loop_whose_call_goes_on_is_busy_at_its_line() -> None:
     run = MadeRun(actor=4)
     run.change(DRIVER, trouble=LOOP_BLOCKED)
-    run.does(DRIVER, State.SLEEPING, line="/x/train.py:12 in main()", task="task main", blocks=True)
+    run.does(DRIVER, ActivityState.SLEEPING, line="/x/train.py:12 in main()", task="task main", blocks=True)
     run.does(DRIVER, WAITING, run.call(DRIVER, "step", "actor:0")[0], task="task ask", awaits=["task main"])
     verdict = run.verdict()
-    assert (verdict.kind, verdict.participants) == (Kind.BUSY, [1])
+    assert (verdict.kind, verdict.participants) == (VerdictKind.BUSY, [1])
     assert verdict.headline.endswith("does not run its event loop and sleeps, at /x/train.py:12 in main()")
     assert "asyncio.to_thread" in verdict.advice[0]
 
@@ -98,7 +103,7 @@ def test_a_blocked_loop_whose_call_goes_on_is_busy_at_its_line() -> None:
 def test_a_process_of_which_nothing_is_known_may_do_anything(trouble: str) -> None:
     run = consumer()
     run.change("env:0", answered=False, trouble=trouble)
-    assert kind_of(run) is Kind.BUSY
+    assert kind_of(run) is VerdictKind.BUSY
 
 
 def test_a_node_that_has_not_answered_may_have_the_producers() -> None:
@@ -147,7 +152,7 @@ def test_an_event_may_be_set_by_a_call_that_a_driver_makes_later() -> None:
     run.does("server:0", WAITING, local("asyncio.Semaphore"), serves=serves, task="task serve", stack=acquire())
     assert run.verdict().is_stuck
     run.does(DRIVER, SLEEPING, task="task main")
-    assert kind_of(run) is Kind.BUSY
+    assert kind_of(run) is VerdictKind.BUSY
 
 
 def acquire(function: str = "Semaphore.acquire") -> list[Frame]:
@@ -249,7 +254,7 @@ def test_a_collective_that_all_have_come_to_is_under_way() -> None:
         run.does(f"actor:{rank}", WAITING, wait, serves=serves)
     verdict = run.verdict()
     assert (verdict.kind, verdict.headline.rpartition("; ")[2]) == (
-        Kind.BUSY,
+        VerdictKind.BUSY,
         "all have arrived, and data is under way",
     )
 
@@ -354,7 +359,7 @@ def test_the_first_of_several_tasks_is_enough_for_who_waits_for_any() -> None:
     run.does(DRIVER, WAITING, wait, task="task main")
     run.does(DRIVER, WAITING, Wait("request", "names", 5.0, [Target(TargetKind.DAEMON)]), task="task other")
     verdict = run.verdict()
-    assert verdict.kind is Kind.DEADLOCK  # the ranks stand still all the same
+    assert verdict.kind is VerdictKind.DEADLOCK  # the ranks stand still all the same
     assert not any("the first of 2 tasks" in line for line in verdict.lines)
 
 
@@ -425,7 +430,7 @@ def test_a_rank_whose_call_the_others_have_answered_is_a_straggler() -> None:
     serves = run.driver_calls("score", "reward:1", asked=4)
     run.does("reward:1", RUNNING, serves=serves, line="/x/model.py:88 in Reward.score()")
     verdict = run.verdict()
-    assert (verdict.kind, verdict.participants) == (Kind.STRAGGLER, [run.endpoint("reward:1")])
+    assert (verdict.kind, verdict.participants) == (VerdictKind.STRAGGLER, [run.endpoint("reward:1")])
     assert verdict.headline == (
         "reward:1 runs score() for 11 s, at /x/model.py:88 in Reward.score(); 3 other ranks have finished"
     )
@@ -440,7 +445,7 @@ def test_a_rank_that_the_others_wait_for_in_a_collective_is_a_straggler() -> Non
         wait = collective("all_reduce", [other for other in ranks if other != rank])
         run.does(f"actor:{rank}", RUNNING if rank == 5 else WAITING, None if rank == 5 else wait, serves=serves)
     verdict = run.verdict()
-    assert (verdict.kind, verdict.participants) == (Kind.STRAGGLER, [run.endpoint("actor:5")])
+    assert (verdict.kind, verdict.participants) == (VerdictKind.STRAGGLER, [run.endpoint("actor:5")])
     assert "7 other ranks have arrived in all_reduce" in verdict.headline
 
 
@@ -450,7 +455,7 @@ def test_many_ranks_that_run_are_busy_and_no_stragglers() -> None:
     for rank in range(3):
         run.does(f"actor:{rank}", RUNNING, serves=serves)
     verdict = run.verdict()
-    assert verdict.kind is Kind.BUSY
+    assert verdict.kind is VerdictKind.BUSY
     assert verdict.headline.startswith("actor:0-2 run step() for 11 s")
 
 
@@ -458,7 +463,7 @@ def test_the_only_rank_that_was_asked_is_no_straggler() -> None:
     run = MadeRun(actor=4)
     serves = run.driver_calls("evaluate", "actor:2")
     run.does("actor:2", RUNNING, serves=serves)
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
 
 
 def test_a_rank_that_is_late_by_a_moment_is_no_straggler() -> None:
@@ -466,14 +471,14 @@ def test_a_rank_that_is_late_by_a_moment_is_no_straggler() -> None:
     wait, serves = run.call(DRIVER, "step", "actor:2", age=0.5, asked=4)
     run.does(DRIVER, WAITING, wait)
     run.does("actor:2", RUNNING, serves=serves)
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
 
 
 def test_a_run_in_which_nothing_waits_is_idle() -> None:
     run = MadeRun(actor=4)
     run.does(DRIVER, IDLE)
     verdict = run.verdict()
-    assert (verdict.kind, verdict.lines, verdict.participants) == (Kind.IDLE, [], [])
+    assert (verdict.kind, verdict.lines, verdict.participants) == (VerdictKind.IDLE, [], [])
 
 
 def test_a_rank_that_waits_for_the_outside_is_busy_and_says_for_what() -> None:
@@ -483,7 +488,7 @@ def test_a_rank_that_waits_for_the_outside_is_busy_and_says_for_what() -> None:
     run.does("reward:0", RUNNING, wait, serves=serves, line="/x/r.py:5 in ask()")
     verdict = run.verdict()
     assert (verdict.kind, verdict.headline) == (
-        Kind.BUSY,
+        VerdictKind.BUSY,
         "reward:0 waits for 11 s: data from socket 10.0.0.7:80, at /x/r.py:5 in ask(), in a call of score()",
     )
 
@@ -492,7 +497,7 @@ def test_a_run_without_a_driver_is_idle_and_says_so() -> None:
     run = MadeRun(actor=4)
     del run.processes[DRIVER]
     verdict = run.verdict()
-    assert verdict.kind is Kind.IDLE
+    assert verdict.kind is VerdictKind.IDLE
     assert "the driver has ended, or has not come yet" in verdict.headline
 
 
@@ -500,7 +505,7 @@ def test_a_run_that_computes_is_busy_where_it_computes() -> None:
     run = MadeRun(actor=1)
     run.does(DRIVER, RUNNING, line="/x/train.py:40 in prepare()")
     verdict = run.verdict()
-    assert (verdict.kind, verdict.headline) == (Kind.BUSY, "the driver runs, at /x/train.py:40 in prepare()")
+    assert (verdict.kind, verdict.headline) == (VerdictKind.BUSY, "the driver runs, at /x/train.py:40 in prepare()")
 
 
 # -- child processes ------------------------------------------------------------------------------------------------

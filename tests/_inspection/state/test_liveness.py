@@ -13,17 +13,17 @@ from rlinf_async._inspection.state.entanglement import core_of
 from rlinf_async._inspection.state.liveness import Liveness
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ActivityState,
     ProcessReport,
     RunReport,
-    State,
     TargetKind,
 )
-from rlinf_async._inspection.state.verdict import Kind, judge, render
-from rlinf_async._inspection.state.wait_graph import Node, WaitGraph, is_stopped
+from rlinf_async._inspection.state.verdict import VerdictKind, judge, render
+from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode, is_stopped
 from tests._support.made_reports import aged
 from tests._support.random_reports import DRIVER, WORKERS, RandomReport
 
-STUCK = (Kind.DEADLOCK, Kind.NOBODY_LEFT, Kind.STOPPED)
+STUCK = (VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED)
 EVERYBODY = (DRIVER, *WORKERS)
 
 several = settings(max_examples=60, deadline=None, derandomize=True, database=None)
@@ -57,7 +57,7 @@ def test_nothing_that_lives_reaches_what_is_hopeless(report: RunReport, stopped_
     needs = Needs(WaitGraph(report))
     liveness = Liveness(needs, stopped_go_on=stopped_go_on)
 
-    def is_closed(node: Node) -> bool:
+    def is_closed(node: WaitNode) -> bool:
         unmet = [
             all(not may_act(other) for other in need.nodes)
             and not need.coming
@@ -67,18 +67,18 @@ def test_nothing_that_lives_reaches_what_is_hopeless(report: RunReport, stopped_
         assert unmet
         return any(unmet) if node.wait is None or node.wait.every else all(unmet)
 
-    def may_act(node: Node) -> bool:
+    def may_act(node: WaitNode) -> bool:
         if is_stopped(node.process) and not stopped_go_on:
             return False
         state = None if node.activity is None else node.activity.state
-        return node not in liveness.hopeless and state is not State.IDLE
+        return node not in liveness.hopeless and state is not ActivityState.IDLE
 
     for node in liveness.hopeless:
         assert node.waits
         assert node.process.answered
         assert is_closed(node)
     for node in liveness.alive:
-        assert node.activity is None or node.activity.state is not State.IDLE
+        assert node.activity is None or node.activity.state is not ActivityState.IDLE
     core = core_of(liveness)
     assert (core is None) is not liveness.hopeless
     if core is not None:
@@ -87,8 +87,8 @@ def test_nothing_that_lives_reaches_what_is_hopeless(report: RunReport, stopped_
 
 
 @several
-@given(runs, st.sampled_from(EVERYBODY), st.sampled_from((State.RUNNING, State.SLEEPING)))
-def test_one_more_activity_that_lives_makes_nothing_stuck(report: RunReport, where: int, state: State) -> None:
+@given(runs, st.sampled_from(EVERYBODY), st.sampled_from((ActivityState.RUNNING, ActivityState.SLEEPING)))
+def test_one_more_activity_that_lives_makes_nothing_stuck(report: RunReport, where: int, state: ActivityState) -> None:
     if not is_stuck(report):
         more = Activity("task more", state)
         assert not is_stuck(
@@ -103,7 +103,8 @@ def test_what_sleeps_instead_of_waiting_makes_nothing_stuck(report: RunReport, w
         return dataclasses.replace(
             process,
             activities=[
-                dataclasses.replace(each, state=State.SLEEPING, wait=None, awaits=[]) for each in process.activities
+                dataclasses.replace(each, state=ActivityState.SLEEPING, wait=None, awaits=[])
+                for each in process.activities
             ],
         )
 

@@ -8,12 +8,12 @@ import pytest
 
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ActivityState,
     Frame,
     OpenCall,
     ProcessReport,
     QueueReport,
     RunReport,
-    State,
     Target,
     TargetKind,
     Wait,
@@ -23,7 +23,16 @@ from rlinf_async._inspection.state.run_report import (
 
 WAIT = Wait("recv", "a message from a:1", 7.5, [Target(TargetKind.MESSAGE, 2)], left=3.0)
 ACTIVITY = Activity(
-    "thread MainThread", State.WAITING, 7.5, "step", 1, 4, WAIT, ["task 1"], "t.py:3 in step()", [Frame("t.py", 3, "f")]
+    "thread MainThread",
+    ActivityState.WAITING,
+    7.5,
+    "step",
+    1,
+    4,
+    WAIT,
+    ["task 1"],
+    "t.py:3 in step()",
+    [Frame("t.py", 3, "f")],
 )
 PROCESS = ProcessReport(2, "worker", "a:0", "a", 0, 0, "n0", 77, "", True, [OpenCall(1, 4, "step", 7.6)], [ACTIVITY])
 RUN = RunReport("r", [PROCESS], [QueueReport(1, "c", 0, 2, 3, 4, True, [1], [2], [1, 2])], {"n1": "lost"}, {9: "died"})

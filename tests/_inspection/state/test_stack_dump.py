@@ -17,7 +17,7 @@ import rlinf_async
 import rlinf_launcher
 from rlinf_async._inspection import code_frames
 from rlinf_async._inspection.state import stack_dump
-from rlinf_async._inspection.state.run_report import Frame, State, Target, TargetKind
+from rlinf_async._inspection.state.run_report import ActivityState, Frame, Target, TargetKind
 from rlinf_async._waits import user_code
 
 LAUNCHER = Path(str(rlinf_launcher.__file__)).parent.name
@@ -147,7 +147,7 @@ def test_files_of_users_are_told_from_all_others(path: str, expected: bool) -> N
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("rlinf_async/_inspection/loop_witness.py", False),
+        ("rlinf_async/_inspection/blocked_loop_responder.py", False),
         (f"{LAUNCHER}/job.py", False),
         ("examples/train.py", True),
         ("rlinf_async_mine/train.py", True),
@@ -167,11 +167,11 @@ def test_links_before_the_framework_hide_neither_its_files_nor_those_of_users(
 
 def test_activities_are_the_threads_that_run_code_of_users() -> None:
     waiting, main = stack_dump.activities(DUMP, 1.5)
-    assert (waiting.name, waiting.state) == ("thread 0x7f18cd7286c0", State.WAITING)
+    assert (waiting.name, waiting.state) == ("thread 0x7f18cd7286c0", ActivityState.WAITING)
     assert waiting.line == "/home/me/train.py:6 in collect()"
     assert waiting.wait is not None
     assert (waiting.wait.kind, waiting.wait.age, waiting.wait.targets) == ("lock", 1.5, [Target(TargetKind.LOCAL)])
-    assert (main.name, main.state, main.wait) == ("thread MainThread", State.RUNNING, None)
+    assert (main.name, main.state, main.wait) == ("thread MainThread", ActivityState.RUNNING, None)
     assert [str(frame) for frame in main.stack] == [
         "/home/me/train.py:30 in <module>()",
         "/home/me/train.py:9 in step()",
@@ -181,7 +181,7 @@ def test_activities_are_the_threads_that_run_code_of_users() -> None:
 def test_a_process_without_code_of_users_shows_its_main_thread() -> None:
     library = DUMP.replace("/home/me/train.py", f"{STDLIB}/runpy.py")
     (main,) = stack_dump.activities(library, 1.0)
-    assert (main.name, main.state, main.line) == ("thread MainThread", State.RUNNING, None)
+    assert (main.name, main.state, main.line) == ("thread MainThread", ActivityState.RUNNING, None)
     assert stack_dump.activities("", 1.0) == []
 
 

@@ -9,20 +9,20 @@ import pytest
 
 from rlinf_async._inspection.state.run_report import (
     LOOP_BLOCKED,
+    ActivityState,
     ChildProcess,
     Frame,
     LeftDriver,
     QueueReport,
     RunReport,
-    State,
     Target,
     TargetKind,
     Wait,
 )
-from rlinf_async._inspection.state.verdict import BLOCKED_S, Kind, Verdict, judge, render
+from rlinf_async._inspection.state.verdict import BLOCKED_S, Verdict, VerdictKind, judge, render
 from tests._support.made_reports import DRIVER, MadeRun, aged, collective, get, local, weights
 
-WAITING, RUNNING = State.WAITING, State.RUNNING
+WAITING, RUNNING = ActivityState.WAITING, ActivityState.RUNNING
 AT_A_SEMAPHORE = [
     Frame("/x/p.py", 15, "Rollout.generate", users=True),
     Frame("/usr/lib/python3.11/asyncio/locks.py", 387, "Semaphore.acquire"),
@@ -43,7 +43,7 @@ def test_a_run_without_a_driver_names_the_one_that_has_left_last() -> None:
     report = RunReport("run", [MadeRun(actor=1).processes["actor:0"]], left=[LeftDriver(7, "n0", 5.2)])
     verdict = judge(report, report)
     told = "the driver (n0, pid 7) has left the run for 5 s, and its process has not ended"
-    assert (verdict.kind, verdict.headline.partition("; ")[2]) == (Kind.IDLE, told)
+    assert (verdict.kind, verdict.headline.partition("; ")[2]) == (VerdictKind.IDLE, told)
     report = dataclasses.replace(report, left=[])
     assert judge(report, report).headline.endswith("the driver has ended, or has not come yet")
 
@@ -58,7 +58,11 @@ def names(run: MadeRun, verdict: Verdict) -> set[str]:
 def test_methods_that_call_each_other_are_a_deadlock_with_both_lines() -> None:
     run = calls_in_a_circle()
     verdict = run.verdict()
-    assert (verdict.kind, verdict.is_stuck, names(run, verdict)) == (Kind.DEADLOCK, True, {"actor:0", "critic:0"})
+    assert (verdict.kind, verdict.is_stuck, names(run, verdict)) == (
+        VerdictKind.DEADLOCK,
+        True,
+        {"actor:0", "critic:0"},
+    )
     assert verdict.headline == "actor:0 and critic:0 wait for each other"
     assert verdict.lines[0] == (
         "actor:0 (n0, pid 102) waits for 11 s: critic.value() on 1 rank, at /x/a.py:16 in Actor.step()"
@@ -69,14 +73,14 @@ def test_methods_that_call_each_other_are_a_deadlock_with_both_lines() -> None:
 
 def test_a_circle_is_a_deadlock_though_others_go_on() -> None:
     run = calls_in_a_circle()
-    run.does(DRIVER, State.SLEEPING, task="task monitor")
-    assert run.verdict().kind is Kind.DEADLOCK
+    run.does(DRIVER, ActivityState.SLEEPING, task="task monitor")
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 def test_a_circle_over_nodes_that_do_not_all_answer_is_a_deadlock() -> None:
     run = calls_in_a_circle()
     run.missing = {"n1": "no answer"}
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 def test_a_driver_that_asks_may_put_and_ends_no_circle() -> None:
@@ -85,12 +89,12 @@ def test_a_driver_that_asks_may_put_and_ends_no_circle() -> None:
         serves = (1, 9, "exchange")
         run.does(f"stage:{rank}", WAITING, run.message("recv", f"stage:{1 - rank}"), serves=serves, task="task stage")
     report = run.report()
-    assert judge(aged(report), report).kind is Kind.BUSY
-    assert judge(aged(report), report, 1).kind is Kind.DEADLOCK
+    assert judge(aged(report), report).kind is VerdictKind.BUSY
+    assert judge(aged(report), report, 1).kind is VerdictKind.DEADLOCK
     run = MadeRun(learner=1)
     run.does("learner:0", WAITING, get(), serves=(1, 9, "learn"), task="task learn")
     report = run.report()
-    assert judge(aged(report), report, 1).kind is Kind.BUSY
+    assert judge(aged(report), report, 1).kind is VerdictKind.BUSY
 
 
 def test_two_sends_face_to_face_are_a_deadlock() -> None:
@@ -99,7 +103,7 @@ def test_two_sends_face_to_face_are_a_deadlock() -> None:
     for rank in range(2):
         run.does(f"stage:{rank}", WAITING, run.message("send", f"stage:{1 - rank}"), serves=serves)
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.DEADLOCK, {"stage:0", "stage:1"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.DEADLOCK, {"stage:0", "stage:1"})
 
 
 def test_a_receive_against_a_broadcast_of_the_same_sender_is_a_deadlock() -> None:
@@ -107,7 +111,7 @@ def test_a_receive_against_a_broadcast_of_the_same_sender_is_a_deadlock() -> Non
     serves = run.driver_calls("exchange", "stage:0", "stage:1")
     run.does("stage:0", WAITING, run.message("send", "stage:1", "broadcast() to stage:1"), serves=serves)
     run.does("stage:1", WAITING, run.message("recv", "stage:0"), serves=serves)
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 def test_different_collectives_in_one_group_are_a_deadlock_folded_over_alike_ranks() -> None:
@@ -118,7 +122,7 @@ def test_different_collectives_in_one_group_are_a_deadlock_folded_over_alike_ran
         wait = collective("broadcast", [other for other in range(4) if other != rank])
         run.does(f"actor:{rank}", WAITING, wait, serves=serves, line="/x/g.py:28 in train()")
     verdict = run.verdict()
-    assert (verdict.kind, len(verdict.participants)) == (Kind.DEADLOCK, 4)
+    assert (verdict.kind, len(verdict.participants)) == (VerdictKind.DEADLOCK, 4)
     assert verdict.lines[1] == (
         "actor:1-3 (n0) wait: broadcast of process group 0, at /x/g.py:28 in train(), in a call of train() for 11 s"
     )
@@ -131,7 +135,7 @@ def test_a_task_that_gathers_itself_is_a_deadlock() -> None:
     run.does("learner:0", WAITING, serves=serves, task="task run", awaits=["task watch"])
     run.does("learner:0", WAITING, serves=serves, task="task watch", awaits=["task watch"], line="/x/l.py:29 in f()")
     verdict = run.verdict()
-    assert (verdict.kind, verdict.headline) == (Kind.DEADLOCK, "learner:0 waits for itself")
+    assert (verdict.kind, verdict.headline) == (VerdictKind.DEADLOCK, "learner:0 waits for itself")
 
 
 def test_a_call_behind_a_method_that_waits_for_it_is_a_deadlock() -> None:
@@ -139,7 +143,7 @@ def test_a_call_behind_a_method_that_waits_for_it_is_a_deadlock() -> None:
     step = run.driver_calls("step", "actor:0")
     wait, _ = run.call("actor:0", "policy", "actor:0")
     run.does("actor:0", WAITING, wait, serves=step)
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 def test_coroutines_that_use_up_the_concurrency_of_a_worker_are_a_deadlock() -> None:
@@ -149,7 +153,7 @@ def test_coroutines_that_use_up_the_concurrency_of_a_worker_are_a_deadlock() -> 
     run.does("actor:0", WAITING, wait, serves=step, task="task step")
     wait, _ = run.call("critic:0", "policy", "actor:0")
     run.does("critic:0", WAITING, wait, serves=value, task="task value")
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 def test_a_loop_that_waits_for_a_thread_which_waits_for_the_loop_is_a_deadlock() -> None:
@@ -157,9 +161,9 @@ def test_a_loop_that_waits_for_a_thread_which_waits_for_the_loop_is_a_deadlock()
     run.change(DRIVER, trouble=LOOP_BLOCKED)
     run.does(DRIVER, WAITING, task="task main", awaits=["thread feeder"], line="/x/b.py:34 in main()", blocks=True)
     run.does(DRIVER, WAITING, task="thread feeder", awaits=["task main"])
-    run.does(DRIVER, State.SLEEPING, task="thread beat")
+    run.does(DRIVER, ActivityState.SLEEPING, task="thread beat")
     verdict = run.verdict()
-    assert (verdict.kind, verdict.headline.partition(":")[0]) == (Kind.DEADLOCK, "the driver waits for itself")
+    assert (verdict.kind, verdict.headline.partition(":")[0]) == (VerdictKind.DEADLOCK, "the driver waits for itself")
     assert any("event loop of the driver stands still at /x/b.py:34" in advice for advice in verdict.advice)
 
 
@@ -168,9 +172,9 @@ def test_a_call_is_in_a_circle_though_one_of_the_tasks_that_it_waits_for_sleeps(
     critic = run.processes["critic:0"].activities[0]
     served = (critic.source, critic.number, critic.method)
     run.change("critic:0", activities=[dataclasses.replace(critic, name="task ask")])
-    run.does("critic:0", State.SLEEPING, task="task beat", serves=served)
+    run.does("critic:0", ActivityState.SLEEPING, task="task beat", serves=served)
     run.does("critic:0", WAITING, task="task value", serves=served, awaits=["task ask", "task beat"])
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 # -- nobody left --------------------------------------------------------------------------------------------------
@@ -181,7 +185,7 @@ def test_a_consumer_whose_producers_have_returned_is_left_alone() -> None:
     serves = run.driver_calls("learn", "learner:0")
     run.does("learner:0", WAITING, get(), serves=serves, task="task learn")
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"learner:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"learner:0"})
     assert verdict.advice == ["somebody should have put into channel 'episodes'; nobody ever did"]
 
 
@@ -200,7 +204,7 @@ def test_a_get_is_left_alone_though_items_have_other_keys() -> None:
     run.does("learner:0", WAITING, get(), serves=serves)
     run.queues = [QueueReport(7, "episodes", 0, 6, 600, 0, False, [3, 4], [2], [2, 3, 4])]
     verdict = run.verdict()
-    assert verdict.kind is Kind.NOBODY_LEFT
+    assert verdict.kind is VerdictKind.NOBODY_LEFT
     assert verdict.advice == [
         "somebody should have put into channel 'episodes', whose 6 items have other keys; so far env:0-1 did"
     ]
@@ -210,7 +214,7 @@ def test_a_put_into_a_full_channel_that_nobody_empties_is_left_alone() -> None:
     run = MadeRun(rollout=1)
     run.does(DRIVER, WAITING, get(7, "prompts", "put"), task="task main")
     run.queues = [QueueReport(7, "prompts", 0, 4, 60, 4, True, [1], [], [1])]
-    assert run.verdict().kind is Kind.NOBODY_LEFT
+    assert run.verdict().kind is VerdictKind.NOBODY_LEFT
 
 
 @pytest.mark.parametrize("state", ["idle", "ended", "elsewhere"])
@@ -227,7 +231,7 @@ def test_a_collective_is_left_alone_by_a_rank_that_does_not_come(state: str) -> 
         run.does("actor:0", WAITING, wait, task="task refresh", serves=(1, 99, "refresh"))
         run.does("reward:0", WAITING, get(), serves=score)
     verdict = run.verdict()
-    assert verdict.kind is Kind.NOBODY_LEFT
+    assert verdict.kind is VerdictKind.NOBODY_LEFT
     expected = {
         "idle": "actor:0 should have come to broadcast, but is idle",
         "ended": "actor:0 should have come to broadcast, but has ended: exit code 1",
@@ -243,7 +247,7 @@ def test_a_collective_with_a_rank_that_has_ended_is_left_alone_though_another_on
     run.does("actor:1", RUNNING, serves=serves)
     run.change("actor:2", trouble="ended: exit code 1", answered=False)
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"actor:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"actor:0"})
 
 
 def test_a_message_of_a_peer_that_has_ended_will_not_come() -> None:
@@ -252,7 +256,7 @@ def test_a_message_of_a_peer_that_has_ended_will_not_come() -> None:
     run.does("stage:0", WAITING, run.message("recv", "stage:1"), serves=serves)
     run.ended = {run.endpoint("stage:1"): "exit code 1"}
     verdict = run.verdict()
-    assert verdict.kind is Kind.NOBODY_LEFT
+    assert verdict.kind is VerdictKind.NOBODY_LEFT
     assert verdict.advice == ["stage:1 should have sent or received, but has ended: exit code 1"]
 
 
@@ -260,12 +264,12 @@ def test_a_message_of_a_rank_that_is_being_started_again_may_come() -> None:
     run = MadeRun(env=2)
     wait = Wait("recv", "recv() from env:0", 9.0, [Target(TargetKind.NAME, name="env")])
     run.does("env:1", WAITING, wait, serves=run.driver_calls("step", "env:1"))
-    assert run.verdict().kind is Kind.NOBODY_LEFT
+    assert run.verdict().kind is VerdictKind.NOBODY_LEFT
     restart = Wait("restart", "the restart of rank 0 of group 'env'", 4.0, [])
     run.does(DRIVER, RUNNING, restart, task="supervision of 'env'", age=4.0, line=None)
     verdict = run.verdict()
     assert (verdict.kind, verdict.headline) == (
-        Kind.BUSY,
+        VerdictKind.BUSY,
         "the driver waits for 5 s: the restart of rank 0 of group 'env'",
     )
 
@@ -288,7 +292,7 @@ def test_a_hook_that_waits_for_a_rank_that_is_away_and_a_restart_that_waits_for_
     run.does("env:0", WAITING, message, serves=runs_hooks(run, "env:0"))
     run.change("env:1", trouble="ended: killed by SIGKILL", answered=False)
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.DEADLOCK, {DRIVER, "env:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.DEADLOCK, {DRIVER, "env:0"})
     assert "group 'env' should have gone on after a restart, but on_restart() has not ended there" in verdict.advice
 
 
@@ -296,7 +300,7 @@ def test_a_hook_that_waits_for_what_only_a_held_call_would_bring_is_left_alone()
     run = MadeRun(env=2)
     run.does("env:0", WAITING, get(), serves=runs_hooks(run, "env:0"))
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"env:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"env:0"})
 
 
 def test_a_notebook_whose_hook_waits_may_still_do_what_that_waits_for() -> None:
@@ -305,11 +309,11 @@ def test_a_notebook_whose_hook_waits_may_still_do_what_that_waits_for() -> None:
     restart = Wait("restart", "on_restart() on 2 ranks of group 'env'", 9.0, wait.targets)
     run.does(DRIVER, WAITING, restart, task="supervision of 'env'", line=None)
     run.does("env:0", WAITING, get(), serves=serves)
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
 
 
-@pytest.mark.parametrize(("age", "kind"), [(9.0, Kind.BUSY), (11.0, Kind.DEADLOCK)])
-def test_ranks_that_are_all_in_a_rendezvous_and_do_not_meet_wait_for_each_other(age: float, kind: Kind) -> None:
+@pytest.mark.parametrize(("age", "kind"), [(9.0, VerdictKind.BUSY), (11.0, VerdictKind.DEADLOCK)])
+def test_ranks_that_are_all_in_a_rendezvous_and_do_not_meet_wait_for_each_other(age: float, kind: VerdictKind) -> None:
     run = MadeRun(env=2)
     serves = run.driver_calls("step", "env:0", "env:1")
     for rank in range(2):
@@ -317,7 +321,7 @@ def test_ranks_that_are_all_in_a_rendezvous_and_do_not_meet_wait_for_each_other(
         run.does(f"env:{rank}", WAITING, wait, serves=serves, age=age)
     verdict = run.verdict()
     assert verdict.kind is kind
-    if kind is Kind.DEADLOCK:
+    if kind is VerdictKind.DEADLOCK:
         assert verdict.advice[0].startswith("all ranks have come to init_process_group() and do not meet: do all give")
 
 
@@ -327,7 +331,7 @@ def test_a_version_that_an_idle_trainer_does_not_publish_is_left_alone() -> None
     for rank in range(2):
         run.does(f"rollout:{rank}", WAITING, weights("version 4 of 'policy'"), serves=serves)
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"rollout:0", "rollout:1"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"rollout:0", "rollout:1"})
     assert verdict.advice == ["somebody should have published a version of 'policy'; trainer:0 could, and is idle"]
 
 
@@ -339,7 +343,7 @@ def test_permits_that_are_not_given_back_leave_everybody_alone() -> None:
         run.does("rollout:0", WAITING, local(), serves=serves, task=f"task r{number}", stack=AT_A_SEMAPHORE)
     run.does(DRIVER, WAITING, awaits=[f"task {number}" for number in range(4)], task="task main")
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"rollout:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"rollout:0"})
     assert "waits, 4 times: asyncio.Semaphore" in verdict.headline
     assert verdict.advice[0].startswith(
         "another task or thread of rollout:0 should have ended the wait for asyncio.Semaphore"
@@ -351,7 +355,7 @@ def test_an_exit_that_waits_for_a_thread_that_waits_is_left_alone() -> None:
     run.does(DRIVER, WAITING, awaits=["thread metrics"], line=None)
     run.does(DRIVER, WAITING, local("queue.Queue.get()"), task="thread metrics", line="/x/e.py:17 in write()")
     verdict = run.verdict()
-    assert verdict.kind is Kind.NOBODY_LEFT
+    assert verdict.kind is VerdictKind.NOBODY_LEFT
     assert "queue.Queue.get(), at /x/e.py:17 in write()" in verdict.headline
     assert any("its exit waits for thread metrics" in advice for advice in verdict.advice)
 
@@ -362,7 +366,7 @@ def test_what_a_driver_waits_for_is_named_and_not_what_waits_in_the_background()
     run.does("actor:0", WAITING, run.message("recv", "env:0"), serves=serves, line="/x/a.py:3 in step()")
     run.does("env:0", WAITING, get(9, "commands"), task="task listen")
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.NOBODY_LEFT, {"actor:0"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.NOBODY_LEFT, {"actor:0"})
 
 
 # -- stopped ------------------------------------------------------------------------------------------------------
@@ -373,7 +377,7 @@ def test_a_stopped_rank_that_a_driver_waits_for_is_named_with_a_way_out() -> Non
     run.driver_calls("collect", "rollout:1", asked=3)
     run.change("rollout:1", answered=False, trouble="stopped (T)")
     verdict = run.verdict()
-    assert (verdict.kind, names(run, verdict)) == (Kind.STOPPED, {"rollout:1"})
+    assert (verdict.kind, names(run, verdict)) == (VerdictKind.STOPPED, {"rollout:1"})
     assert verdict.headline == "rollout:1 is stopped, and the driver cannot go on"
     assert verdict.advice[0].startswith("kill -CONT 103 ")
 
@@ -390,7 +394,7 @@ def test_a_rank_in_the_debugger_is_called_so_and_is_not_to_be_continued_by_a_sig
 def test_a_stopped_driver_stops_a_run_that_does_nothing_else() -> None:
     run = MadeRun(rollout=2)
     run.change(DRIVER, answered=False, trouble="stopped by a debugger (t)")
-    assert run.verdict().kind is Kind.STOPPED
+    assert run.verdict().kind is VerdictKind.STOPPED
 
 
 def test_a_stopped_rank_that_has_nothing_to_do_holds_up_nothing() -> None:
@@ -399,17 +403,17 @@ def test_a_stopped_rank_that_has_nothing_to_do_holds_up_nothing() -> None:
     run.does("rollout:0", RUNNING, serves=serves)
     run.change("rollout:1", answered=False, trouble="stopped (T)")
     verdict = run.verdict()
-    assert verdict.kind is Kind.BUSY
+    assert verdict.kind is VerdictKind.BUSY
     assert any("rollout:1 (n0, pid 103) is stopped (T)" in line for line in verdict.lines)
 
 
 def test_a_stopped_driver_is_told_though_a_rank_has_a_task_in_the_background() -> None:
     run = MadeRun(rollout=2)
     run.change(DRIVER, answered=False, trouble="stopped (T)")
-    run.does("rollout:0", State.SLEEPING, task="task beat")
-    assert run.verdict().kind is Kind.STOPPED
+    run.does("rollout:0", ActivityState.SLEEPING, task="task beat")
+    assert run.verdict().kind is VerdictKind.STOPPED
     run.does("rollout:1", RUNNING, serves=(1, 9, "collect"))
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
 
 
 def test_beside_a_stopped_rank_stands_who_has_not_come_to_a_collective() -> None:
@@ -420,7 +424,7 @@ def test_beside_a_stopped_rank_stands_who_has_not_come_to_a_collective() -> None
         run.does(f"actor:{rank}", WAITING, wait, serves=serves)
     run.change("rollout:0", answered=False, trouble="stopped (T)")
     verdict = run.verdict()
-    assert verdict.kind is Kind.STOPPED
+    assert verdict.kind is VerdictKind.STOPPED
     assert verdict.advice[0].startswith("kill -CONT ")
     assert verdict.advice[1:] == ["actor:2 should have come to all_reduce, but is idle"]
 
@@ -428,7 +432,7 @@ def test_beside_a_stopped_rank_stands_who_has_not_come_to_a_collective() -> None
 # -- blocked ------------------------------------------------------------------------------------------------------
 
 
-def blocked(state: State = State.SLEEPING, age: float = BLOCKED_S) -> MadeRun:
+def blocked(state: ActivityState = ActivityState.SLEEPING, age: float = BLOCKED_S) -> MadeRun:
     run = MadeRun(env=2)
     run.change(DRIVER, trouble=LOOP_BLOCKED)
     run.does(DRIVER, state, task="task main", line="/x/t.py:39 in hog()", age=age, blocks=True)
@@ -437,30 +441,30 @@ def blocked(state: State = State.SLEEPING, age: float = BLOCKED_S) -> MadeRun:
 
 def test_a_driver_that_sleeps_on_its_loop_for_long_while_nothing_else_runs_is_blocked() -> None:
     verdict = blocked().verdict()
-    assert (verdict.kind, verdict.is_stuck, verdict.participants) == (Kind.BLOCKED, True, [1])
+    assert (verdict.kind, verdict.is_stuck, verdict.participants) == (VerdictKind.BLOCKED, True, [1])
     what = "the driver does not run its event loop and sleeps for 301 s, at /x/t.py:39 in hog(); nothing else runs"
     assert verdict.headline == what
     assert "asyncio.to_thread" in verdict.advice[0]
 
 
 def test_a_blocked_driver_that_may_be_at_work_is_busy() -> None:
-    assert blocked(age=BLOCKED_S - 1).verdict().kind is Kind.BUSY
-    assert blocked(RUNNING).verdict().kind is Kind.BUSY, "it reads, or computes on a device"
-    assert blocked().verdict([1]).kind is Kind.BUSY, "it has had a processor"
+    assert blocked(age=BLOCKED_S - 1).verdict().kind is VerdictKind.BUSY
+    assert blocked(RUNNING).verdict().kind is VerdictKind.BUSY, "it reads, or computes on a device"
+    assert blocked().verdict([1]).kind is VerdictKind.BUSY, "it has had a processor"
     report = blocked().report()
-    assert judge(aged(report)).kind is Kind.BUSY, "asked once"
+    assert judge(aged(report)).kind is VerdictKind.BUSY, "asked once"
     run = blocked()
     run.does("env:0", RUNNING, serves=(1, 9, "step"))
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
     run = blocked()
     run.does(DRIVER, RUNNING, task="thread reader")
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
     run = blocked()
     run.change("env:0", children=[ChildProcess(9, 5.0, 0.1)])
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
     run = blocked()
     run.missing = {"n1": "no answer"}
-    assert run.verdict().kind is Kind.BUSY
+    assert run.verdict().kind is VerdictKind.BUSY
 
 
 def test_what_would_be_stuck_without_the_stopped_rank_too_is_no_fault_of_its() -> None:
@@ -468,7 +472,7 @@ def test_what_would_be_stuck_without_the_stopped_rank_too_is_no_fault_of_its() -
     run.processes["env:0"] = dataclasses.replace(
         MadeRun(env=1).processes["env:0"], endpoint=9, answered=False, trouble="stopped (T)"
     )
-    assert run.verdict().kind is Kind.DEADLOCK
+    assert run.verdict().kind is VerdictKind.DEADLOCK
 
 
 # -- words --------------------------------------------------------------------------------------------------------
@@ -476,7 +480,7 @@ def test_what_would_be_stuck_without_the_stopped_rank_too_is_no_fault_of_its() -
 
 def test_one_report_proves_nothing_and_says_what_it_looks_like() -> None:
     verdict = judge(calls_in_a_circle().report())
-    assert (verdict.kind, verdict.is_stuck) == (Kind.BUSY, False)
+    assert (verdict.kind, verdict.is_stuck) == (VerdictKind.BUSY, False)
     assert verdict.headline == "asked once, which does not prove it: actor:0 and critic:0 wait for each other"
 
 
@@ -516,7 +520,7 @@ def test_two_hundred_ranks_are_one_line() -> None:
             f"actor:{rank}", WAITING, collective("barrier", [each for each in ranks if each != rank]), serves=serves
         )
     verdict = run.verdict()
-    assert verdict.kind is Kind.NOBODY_LEFT
+    assert verdict.kind is VerdictKind.NOBODY_LEFT
     assert verdict.lines[0].startswith("actor:1-199 (n0) wait: barrier")
     assert len(verdict.lines) == 2
 

@@ -10,7 +10,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from rlinf_async._messaging.state.flow_control import MESSAGE_OVERHEAD_BYTES, SendWindow, WindowEntry
-from rlinf_async._messaging.state.matching import Arrivals, Do, Message, Step
+from rlinf_async._messaging.state.matching import Action, ActionKind, Arrivals, Message
 from rlinf_async._messaging.state.message_facts import OBJECT, TENSOR
 
 ROOM = 1000
@@ -31,20 +31,20 @@ def arrivals(room: int = ROOM) -> Arrivals:
     return Arrivals(refuses, room)
 
 
-def what(steps: list[Step]) -> list[Any]:
-    return [(step.do, step.receive, step.message.number if step.message else None) for step in steps]
+def what(actions: list[Action]) -> list[Any]:
+    return [(action.kind, action.receive, action.message.number if action.message else None) for action in actions]
 
 
 def test_a_message_waits_for_its_receive_and_a_receive_for_its_message() -> None:
     line, first, second = arrivals(), Receive(), Receive()
     assert line.data(1, OBJECT, None, 10, "one") == []
     assert line.has_message
-    assert what(line.post(first)) == [(Do.DELIVER, first, 1)]
+    assert what(line.post(first)) == [(ActionKind.DELIVER, first, 1)]
     assert line.post(second) == []
-    steps = line.data(2, OBJECT, None, 10, "two")
-    assert what(steps) == [(Do.DELIVER, second, 2)]
-    assert steps[0].message is not None
-    assert steps[0].message.content == "two"
+    actions = line.data(2, OBJECT, None, 10, "two")
+    assert what(actions) == [(ActionKind.DELIVER, second, 2)]
+    assert actions[0].message is not None
+    assert actions[0].message.content == "two"
     assert line.is_idle
 
 
@@ -65,11 +65,11 @@ def test_an_announced_message_is_asked_for_once_and_keeps_its_place() -> None:
     line, first, second = arrivals(), Receive(), Receive()
     line.announce(1, OBJECT, None)
     line.data(2, OBJECT, None, 10, "two")
-    assert what(line.post(first)) == [(Do.GRANT, None, 1)]
-    assert what(line.post(second)) == [(Do.DELIVER, second, 2)]
+    assert what(line.post(first)) == [(ActionKind.GRANT, None, 1)]
+    assert what(line.post(second)) == [(ActionKind.DELIVER, second, 2)]
     assert what(line.cancel(first)) == []
     assert what(line.post(first)) == []
-    assert what(line.content(1, 0, "one")) == [(Do.DELIVER, first, 1)]
+    assert what(line.content(1, 0, "one")) == [(ActionKind.DELIVER, first, 1)]
 
 
 def test_a_cancelled_receive_loses_nothing() -> None:
@@ -77,7 +77,7 @@ def test_a_cancelled_receive_loses_nothing() -> None:
     line.post(first)
     assert line.cancel(first) == []
     assert line.data(1, OBJECT, None, 10, "one") == []
-    assert what(line.post(second)) == [(Do.DELIVER, second, 1)]
+    assert what(line.post(second)) == [(ActionKind.DELIVER, second, 1)]
 
 
 def test_what_was_on_its_way_to_a_cancelled_receive_goes_to_the_next_one() -> None:
@@ -86,26 +86,26 @@ def test_what_was_on_its_way_to_a_cancelled_receive_goes_to_the_next_one() -> No
     line.post(second)
     line.announce(1, OBJECT, None)
     assert line.cancel(first) == []
-    assert what(line.content(1, 0, "one")) == [(Do.DELIVER, second, 1)]
+    assert what(line.content(1, 0, "one")) == [(ActionKind.DELIVER, second, 1)]
 
 
 def test_what_is_given_back_stands_first_again() -> None:
     line, first, second = arrivals(), Receive(), Receive()
     line.data(1, OBJECT, None, 10, "one")
     line.data(2, OBJECT, None, 10, "two")
-    (step,) = line.post(first)
-    assert step.message is not None
-    assert line.give_back(step.message) == []
-    assert what(line.post(second)) == [(Do.DELIVER, second, 1)]
+    (action,) = line.post(first)
+    assert action.message is not None
+    assert line.give_back(action.message) == []
+    assert what(line.post(second)) == [(ActionKind.DELIVER, second, 1)]
 
 
 def test_what_is_given_back_takes_no_room_a_second_time() -> None:
     line = arrivals()
     line.data(1, OBJECT, None, 300, "one")
-    (step,) = line.post(Receive())
+    (action,) = line.post(Receive())
     assert line.due() == 300
-    assert step.message is not None
-    line.give_back(step.message)
+    assert action.message is not None
+    line.give_back(action.message)
     line.post(Receive())
     line.data(2, OBJECT, None, 300, "two")
     line.post(Receive())
@@ -119,9 +119,9 @@ def test_the_others_move_up_when_one_of_several_receives_is_cancelled() -> None:
         line.post(receive)
         line.announce(number, OBJECT, None)
     line.cancel(receives[0])
-    assert what(line.content(2, 0, "two")) == [(Do.DELIVER, receives[2], 2)]
-    assert what(line.content(1, 0, "one")) == [(Do.DELIVER, receives[1], 1)]
-    assert what(line.content(3, 0, "three")) == [(Do.DELIVER, receives[3], 3)]
+    assert what(line.content(2, 0, "two")) == [(ActionKind.DELIVER, receives[2], 2)]
+    assert what(line.content(1, 0, "one")) == [(ActionKind.DELIVER, receives[1], 1)]
+    assert what(line.content(3, 0, "three")) == [(ActionKind.DELIVER, receives[3], 3)]
 
 
 def test_what_is_withdrawn_on_its_way_returns_its_room() -> None:
@@ -135,16 +135,16 @@ def test_the_wrong_kind_is_refused_and_the_line_goes_on() -> None:
     line, first, second = arrivals(), Receive(TENSOR), Receive(OBJECT)
     line.post(first)
     line.post(second)
-    steps = line.data(1, OBJECT, None, 10, "one")
-    assert what(steps) == [(Do.REFUSE, first, 1)]
-    assert steps[0].why == "kind 0"
-    assert what(line.data(2, OBJECT, None, 10, "two")) == [(Do.DELIVER, second, 2)]
+    actions = line.data(1, OBJECT, None, 10, "one")
+    assert what(actions) == [(ActionKind.REFUSE, first, 1)]
+    assert actions[0].why == "kind 0"
+    assert what(line.data(2, OBJECT, None, 10, "two")) == [(ActionKind.DELIVER, second, 2)]
 
 
 def test_what_is_refused_before_its_content_is_here_returns_its_room() -> None:
     line = arrivals()
     line.data(1, OBJECT, None, 600)
-    assert what(line.post(Receive(TENSOR)))[0][0] is Do.REFUSE
+    assert what(line.post(Receive(TENSOR)))[0][0] is ActionKind.REFUSE
     assert line.due() == 600
     assert line.content(1, 0, "late") == []
 
@@ -154,7 +154,7 @@ def test_a_withdrawn_message_never_was() -> None:
     line.post(first)
     line.announce(1, OBJECT, None)
     line.data(2, OBJECT, None, 10, "two")
-    assert what(line.withdraw(1)) == [(Do.DELIVER, first, 2)]
+    assert what(line.withdraw(1)) == [(ActionKind.DELIVER, first, 2)]
     assert line.content(1, 0, "late") == []
 
 
@@ -163,17 +163,21 @@ def test_a_message_that_cannot_be_had_fails_its_receive_whenever_that_comes() ->
     error = MemoryError("none")
     line.post(first)
     line.data(1, OBJECT, None, 10)
-    assert [(step.do, step.receive, step.why) for step in line.fail_content(1, error)] == [(Do.REFUSE, first, error)]
+    assert [(action.kind, action.receive, action.why) for action in line.fail_content(1, error)] == [
+        (ActionKind.REFUSE, first, error)
+    ]
     line.data(2, OBJECT, None, 10)
     assert line.fail_content(2, error) == []
-    assert [(step.do, step.receive, step.why) for step in line.post(second)] == [(Do.REFUSE, second, error)]
+    assert [(action.kind, action.receive, action.why) for action in line.post(second)] == [
+        (ActionKind.REFUSE, second, error)
+    ]
 
 
 def test_what_is_sent_again_arrives_once() -> None:
     line, first, second = arrivals(), Receive(), Receive()
     line.post(first)
     line.data(1, OBJECT, None, 10)
-    assert what(line.content(1, 0, "by one way")) == [(Do.DELIVER, first, 1)]
+    assert what(line.content(1, 0, "by one way")) == [(ActionKind.DELIVER, first, 1)]
     line.post(second)
     assert line.content(1, 0, "by another") == []
     assert line.data(1, OBJECT, None, 10, "all of it") == []
@@ -185,10 +189,10 @@ def test_at_the_senders_end_what_is_here_is_delivered_and_the_rest_fails() -> No
     line.data(2, OBJECT, None, 10, "two")
     line.post(first)
     gone = ConnectionError("gone")
-    assert what(line.fail(gone)) == [(Do.DELIVER, first, 2)]
+    assert what(line.fail(gone)) == [(ActionKind.DELIVER, first, 2)]
     for late in (second, third):  # each fails once
-        (step,) = line.post(late)
-        assert (step.do, step.receive, step.why) == (Do.FAIL, late, gone)
+        (action,) = line.post(late)
+        assert (action.kind, action.receive, action.why) == (ActionKind.FAIL, late, gone)
     assert line.fail(gone) == []
 
 
@@ -410,27 +414,27 @@ class Exchange(RuleBasedStateMachine):
         message.content = sent
         self.do(side, side.line.give_back(message))
 
-    def do(self, side: Side, steps: list[Step]) -> None:
+    def do(self, side: Side, actions: list[Action]) -> None:
         index = self.sides.index(side)
-        for step in steps:
-            if step.do is Do.FAIL:
-                step.receive.state = "failed"
+        for action in actions:
+            if action.kind is ActionKind.FAIL:
+                action.receive.state = "failed"
                 assert self.died
-            elif step.do is Do.GRANT:
-                assert step.message is not None
-                side.back.append(("grant", step.message.number))
+            elif action.kind is ActionKind.GRANT:
+                assert action.message is not None
+                side.back.append(("grant", action.message.number))
             else:
-                assert step.message is not None
-                assert step.receive.state == "posted"
-                step.receive.state = "delivered" if step.do is Do.DELIVER else "refused"
-                assert (step.do is Do.DELIVER) == (step.receive.kind == step.message.kind)
-                sent = next(sent for sent in self.sent if sent.number == step.message.number)
+                assert action.message is not None
+                assert action.receive.state == "posted"
+                action.receive.state = "delivered" if action.kind is ActionKind.DELIVER else "refused"
+                assert (action.kind is ActionKind.DELIVER) == (action.receive.kind == action.message.kind)
+                sent = next(sent for sent in self.sent if sent.number == action.message.number)
                 assert index not in sent.had, "had twice"
-                assert step.do is Do.REFUSE or step.message.content is sent
+                assert action.kind is ActionKind.REFUSE or action.message.content is sent
                 sent.had.append(index)
-                side.had.append((step.message.number, step.receive))
-                if step.do is Do.REFUSE:  # what was announced is not sent any more
-                    self.window.withdraw(step.message.number)
+                side.had.append((action.message.number, action.receive))
+                if action.kind is ActionKind.REFUSE:  # what was announced is not sent any more
+                    self.window.withdraw(action.message.number)
         total = side.line.due()
         if total is not None:
             side.back.append(("room", total))

@@ -36,15 +36,15 @@ def test_who_has_not_joined_gets_nothing_on_a_machine_that_all_have_left() -> No
     plan.leave(first)
     assert not plan.begin(Payload(1), [second])
     published(plan, 2, second)
-    assert done(plan, "say") == []
+    assert done(plan, "send") == []
 
 
 def test_a_receiver_that_cannot_open_its_hosts_memory_becomes_the_host() -> None:
     host, other = Member(1, 0), Member(1, 1)
     plan = plan_with(host, other)
-    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    (stream_id,) = [stream_id for receiver, stream_id in done(plan, "appoint") if receiver is host]
     job = published(plan, 1, host, other)
-    plan.landed(host, 1, None, "of the host", line)
+    plan.landed(host, 1, None, "of the host", stream_id)
     plan.actions.clear()
     plan.lost(other, "of the host", job)
     assert [receiver for receiver, _ in done(plan, "appoint")] == [other]
@@ -53,9 +53,9 @@ def test_a_receiver_that_cannot_open_its_hosts_memory_becomes_the_host() -> None
 def test_a_receiver_that_cannot_open_what_another_host_had_is_told_what_there_is_now() -> None:
     host, other = Member(1, 0), Member(1, 1)
     plan = plan_with(host, other)
-    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    (stream_id,) = [stream_id for receiver, stream_id in done(plan, "appoint") if receiver is host]
     job = published(plan, 1, host, other)
-    plan.landed(host, 1, None, "of this host", line)
+    plan.landed(host, 1, None, "of this host", stream_id)
     plan.actions.clear()
     plan.lost(other, "of the one before", job)
     assert done(plan, "end") == [([other], 1, "of this host", None)]
@@ -66,14 +66,14 @@ def test_a_receiver_that_cannot_open_what_another_host_had_is_told_what_there_is
 def test_whoever_waits_for_what_is_on_its_way_goes_on_waiting_when_the_host_is_replaced() -> None:
     host, other, third = Member(1, 0), Member(1, 1), Member(1, 2)
     plan = plan_with(host, other, third)
-    (line,) = [line for receiver, line in done(plan, "appoint") if receiver is host]
+    (stream_id,) = [stream_id for receiver, stream_id in done(plan, "appoint") if receiver is host]
     published(plan, 1, host, other, third)
-    plan.landed(host, 1, None, "of the host", line)
+    plan.landed(host, 1, None, "of the host", stream_id)
     job = published(plan, 2, host, third)
     plan.actions.clear()
     plan.lost(other, "of the host", job)
-    ((_, line),) = done(plan, "appoint")
-    plan.landed(other, 2, None, "of the other", line)
+    ((_, stream_id),) = done(plan, "appoint")
+    plan.landed(other, 2, None, "of the other", stream_id)
     assert done(plan, "end") == [([host, third, other], 2, "of the other", None)]
 
 
@@ -82,17 +82,17 @@ def test_each_receiver_of_a_machine_is_tried_as_its_host_although_others_have_fa
     plan = plan_with(first, second, third)
     published(plan, 1, first, second, third)
     for host, gone in ((first, True), (second, False)):
-        (way,) = [machine.way for machine in plan._machines.values()]
-        assert way is not None
-        assert way.machine.receivers[0] is host
-        way.job.hold()
-        plan.sent(way, OSError("it does not come through"))
+        (transfer,) = [machine.transfer for machine in plan._machines.values()]
+        assert transfer is not None
+        assert transfer.machine.receivers[0] is host
+        transfer.job.pin()
+        plan.sent(transfer, OSError("it does not come through"))
         if gone:
             plan.leave(first)
-    (way,) = [machine.way for machine in plan._machines.values()]
-    assert way is not None
-    assert way.machine.receivers[0] is third
+    (transfer,) = [machine.transfer for machine in plan._machines.values()]
+    assert transfer is not None
+    assert transfer.machine.receivers[0] is third
     assert done(plan, "end") == []
-    way.job.hold()
-    plan.sent(way, OSError("nor to that one"))
+    transfer.job.pin()
+    plan.sent(transfer, OSError("nor to that one"))
     assert [receivers for receivers, *_ in done(plan, "end")] == [[second, third]]

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async._messaging.state.relay_plan import BRING, KEEP, PASS, WHOLE, Job, Machine, RelayPlan, Way
+from rlinf_async._messaging.state.relay_plan import BRING, KEEP, PASS, WHOLE, Machine, NodeTransfer, RelayJob, RelayPlan
 from rlinf_async.errors import PeerLost, TransferFailed
 
 MEBI = 1 << 20
@@ -17,17 +17,17 @@ NBYTES = 20 * MEBI
 """Three pieces along a chain, two from the source."""
 
 
-class Payload(Job):
+class Payload(RelayJob):
     def __init__(self, number: int, may_wait: bool = False) -> None:
         super().__init__(number, NBYTES, 3600.0)
         self.may_wait = may_wait
         self.body = range(NBYTES)
         self.holds = 0
 
-    def hold(self) -> None:
+    def pin(self) -> None:
         self.holds += 1
 
-    def release(self) -> None:
+    def unpin(self) -> None:
         self.holds -= 1
         assert self.holds >= 0
 
@@ -41,7 +41,7 @@ class Member:
         self.label = f"receiver {number} on machine {node}"
         self.link = self
         self.heard: list[Any] = []
-        self.line = 0
+        self.stream_id = 0
         self.bring: Any = None
         self.here = 0
         self.is_whole = False
@@ -49,11 +49,11 @@ class Member:
 
     def hear(self, what: str, *facts: Any) -> None:
         if what == "host":
-            self.line, self.bring, self.passes = facts[0], None, set()
+            self.stream_id, self.bring, self.passes = facts[0], None, set()
         elif what == "hello":
-            self.line, self.bring, self.passes = 0, None, set()
+            self.stream_id, self.bring, self.passes = 0, None, set()
         elif what == BRING:
-            assert self.line, "only hosts hear of what comes"
+            assert self.stream_id, "only hosts hear of what comes"
             self.bring, self.here, self.is_whole, self.passes = facts, 0, False, set()
         elif what == WHOLE:
             self.is_whole = True
@@ -73,7 +73,7 @@ class Distributions(RuleBasedStateMachine):
         self.may_wait = may_wait
         self.plan = RelayPlan(self, chain_from=1)
         self.members: list[Member] = []
-        self.leaving: list[tuple[Way, Member, Any]] = []
+        self.leaving: list[tuple[NodeTransfer, Member, Any]] = []
         self.jobs: list[Payload] = []
         self.begun: Payload | None = None
         self.latest: Payload | None = None
@@ -91,29 +91,29 @@ class Distributions(RuleBasedStateMachine):
             action, facts = self.plan.actions.popleft()
             action(*facts)
 
-    def say(self, receiver: Member, *words: Any) -> None:
+    def send(self, receiver: Member, *words: Any) -> None:
         receiver.heard.append(words)
         if words[0] == BRING:
             job = next(job for job in self.jobs if job.number == words[1])
             assert words[2] == self.sizes.setdefault(job.number, words[2]), "hosts pass on the pieces that they get"
             assert job.facts is None or job.is_current, "its memory has something else"
 
-    def appoint(self, receiver: Member, line: int) -> None:
-        assert line not in self.lines, "what is on its way on a line would be taken for what comes"
-        self.lines.add(line)
-        receiver.heard.append(("host", line))
+    def appoint(self, receiver: Member, stream_id: int) -> None:
+        assert stream_id not in self.lines, "what is under way on a stream would be taken for what comes"
+        self.lines.add(stream_id)
+        receiver.heard.append(("host", stream_id))
 
     def inform(self, receiver: Member, memory: Any, number: int) -> None:
         receiver.heard.append(("hello",))
         # Its host may be replaced in the same breath, and its memory is gone then: the receiver asks for it (``lost``).
         self.told[number, receiver.address] += 1
 
-    def send(self, way: Way, receiver: Member, piece: Any) -> None:
-        assert piece.stop <= way.job.packed, "it may change"
-        self.leaving.append((way, receiver, piece))
+    def send_piece(self, transfer: NodeTransfer, receiver: Member, piece: Any) -> None:
+        assert piece.stop <= transfer.job.packed, "it may change"
+        self.leaving.append((transfer, receiver, piece))
 
-    def drop(self, way: Way) -> None:
-        for sending in [each for each in self.leaving if each[0] is way]:
+    def drop(self, transfer: NodeTransfer) -> None:
+        for sending in [each for each in self.leaving if each[0] is transfer]:
             self.leaving.remove(sending)
             self.plan.sent(sending[0], TransferFailed("given up"))
 
@@ -128,7 +128,7 @@ class Distributions(RuleBasedStateMachine):
 
     def tell(self, receiver: Member, memory: Any, number: int) -> None:
         if memory is not None:
-            assert memory == (number, self.machine_of(receiver).line), "another host's is gone"
+            assert memory == (number, self.machine_of(receiver).stream_id), "another host's is gone"
         self.told[number, receiver.address] += 1
 
     def machine_of(self, member: Member) -> Machine:
@@ -137,8 +137,8 @@ class Distributions(RuleBasedStateMachine):
     def upstream(self, machine: Machine) -> list[Machine]:
         """Machines without which this one does not get what is on its way to it."""
         found = []
-        while machine.way is not None and machine.way.sender is not None:
-            machine = self.machine_of(machine.way.sender)
+        while machine.transfer is not None and machine.transfer.sender is not None:
+            machine = self.machine_of(machine.transfer.sender)
             found.append(machine)
         return found
 
@@ -146,15 +146,17 @@ class Distributions(RuleBasedStateMachine):
     def each_way_is_consistent(self) -> None:
         if not hasattr(self, "plan"):
             return
-        ways = [machine.way for machine in self.plan._machines.values() if machine.way is not None]
-        held = Counter([way.job.number for way in ways] + [way.job.number for way, *_ in self.leaving])
+        transfers = [machine.transfer for machine in self.plan._machines.values() if machine.transfer is not None]
+        held = Counter(
+            [transfer.job.number for transfer in transfers] + [transfer.job.number for transfer, *_ in self.leaving]
+        )
         assert {job.number: job.holds for job in self.jobs if job.holds} == held, "for each, and for each piece"
-        assert all(way.is_wanted for way, *_ in self.leaving)
-        for way in ways:
-            if way.sender is not None and way.job is self.plan._chained:
-                before, number = self.machine_of(way.sender), way.job.number
-                assert before.receivers[0] is way.sender
-                assert before.number == number or (before.way is not None and before.way.job.number == number)
+        assert all(transfer.is_wanted for transfer, *_ in self.leaving)
+        for transfer in transfers:
+            if transfer.sender is not None and transfer.job is self.plan._chained:
+                before, number = self.machine_of(transfer.sender), transfer.job.number
+                assert before.receivers[0] is transfer.sender
+                assert before.number == number or (before.transfer is not None and before.transfer.job.number == number)
         for member in self.members:
             if (
                 self.latest is not None
@@ -162,8 +164,8 @@ class Distributions(RuleBasedStateMachine):
                 and not self.told[self.latest.number, member.address]
             ):
                 machine = self.machine_of(member)
-                assert (machine.way is not None and member in machine.way.waiting) or (
-                    member in machine.behind and (ways or self.begun is not None)
+                assert (machine.transfer is not None and member in machine.transfer.waiting) or (
+                    member in machine.behind and (transfers or self.begun is not None)
                 ), "it would never hear of it"
 
     # -- the source ---------------------------------------------------------------------------------------------
@@ -234,24 +236,24 @@ class Distributions(RuleBasedStateMachine):
             self.due.discard(member.address)
             here, machines = self.machine_of(member), self.plan._machines.values()
             others = [each for each in machines if each is not here and here not in self.upstream(each)]
-            lines = [each.line for each in others]
+            lines = [each.stream_id for each in others]
             self.plan.leave(member)
-            assert [each.line for each in others] == lines, "they do not depend on it"
+            assert [each.stream_id for each in others] == lines, "they do not depend on it"
             self.carry_out()
 
     @rule(data=st.data())
     def be_overdue(self, data: st.DataObject) -> None:
         """The time is over for what is on its way to a machine."""
-        ways = [machine.way for machine in self.plan._machines.values() if machine.way is not None]
-        if ways:
-            data.draw(st.sampled_from(ways)).since = -math.inf
+        transfers = [machine.transfer for machine in self.plan._machines.values() if machine.transfer is not None]
+        if transfers:
+            data.draw(st.sampled_from(transfers)).since = -math.inf
 
     @rule(data=st.data())
     def lose_a_piece(self, data: st.DataObject) -> None:
         if self.leaving:
-            way, host, _ = self.leaving.pop(data.draw(st.integers(0, len(self.leaving) - 1)))
-            self.plan.sent(way, PeerLost("no way"))
-            assert way.machine.receivers[0] is not host or len(way.machine.receivers) == 1
+            transfer, host, _ = self.leaving.pop(data.draw(st.integers(0, len(self.leaving) - 1)))
+            self.plan.sent(transfer, PeerLost("no way"))
+            assert transfer.machine.receivers[0] is not host or len(transfer.machine.receivers) == 1
             self.carry_out()
 
     # -- the hosts ----------------------------------------------------------------------------------------------
@@ -276,7 +278,7 @@ class Distributions(RuleBasedStateMachine):
             words = member.heard.pop(0)
             member.hear(*words)
             if words[0] == BRING:
-                self.plan.room(member, words[1], member.line)
+                self.plan.room(member, words[1], member.stream_id)
         elif member.bring is None:
             return False
         elif member.here < len(member.bring[1]):
@@ -285,8 +287,8 @@ class Distributions(RuleBasedStateMachine):
             member.here += 1
         elif member.is_whole:
             number, member.bring = member.bring[0], None
-            self.landed_lines.add(member.line)
-            self.plan.landed(member, number, None, (number, member.line), member.line)
+            self.landed_lines.add(member.stream_id)
+            self.plan.landed(member, number, None, (number, member.stream_id), member.stream_id)
         else:
             return False
         self.carry_out()
@@ -295,9 +297,9 @@ class Distributions(RuleBasedStateMachine):
     def has_come(self, member: Member) -> bool:
         if len(member.bring) > 2:  # from another host
             sender = next((other for other in self.members if other.address == member.bring[2]), None)
-            return sender is not None and member.line in sender.passes and sender.here > member.here
+            return sender is not None and member.stream_id in sender.passes and sender.here > member.here
         for sending in self.leaving:
-            if sending[0].line == member.line and sending[1] is member:
+            if sending[0].stream_id == member.stream_id and sending[1] is member:
                 sizes = member.bring[1]
                 start = sum(sizes[: member.here])
                 assert sending[2] == range(start, start + sizes[member.here]), "they come in order"
@@ -315,9 +317,9 @@ class Distributions(RuleBasedStateMachine):
         if member.bring is None:
             return False
         number, member.bring = member.bring[0], None
-        self.plan.landed(member, number, TransferFailed("nothing has come"), None, member.line)
-        way = self.machine_of(member).way if member in self.members else None
-        assert way is None or way.line != member.line, "it would wait for ever"
+        self.plan.landed(member, number, TransferFailed("nothing has come"), None, member.stream_id)
+        transfer = self.machine_of(member).transfer if member in self.members else None
+        assert transfer is None or transfer.stream_id != member.stream_id, "it would wait for ever"
         self.carry_out()
         return True
 
@@ -331,9 +333,11 @@ class Distributions(RuleBasedStateMachine):
     def talk_of_something_else(self, data: st.DataObject, by: int) -> None:
         if self.members:
             member = data.draw(st.sampled_from(self.members))
-            way = self.machine_of(member).way
-            line, number = (member.line, by) if way is None else (way.line, way.job.number)
-            for wrong in ((number + by, line), (number, line - by), (number, line + by)):
+            transfer = self.machine_of(member).transfer
+            stream_id, number = (
+                (member.stream_id, by) if transfer is None else (transfer.stream_id, transfer.job.number)
+            )
+            for wrong in ((number + by, stream_id), (number, stream_id - by), (number, stream_id + by)):
                 self.plan.room(member, *wrong)
                 self.plan.landed(member, wrong[0], None, "nowhere", wrong[1])
             assert not self.plan.actions
@@ -350,15 +354,15 @@ class Distributions(RuleBasedStateMachine):
         assert self.latest is None or all(self.told[self.latest.number, address] == 1 for address in self.due)
         assert all(count <= 1 for (number, _), count in self.told.items() if number)
         for machine in self.plan._machines.values():
-            assert [member.line for member in machine.receivers[1:]] == [0] * len(machine.receivers[1:])
-            assert not machine.receivers or machine.receivers[0].line == machine.line
+            assert [member.stream_id for member in machine.receivers[1:]] == [0] * len(machine.receivers[1:])
+            assert not machine.receivers or machine.receivers[0].stream_id == machine.stream_id
         self.plan.close()
         self.carry_out()
         while any(map(self.go_on, self.members)):
             pass
         assert all(member.passes <= self.landed_lines for member in self.members), "nothing is awaited there"
-        for way, *_ in self.leaving:
-            self.plan.sent(way, None)
+        for transfer, *_ in self.leaving:
+            self.plan.sent(transfer, None)
         assert [job.number for job in self.jobs if job.holds] == []
 
 

@@ -21,7 +21,7 @@ from rlinf_async._recorder.state.event_ring import (
     Phase,
     size_of,
 )
-from rlinf_async._recorder.state.ring_admission import Admission
+from rlinf_async._recorder.state.ring_admission import RingAdmission
 from rlinf_async._recorder.state.ring_contents import RingContents
 
 
@@ -160,7 +160,7 @@ def test_at_a_high_rate_operations_are_left_out_and_counted_so_that_the_ring_cov
     now = 1
     buffer = bytearray(size_of(1024))
     ring = EventRing(buffer, 1024, {}, lambda: now)
-    admits = Admission(1024, ring.left_out, lambda: now).question()
+    admits = RingAdmission(1024, ring.left_out, lambda: now).question()
     admitted = []
     for now in range(1, 60_000_000_000, 1_000_000):  # an operation each millisecond, for a minute
         if admits():

@@ -12,7 +12,7 @@ from rlinf_async._recorder.state import metric_table
 from rlinf_async._recorder.state.event_ring import EventRing, MetricKind, size_of
 from rlinf_async._recorder.state.metric_names import cell_name, complaint, split_cell
 from rlinf_async._recorder.state.metric_table import MetricFamily
-from rlinf_async._recorder.state.ring_contents import Metric, RingContents, metrics_of
+from rlinf_async._recorder.state.ring_contents import RingContents, RingMetric, metrics_of
 
 GAUGE, COUNTER = MetricKind.GAUGE, MetricKind.COUNTER
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -63,7 +63,9 @@ def test_the_metrics_of_a_ring_are_read_without_its_events() -> None:
     ring = EventRing(data, 8, {"process": "a:0"})
     ring.store(ring.cell(COUNTER, 'n{a="b"}') or 0, 2.5)
     assert (
-        metrics_of(bytes(data[: size_of(0)])) == [Metric(COUNTER, 'n{a="b"}', 2.5)] == RingContents.read(data).metrics
+        metrics_of(bytes(data[: size_of(0)]))
+        == [RingMetric(COUNTER, 'n{a="b"}', 2.5)]
+        == RingContents.read(data).metrics
     )
     with pytest.raises(ValueError, match="no ring"):
         metrics_of(bytes(size_of(8)))  # a file that is being made

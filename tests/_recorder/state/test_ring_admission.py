@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import threading
 
-from rlinf_async._recorder.state.ring_admission import COVERED_S, Admission
+from rlinf_async._recorder.state.ring_admission import COVERED_S, RingAdmission
 
 SLOTS = 65536
 RATE = SLOTS // 2 / COVERED_S
@@ -15,7 +15,7 @@ class Recorder:
     def __init__(self, slots: int = SLOTS) -> None:
         self.now = 10**18
         self.told = 0
-        self.asks = Admission(slots, self._tell, lambda: self.now).question()
+        self.asks = RingAdmission(slots, self._tell, lambda: self.now).question()
 
     def _tell(self, count: int) -> None:
         self.told = count
@@ -97,7 +97,7 @@ def test_a_question_within_a_question_is_answered() -> None:
             answers.append(asks())
         return 10**18
 
-    asks = Admission(SLOTS, lambda count: None, clock).question()
+    asks = RingAdmission(SLOTS, lambda count: None, clock).question()
     within.asks = False
     answers.append(asks())
     assert answers == [True, True]

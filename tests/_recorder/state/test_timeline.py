@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from rlinf_async._recorder.state.event_ring import SKIPPED, EventKind, EventRing, MetricKind, size_of
-from rlinf_async._recorder.state.ring_contents import Metric, RingContents
+from rlinf_async._recorder.state.ring_contents import RingContents, RingMetric
 from rlinf_async._recorder.state.timeline import MAX_LANES, Timeline
 from tests._support.made_rings import operation, point, ring
 
@@ -125,5 +125,5 @@ def test_a_ring_that_was_written_is_read_as_it_was_nested() -> None:
 def test_operations_that_were_left_out_are_counted() -> None:
     made = ring("a:0", operation(SERVE, "f", 0, 1))
     assert Timeline.of(made, 10).skipped == 0
-    skipping = dataclasses.replace(made, metrics=[Metric(MetricKind.COUNTER, SKIPPED, 7.0)])
+    skipping = dataclasses.replace(made, metrics=[RingMetric(MetricKind.COUNTER, SKIPPED, 7.0)])
     assert Timeline.of(skipping, 10).skipped == 7

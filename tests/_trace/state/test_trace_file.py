@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from rlinf_async._trace.state import trace_file
-from rlinf_async._trace.state.trace_file import Process, TraceFile
+from rlinf_async._trace.state.trace_file import TracedProcess, TraceFile
 from rlinf_async._trace.state.tracks import DrawnSpan
 from tests._support.trace_files import Trace
 
-DRIVER = Process(1, "driver", "node0", 10)
-WORKER = Process((1 << 32) + 2, "rollout:0", "node1", 20)
+DRIVER = TracedProcess(1, "driver", "node0", 10)
+WORKER = TracedProcess((1 << 32) + 2, "rollout:0", "node1", 20)
 MAIN = {1: "main"}
 
 
@@ -64,7 +64,7 @@ def test_times_are_microseconds_from_the_beginning_to_the_nanosecond(file: Trace
 @pytest.mark.parametrize("callee_first", [True, False])
 def test_a_call_gets_its_arrows_whichever_end_comes_first(file: TraceFile, callee_first: bool) -> None:
     def add_callee(slot: int) -> None:
-        process = Process(WORKER.endpoint + slot, f"rollout:{slot}", "node1", 20 + slot)
+        process = TracedProcess(WORKER.endpoint + slot, f"rollout:{slot}", "node1", 20 + slot)
         file.add(process, MAIN, [callee(slot=slot)])
 
     if callee_first:

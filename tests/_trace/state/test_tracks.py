@@ -130,7 +130,7 @@ def test_what_is_open_is_bounded_and_what_is_given_up_is_counted(monkeypatch: An
     for stage.running in range(1, 100):
         begun += [stage.enter("never left"), stage.begin("never ended")]
     assert len(stage.tracks._tracks) <= 8
-    assert stage.tracks.give_up() == 8
+    assert stage.tracks.abandon() == 8
     for number in begun:
         stage.end(number)
     assert stage.tracks.spans == []

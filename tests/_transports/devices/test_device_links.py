@@ -15,7 +15,7 @@ import torch
 
 from rlinf_async._transports.devices import cuda_ipc, staging
 from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async._transports.devices.nccl_link import NcclLink
 from rlinf_async._transports.devices.nccl_pair import make_nccl_group
 from rlinf_async._transports.devices.staging import StagedLink
@@ -34,12 +34,12 @@ class SharedMemory:
     table: dict[bytes, torch.Tensor] = {}  # noqa: RUF012  # the process's own
     names = itertools.count()
 
-    def export(self, tensor: torch.Tensor) -> Handle:
+    def export(self, tensor: torch.Tensor) -> IpcHandle:
         name = f"allocation {next(self.names)}".encode()
         self.table[name] = tensor
-        return Handle(name, 0, tensor.nbytes)
+        return IpcHandle(name, 0, tensor.nbytes)
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         return self.table[handle.allocation]
 
     def mark(self, device: torch.device) -> Written:
@@ -255,7 +255,7 @@ class Recorded(SharedMemory):
 
     calls: list[str] = []  # noqa: RUF012  # each test's own
 
-    def open(self, handle: Handle, device: torch.device) -> torch.Tensor:
+    def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         self.calls.append("open")
         return super().open(handle, device)
 

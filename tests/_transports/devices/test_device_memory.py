@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_async._transports.devices import device_memory
-from rlinf_async._transports.devices.device_memory import CudaMemory, Handle
+from rlinf_async._transports.devices.device_memory import CudaMemory, IpcHandle
 
 GPU = torch.device("cuda", 0)
 
@@ -64,14 +64,14 @@ def test_memory_is_closed_where_it_was_opened_and_opened_anew_afterwards(monkeyp
     opened, closed = "cudaIpcOpenMemHandle", "cudaIpcCloseMemHandle"
     for _ in range(2):
         for _ in range(2):
-            memory.open(Handle(bytes(64), 0, 1), second)
+            memory.open(IpcHandle(bytes(64), 0, 1), second)
         memory.close()
         memory.close()
     assert runtime.calls == [(opened, "cuda:1"), (closed, "cuda:1")] * 2
     runtime.calls.clear()
     runtime.refuses = closed
-    memory.open(Handle(bytes(64), 0, 1), second)
-    memory.open(Handle(b"1" * 64, 0, 1), GPU)
+    memory.open(IpcHandle(bytes(64), 0, 1), second)
+    memory.open(IpcHandle(b"1" * 64, 0, 1), GPU)
     with pytest.raises(RuntimeError, match="to close it failed with code 1"):
         memory.close()
     assert [call for call in runtime.calls if call[0] == closed] == [(closed, "cuda:1"), (closed, "cuda:0")]
@@ -82,7 +82,7 @@ def test_an_error_that_was_raised_is_not_raised_again_at_the_next_kernel(monkeyp
     monkeypatch.setattr(device_memory, "cuda_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
     with pytest.raises(RuntimeError, match="to open it failed with code 1"):
-        CudaMemory().open(Handle(bytes(64), 0, 1), GPU)
+        CudaMemory().open(IpcHandle(bytes(64), 0, 1), GPU)
     assert runtime.last == 0
 
 

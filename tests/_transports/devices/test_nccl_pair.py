@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rlinf_async._transports.devices.nccl_pair import NcclPair
-from rlinf_async._transports.transfer import Receiving, Sending
+from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import ClosedError
 
 GPU = torch.device("cuda", 0)
@@ -76,12 +76,12 @@ class Cuda:
         self.has_received.set()
 
 
-class One(Sending):
+class One(SendTransfer):
     def chunks(self) -> list[torch.Tensor]:
         return [torch.zeros(1)]
 
 
-class Other(Receiving[torch.Tensor]):
+class Other(ReceiveTransfer[torch.Tensor]):
     def allocate(self) -> None:
         self.chunks = [torch.zeros(1)]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlinf_async._messaging import peer_devices
+from rlinf_async._messaging import peers
 from rlinf_async._transports.devices import own_gpu
 from rlinf_async._transports.devices.cuda_ipc import CudaIpcLink
 from rlinf_async._transports.devices.gpu_link_choice import CUDA_IPC, GPU_LINKS, Gpu, gpu_link_between
@@ -41,7 +41,7 @@ def test_the_gpu_is_the_current_one_with_those_that_it_reaches() -> None:
 @pytest.mark.parametrize(("is_in_use", "found"), [(False, False), (True, True)])
 def test_cuda_that_is_not_in_use_is_left_alone(is_in_use: bool, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: is_in_use)
-    assert (peer_devices._find_own_gpu() is not None) is found
+    assert (peers._find_own_gpu() is not None) is found
 
 
 @pytest.mark.usefixtures("driver")

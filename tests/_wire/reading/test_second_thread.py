@@ -15,8 +15,7 @@ import pytest
 from rlinf_async._core import frames
 from rlinf_async._wire import unix
 from rlinf_async._wire.reading import idle_reader
-from rlinf_async._wire.reading.arbiter import ReadArbiter
-from rlinf_async._wire.reading.idle_reader import IdleReader
+from rlinf_async._wire.reading.idle_reader import IdleReader, ReadArbiter
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 from rlinf_async._wire.send_buffer import close_all
 from rlinf_async._wire.unix import Connection

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from rlinf_async.errors import ConfigError
 from rlinf_launcher.cli.host_ranges import MAX_HOSTS, expand
 from rlinf_launcher.cli.hosts_file import Host, describe, parse_hosts, parse_list, read_hosts
-from rlinf_launcher.source_text import Span
+from rlinf_launcher.source_text import SourceSpan
 
 GRAMMAR = """\
 # comment
@@ -26,8 +26,8 @@ robot1 slots=0 labels=franka,arm env.ROBOT_IP=10.0.0.2 python=/opt/v/bin/python 
 """
 
 
-def span(text: str) -> Span:
-    return Span(text, "nodes.txt", 1, 0, text)
+def span(text: str) -> SourceSpan:
+    return SourceSpan(text, "nodes.txt", 1, 0, text)
 
 
 def refusal(text: str, allow_duplicates: bool = False) -> str:

@@ -37,13 +37,6 @@ while "SIGINT" not in open(os.environ["OUT"]).read():
 time.sleep(0.2)
 """
 
-DEAF = """
-import os, signal, time
-signal.signal(signal.SIGINT, signal.SIG_IGN)
-open(os.environ["OUT"], "w").write("running\\n")
-time.sleep(1000)
-"""
-
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
@@ -343,19 +336,6 @@ def test_sweep_ends_what_bears_the_runs_id_and_nothing_else(stage: Stage) -> Non
                 process.kill()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_run_in_order(stage: Stage, number: signal.Signals) -> None:
-    stage.runs(PATIENT)
-    with started(stage, str(stage.script)) as process:
-        began = time.monotonic()
-        process.send_signal(number)
-        _, said = process.communicate(timeout=10)
-        assert process.returncode == 130
-        assert time.monotonic() - began < 5
-        assert stage.out == "running\nSIGINT\n"
-        assert f"{number.name}: ending in order" in said
-
-
 def test_a_run_that_takes_too_long_is_ended_in_order_and_its_exit_code_says_so(stage: Stage) -> None:
     stage.runs(PATIENT)
     with started(stage, "--timeout", "4", str(stage.script)) as process:
@@ -416,43 +396,6 @@ def shown(terminal: int) -> str:
     while select.select([terminal], [], [], 0)[0]:
         data += os.read(terminal, 65536)
     return data.decode()
-
-
-def test_ctrl_c_on_a_terminal_reaches_the_script_once(stage: Stage) -> None:
-    stage.runs(PATIENT)
-    with on_a_terminal(stage) as (process, terminal):
-        os.write(terminal, b"\x03")
-        assert process.wait(10) == 130
-        assert stage.out == "running\nSIGINT\n"
-        said = shown(terminal)
-        assert "ready in " in said
-        assert said.endswith("again to end at once\r\n")
-
-
-def test_ctrl_c_twice_ends_everything_at_once(stage: Stage) -> None:
-    stage.behaviour = {"local0": "stubborn", "local1": "stubborn"}
-    stage.runs(DEAF)
-    with on_a_terminal(stage) as (process, terminal):
-        os.write(terminal, b"\x03")
-        until(lambda: "again to end at once" in shown(terminal))
-        began = time.monotonic()
-        os.write(terminal, b"\x03")
-        assert process.wait(10) == 130
-        assert time.monotonic() - began < 3
-        assert "ending at once" in shown(terminal)
-
-
-def test_when_the_launcher_is_killed_the_script_and_the_daemons_end(stage: Stage) -> None:
-    stage.runs(DEAF.replace('"running\\n"', 'f"running {os.getpid()}\\n"'))
-    with started(stage, "--local-nodes", "2", str(stage.script)) as process:
-        script = int(stage.out.split()[1])
-        daemons = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
-        assert set(alive(script, *daemons)) == {script, *daemons}
-        process.kill()
-        process.wait()
-        until(lambda: not alive(script, *daemons))
-    for place in Path(os.environ["XDG_RUNTIME_DIR"]).glob("rlinf-*"):
-        place.rmdir()  # a fake daemon that dies does not clean up
 
 
 def test_version_and_help_go_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,12 +22,11 @@ from rlinf_async.errors import LaunchError
 from rlinf_launcher.cli.control import main
 from rlinf_launcher.control.attachment import attached
 from rlinf_launcher.control.bundle_file import read_bundle
-from rlinf_launcher.control.far_logs import find_far_logs
 from rlinf_launcher.control.recorded_run import RecordedRun
 from rlinf_launcher.control.run_places import LocalRun, find_runs
 from rlinf_launcher.control.run_snapshot import RunSnapshot
 from rlinf_launcher.control.snapshot_taking import fetch_files, take_snapshot
-from tests._support.standing_runs import CHECKOUT, daemon_of, standing_run, stopped
+from tests._support.standing_runs import CHECKOUT, standing_run, stopped
 
 pytestmark = pytest.mark.shared_cluster
 
@@ -108,18 +107,6 @@ def test_a_live_run_is_kept_with_a_stopped_rank_and_a_blocked_driver(
     ]  # fmt: skip
 
 
-def test_a_daemon_that_does_not_answer_is_named_and_its_files_are_there(
-    run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with stopped(daemon_of(run, 1)):
-        kept = bundle(tmp_path / "live.zip", "--json", "--timeout", "3", run.run)
-    told = json.loads(capsys.readouterr().out)
-    assert told["path"] == str(tmp_path / "live.zip")
-    assert told["missing"].keys() == {"node 1 (local1)"}
-    assert "did not answer within" in told["missing"]["node 1 (local1)"]
-    assert open_operations(kept) == STANDING
-
-
 async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run: LocalRun) -> None:
     here = LocalRun(run.run, run.since, {0: run.sockets[0]}, is_alive=True)
     snapshot = RunSnapshot(run.run, 0.0)
@@ -132,33 +119,6 @@ async def test_files_of_another_machine_come_by_its_daemon_and_no_others_do(run:
     assert snapshot.missing == {}
     assert snapshot.files.keys() == near.files.keys()
     assert open_operations(snapshot.recorded()) == STANDING
-
-
-async def test_a_log_on_another_machine_is_copied_from_its_last_lines_on(run: LocalRun, tmp_path: Path) -> None:
-    here = LocalRun(run.run, run.since, {0: run.sockets[0]}, is_alive=True)
-    assert run.logs is not None
-    path = run.logs / "rollout/rank_1.err"
-    with path.open("a") as log:
-        log.writelines(f"{'x' * 99} {number}\n" for number in range(20_000))  # two pieces
-    async with attached(here, 10) as attachment:
-        logs, missing = await find_far_logs(attachment, tmp_path)
-        assert missing == {}
-        log = next(log for log in logs if log.file.path == "rollout/rank_1.err")
-        await log.begin(3)
-        lines = log.copy.read_text().splitlines()
-        assert 3 < len(lines) < 20_000
-        assert lines[-1] == f"{'x' * 99} 19999"
-        await log.begin(None)
-        assert log.copy.read_bytes() == path.read_bytes()
-        with path.open("a") as more:
-            more.write("trouble\n")
-        await log.follow()
-        assert log.copy.read_bytes() == path.read_bytes()
-        path.rename(tmp_path / "gone")
-        await log.follow()
-        assert "No such file" in log.trouble
-        (tmp_path / "gone").write_text("trouble\n")
-        (tmp_path / "gone").rename(path)
 
 
 def test_a_run_of_which_every_process_was_killed_is_told_by_its_files(
@@ -192,6 +152,7 @@ def launched(tmp_path: Path, script: str, *words: str, **environ: str) -> tuple[
     return done.returncode, done.stderr, Path(told[1])
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path: Path, capsys: Any) -> None:
     code, told, path = launched(tmp_path, DYING)
     assert code == 1
@@ -210,6 +171,7 @@ def test_a_run_that_fails_is_kept_beside_its_logs_and_can_be_kept_again(tmp_path
     assert {ring.identity["process"] for ring in again.rings} == {"driver", "actor:0"}
 
 
+@pytest.mark.slow
 def test_a_run_that_takes_too_long_is_kept_with_its_verdict_before_it_is_ended(tmp_path: Path) -> None:
     settings = {"RLINF_RECORDER_EVENTS": "0", "RLINF_INSPECTION_TIMEOUT_S": "0.3"}
     code, _, path = launched(tmp_path, ENDLESS, "--timeout", "8", "--log-dir", str(tmp_path / "logs"), **settings)

@@ -20,7 +20,7 @@ from tests._support import standing_runs
 from tests._support.fake_hosts import CHECKOUT, FakeHosts
 from tests._support.standing_runs import await_line
 
-pytestmark = pytest.mark.namespaces
+pytestmark = [pytest.mark.namespaces, pytest.mark.slow]
 
 CONTROL = "from rlinf_launcher.cli.control import main; raise SystemExit(main())"
 

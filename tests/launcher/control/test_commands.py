@@ -234,6 +234,7 @@ async def test_a_cluster_that_has_started_its_nodes_by_itself_is_ended_by_them(c
             await getting
 
 
+@pytest.mark.slow
 async def test_ranks_of_a_supervised_group_are_restarted_and_status_says_how_often(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -13,11 +13,11 @@ from hypothesis import given, strategies as st
 
 from rlinf_async._recorder.run_files import RunFile
 from rlinf_async.errors import LaunchError
-from rlinf_launcher.control import far_logs, log_files
-from rlinf_launcher.control.far_logs import FarLog
+from rlinf_launcher.control import log_files, remote_logs
 from rlinf_launcher.control.log_files import LogFile, show_kept_logs
+from rlinf_launcher.control.remote_logs import RemoteLog
 from rlinf_launcher.control.run_places import LocalRun, NoSuchRun
-from rlinf_launcher.control.text_output import Output
+from rlinf_launcher.control.text_output import TextOutput
 from tests._support.made_snapshots import RUN, made_node
 
 
@@ -66,6 +66,7 @@ def test_a_log_that_was_emptied_is_read_on_from_its_end(tmp_path: Path) -> None:
     assert read(file) == ["three"]
 
 
+@pytest.mark.slow
 def test_a_long_log_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
     file = log(tmp_path / "log", b"a line\n" * (1 << 20))
     tracemalloc.start()
@@ -103,13 +104,13 @@ def test_logs_of_an_ended_run_are_those_of_all_groups_or_of_the_ranks_that_are_n
         ("actor:0", 20, ["one", "two"]),
     ):
         screen = io.StringIO()
-        show_kept_logs(run, Output(screen, as_json=False), words, tail=tail)
+        show_kept_logs(run, TextOutput(screen, as_json=False), words, tail=tail)
         assert [line for line in screen.getvalue().splitlines() if not line.startswith("==>")] == shown
         assert capsys.readouterr().err == ("of node 1 (gpu1) there are no logs here: its files are on vm1, in /logs\n")
     with pytest.raises(NoSuchRun, match="there is no group 'critic'"):
-        show_kept_logs(run, Output(screen, as_json=False), "critic", tail=20)
+        show_kept_logs(run, TextOutput(screen, as_json=False), "critic", tail=20)
     with pytest.raises(NoSuchRun, match="where its logs are is not known"):
-        show_kept_logs(LocalRun(RUN, 1.0), Output(screen, as_json=False), None, tail=20)
+        show_kept_logs(LocalRun(RUN, 1.0), TextOutput(screen, as_json=False), None, tail=20)
 
 
 @pytest.mark.parametrize("broken", ["actor", "."])
@@ -121,12 +122,12 @@ def test_logs_in_whose_place_a_file_is_are_no_missing_group(tmp_path: Path, brok
     (logs / broken).write_text("a file in the place of a folder")
     said = f"the logs of group 'actor' are gone: {logs / broken} is no folder"
     with pytest.raises(NoSuchRun, match=said):
-        show_kept_logs(run, Output(io.StringIO(), as_json=False), "actor:0", tail=20)
+        show_kept_logs(run, TextOutput(io.StringIO(), as_json=False), "actor:0", tail=20)
     with pytest.raises(NoSuchRun, match=said):
         log_files.chosen_logs(["actor", "rollout"], logs, (), "actor")
     if broken == ".":
         with pytest.raises(NoSuchRun, match=f"the logs are gone: {logs} is no folder"):
-            show_kept_logs(run, Output(io.StringIO(), as_json=False), None, tail=20)
+            show_kept_logs(run, TextOutput(io.StringIO(), as_json=False), None, tail=20)
 
 
 def test_a_live_group_without_a_log_is_not_said_to_be_missing(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def test_a_live_group_without_a_log_is_not_said_to_be_missing(tmp_path: Path) ->
 
 
 def test_of_empty_logs_all_ranks_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_kept_logs(kept(tmp_path, actor=b""), Output(io.StringIO(), as_json=False), "actor", tail=20)
+    show_kept_logs(kept(tmp_path, actor=b""), TextOutput(io.StringIO(), as_json=False), "actor", tail=20)
     assert capsys.readouterr().err.startswith("nothing has been written by actor:0,1\n")
 
 
@@ -167,9 +168,9 @@ class FarDaemon:
 async def test_a_log_elsewhere_is_copied_piece_by_piece_as_far_as_it_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: int, tail: int | None, copied: bytes
 ) -> None:
-    monkeypatch.setattr(far_logs, "MAX_PIECE_BYTES", 4 if tail is None else 7)
+    monkeypatch.setattr(remote_logs, "MAX_PIECE_BYTES", 4 if tail is None else 7)
     daemon: Any = FarDaemon(b"one\ntwo\nthree", reads)
-    log = FarLog(daemon, 1, RunFile("g/rank_0.out", 13, 0.0), tmp_path / "copy")
+    log = RemoteLog(daemon, 1, RunFile("g/rank_0.out", 13, 0.0), tmp_path / "copy")
     await log.begin(tail)
     assert log.copy.read_bytes() == copied
     assert bool(log.trouble) == (reads < 9)

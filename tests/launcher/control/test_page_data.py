@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._recorder.state.event_ring import SKIPPED, EventKind, MetricKind
-from rlinf_async._recorder.state.ring_contents import Metric, RingContents
+from rlinf_async._recorder.state.ring_contents import RingContents, RingMetric
 from rlinf_launcher.control.page_data import FAILED, MAX_SPANS, PageData
 from rlinf_launcher.control.recorded_run import RecordedRun
 from tests._support.made_rings import operation, point, ring
@@ -100,7 +100,7 @@ def test_a_process_that_has_died_ends_there_and_its_bubbles_too() -> None:
 def test_items_of_channels_are_unknown_where_operations_were_left_out() -> None:
     puts = ring("a:0", *(operation(EventKind.PUT, "obs", at, at + 1) for at in range(5)))
     gets = ring("b:0", operation(EventKind.GET, "obs", 0, 9))
-    gets = dataclasses.replace(gets, metrics=[Metric(MetricKind.COUNTER, SKIPPED, 64.0)])
+    gets = dataclasses.replace(gets, metrics=[RingMetric(MetricKind.COUNTER, SKIPPED, 64.0)])
     (channel,) = PageData().snapshot(run_of(puts, gets)).message()["sections"]["channels"]
     assert channel == {"name": "obs", "is_exact": True, "left_out": 64, "now": None, "steps": []}
     told = dataclasses.replace(run_of(puts, gets), status={"queues": [{"name": "obs", "items": 3}]})

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from rlinf_async._recorder.state.event_ring import SKIPPED, MetricKind
-from rlinf_async._recorder.state.ring_contents import Metric
+from rlinf_async._recorder.state.ring_contents import RingMetric
 from rlinf_launcher.control.page_document import document
 from rlinf_launcher.control.page_server import PageServer
 from rlinf_launcher.control.run_page import document_of
@@ -105,7 +105,7 @@ def test_a_page_from_the_disk_shows_all_and_runs_nothing_that_a_worker_wrote(pag
 
 def test_a_page_says_what_is_not_known_and_why(page: Page, tmp_path: Path) -> None:
     run = made_run(2000, is_stuck=False)
-    rings = [dataclasses.replace(ring, metrics=[Metric(MetricKind.COUNTER, SKIPPED, 16.0)]) for ring in run.rings]
+    rings = [dataclasses.replace(ring, metrics=[RingMetric(MetricKind.COUNTER, SKIPPED, 16.0)]) for ring in run.rings]
     missing = {"its verdict": "the script had ended before the run could be asked"}
     run = dataclasses.replace(run, rings=rings, is_alive=True, status=None, missing=missing)
     path = tmp_path / "run.html"

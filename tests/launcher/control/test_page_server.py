@@ -13,7 +13,7 @@ import pytest
 
 from rlinf_launcher.control import page_server
 from rlinf_launcher.control.page_data import PageData, Snapshot
-from rlinf_launcher.control.page_document import Document
+from rlinf_launcher.control.page_document import PageDocument
 from rlinf_launcher.control.page_server import PageServer
 from tests._support.made_run import made_run
 
@@ -52,7 +52,7 @@ class HandFed:
 @contextlib.asynccontextmanager
 async def served(feed: HandFed | None = None) -> AsyncIterator[tuple[PageServer, int]]:
     feeding: Any = feed
-    server = PageServer(Document("<p>the page</p>", "default-src 'none'"), feeding)
+    server = PageServer(PageDocument("<p>the page</p>", "default-src 'none'"), feeding)
     async with server.serving(0) as address:
         yield server, int(address.split(":")[2].split("/")[0])
 

@@ -79,27 +79,6 @@ def test_a_live_runs_page_is_written_to_a_file_for_its_owner_alone(
     assert os.listdir(tmp_path) == ["run.html"]
 
 
-def test_a_bundle_is_the_same_page(run: LocalRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bundle = tmp_path / "run.zip"
-    assert main(["--run-dir", str(places()[0]), "bundle", run.run, "--output", str(bundle)]) == 0
-    with page(str(bundle)) as (process, address):
-        data = embedded(get(address))
-    assert process.returncode == 130
-    assert sorted(each["name"] for each in data["processes"].values()) == ["driver", "rollout:0", "rollout:1"]
-    assert data["sections"]["summary"]["run"] == run.run
-
-
-@pytest.mark.parametrize("content", [b"", b"no zip"])
-def test_what_is_no_bundle_is_an_error_with_its_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
-) -> None:
-    path = tmp_path / "strange.zip"
-    path.write_bytes(content)
-    assert main(["page", str(path), "--output", str(tmp_path / "x.html")]) == 3
-    assert f"{path} is no whole bundle" in capsys.readouterr().err
-    assert main(["page", str(tmp_path / "none.zip"), "--output", str(tmp_path / "x.html")]) == 3
-
-
 @pytest.mark.parametrize("words", [["--port", "70000"], ["--port", "x"], ["a", "b"]])
 def test_wrong_usage_is_code_2(words: list[str]) -> None:
     assert main(["page", *words]) == 2
@@ -111,6 +90,7 @@ def test_a_port_that_is_taken_is_an_error(run: LocalRun) -> None:
         assert main(["--run-dir", str(places()[0]), "page", run.run, "--port", port]) == 1
 
 
+@pytest.mark.slow
 def test_a_live_page_has_news_until_its_run_has_ended(launcher: subprocess.Popen[str], run: LocalRun) -> None:
     """Last: it ends the run."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -17,7 +17,7 @@ from rlinf_launcher.control.bundle_file import read_bundle
 from rlinf_launcher.control.run_bundle import show_bundle
 from rlinf_launcher.control.run_places import LocalRun, choose, listens
 from rlinf_launcher.control.snapshot_taking import take_snapshot
-from rlinf_launcher.control.text_output import Output
+from rlinf_launcher.control.text_output import TextOutput
 from tests._support.made_snapshots import RUN, made_group, made_node, made_ring
 
 
@@ -61,7 +61,7 @@ async def test_a_run_has_ended_only_where_no_daemon_of_it_may_live(
             sock.connect_ex(str(run.sockets[0]))
     screen, path = io.StringIO(), run.logs.parent / "kept.zip"
     try:
-        await show_bundle(run, Output(screen, as_json=False), path, 0.2)
+        await show_bundle(run, TextOutput(screen, as_json=False), path, 0.2)
     finally:
         for sock in (*waiting, *filter(None, [listener])):
             sock.close()

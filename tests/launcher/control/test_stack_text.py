@@ -6,10 +6,10 @@ from typing import Any
 
 from rlinf_async._inspection.state.run_report import (
     Activity,
+    ActivityState,
     Frame,
     OpenCall,
     ProcessReport,
-    State,
     Target,
     TargetKind,
     Wait,
@@ -27,7 +27,7 @@ def rank(number: int, activities: list[Activity], **facts: Any) -> ProcessReport
 def waiting(age: float) -> Activity:
     wait = Wait("recv", "recv from actor:0", age, [Target(TargetKind.MESSAGE, 9)], left=3.0)
     stack = [Frame("/x/train.py", 12, "rollout", users=True)]
-    return Activity("task Task-7", State.WAITING, method="rollout", wait=wait, stack=stack)
+    return Activity("task Task-7", ActivityState.WAITING, method="rollout", wait=wait, stack=stack)
 
 
 def test_a_wait_whose_age_is_not_known_is_told_without_one() -> None:
@@ -46,10 +46,10 @@ def test_a_process_is_told_with_its_calls_and_what_its_tasks_wait_for() -> None:
 
 def test_a_task_stands_below_the_one_that_awaits_it_and_once_only() -> None:
     tasks = [
-        Activity("task child", State.SLEEPING, age=1.0, line="/x/a.py:3 in child()"),
-        Activity("task parent", State.WAITING, awaits=["task child", "task gone"]),
-        Activity("task one", State.WAITING, awaits=["task two"]),
-        Activity("task two", State.WAITING, awaits=["task one"]),
+        Activity("task child", ActivityState.SLEEPING, age=1.0, line="/x/a.py:3 in child()"),
+        Activity("task parent", ActivityState.WAITING, awaits=["task child", "task gone"]),
+        Activity("task one", ActivityState.WAITING, awaits=["task two"]),
+        Activity("task two", ActivityState.WAITING, awaits=["task one"]),
     ]
     assert list(stack_lines([rank(0, tasks)]))[1:] == [
         "  task parent: awaits task child, task gone",
@@ -61,7 +61,7 @@ def test_a_task_stands_below_the_one_that_awaits_it_and_once_only() -> None:
 
 
 def test_what_is_known_of_a_process_that_is_silent_is_said_as_such() -> None:
-    dumped = rank(0, [Activity("thread MainThread", State.RUNNING)], answered=False, trouble="does not answer")
+    dumped = rank(0, [Activity("thread MainThread", ActivityState.RUNNING)], answered=False, trouble="does not answer")
     assert list(stack_lines([dumped])) == [
         "rollout:0  (pid 100 on node0)  does not answer",
         "  as its stacks show it from outside; of its tasks nothing is known",

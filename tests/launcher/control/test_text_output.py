@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from rlinf_launcher.control.text_output import Output, age, size
+from rlinf_launcher.control.text_output import TextOutput, age, size
 
 
 class Terminal(io.StringIO):
@@ -40,20 +40,20 @@ def test_a_size_has_one_unit(count: int, text: str) -> None:
 
 def test_colours_of_a_worker_stay_on_a_terminal_and_nothing_else_does() -> None:
     for stream, shown in ((Terminal(), "[a:0] \x1b[31mred\x1b[0m\n"), (io.StringIO(), "[a:0] red\n")):
-        Output(stream, as_json=False).worker_line("[a:0] ", "\x1b[31mred\x1b[2J\x1b[0m")
+        TextOutput(stream, as_json=False).worker_line("[a:0] ", "\x1b[31mred\x1b[2J\x1b[0m")
         assert stream.getvalue() == shown
 
 
 def test_a_table_in_a_pipe_is_not_cut_and_has_no_colours() -> None:
     stream = io.StringIO()
-    Output(stream, as_json=False).table(["NAME", "DOES"], [["\x1b[2Jrollout:0", "x" * 200], ["[bold]a", "-"]])
+    TextOutput(stream, as_json=False).table(["NAME", "DOES"], [["\x1b[2Jrollout:0", "x" * 200], ["[bold]a", "-"]])
     assert stream.getvalue().splitlines() == ["NAME       DOES", f"rollout:0  {'x' * 200}", "[bold]a    -"]
 
 
 def test_a_table_that_fits_aligns_wide_characters_and_cells_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "40")
     stream = Terminal()
-    Output(stream, as_json=False).table(["NAME", "DOES", "PID"], [["模型", "a\nb", "1"], ["rollout", "-", "2"]])
+    TextOutput(stream, as_json=False).table(["NAME", "DOES", "PID"], [["模型", "a\nb", "1"], ["rollout", "-", "2"]])
     expected = ["\x1b[1mNAME     DOES  PID\x1b[0m", "模型     a     1", "         b", "rollout  -     2"]
     assert stream.getvalue().splitlines() == expected
 
@@ -62,7 +62,9 @@ def test_a_table_on_a_terminal_keeps_to_its_width_and_is_not_cut(monkeypatch: py
     monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("NO_COLOR", "1")
     stream = Terminal()
-    Output(stream, as_json=False).table(["NAME", "LOGS", "DOES"], [["rollout:0", "/logs/" + "x" * 60, "word " * 20]])
+    TextOutput(stream, as_json=False).table(
+        ["NAME", "LOGS", "DOES"], [["rollout:0", "/logs/" + "x" * 60, "word " * 20]]
+    )
     lines = [re.sub(r"\x1b\[\d*m", "", line) for line in stream.getvalue().splitlines()]
     assert max(map(len, lines)) <= 40
     assert "".join(lines).count("word") == 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf_async._inspection.state.run_report import State, to_data
+from rlinf_async._inspection.state.run_report import ActivityState, to_data
 from rlinf_launcher.control.wait_picture import MAX_BOXES, picture_of
 from tests._support.made_reports import MadeRun, get
 
@@ -22,9 +22,9 @@ def face_to_face(ranks: int) -> MadeRun:
     run = MadeRun(actor=1, rollout=ranks)
     names = [f"rollout:{rank}" for rank in range(ranks)]
     serves = run.driver_calls("step", "actor:0", *names)
-    run.does("actor:0", State.WAITING, run.message("recv", "rollout:0"), serves=serves)
+    run.does("actor:0", ActivityState.WAITING, run.message("recv", "rollout:0"), serves=serves)
     for name in names:
-        run.does(name, State.WAITING, run.message("recv", "actor:0"), serves=serves)
+        run.does(name, ActivityState.WAITING, run.message("recv", "actor:0"), serves=serves)
     return run
 
 
@@ -56,7 +56,7 @@ def test_a_channel_is_a_box() -> None:
     run = MadeRun(rollout=2)
     serves = run.driver_calls("step", "rollout:0", "rollout:1")
     for rank in (0, 1):
-        run.does(f"rollout:{rank}", State.WAITING, get(name="obs"), serves=serves)
+        run.does(f"rollout:{rank}", ActivityState.WAITING, get(name="obs"), serves=serves)
     drawn = picture(run)
     assert arrows(drawn) == {("the driver", "call", "rollout:0-1"), ("rollout:0-1", "get", "channel obs")}
     assert drawn["boxes"][-1]["state"] == "thing"
@@ -65,9 +65,9 @@ def test_a_channel_is_a_box() -> None:
 def test_what_has_ended_stands_still_or_works_says_so() -> None:
     run = MadeRun(a=3)
     serves = run.driver_calls("step", "a:0", "a:1", "a:2")
-    run.does("a:0", State.WAITING, run.message("recv", "a:1"), serves=serves)
+    run.does("a:0", ActivityState.WAITING, run.message("recv", "a:1"), serves=serves)
     run.change("a:1", trouble="ended: exit code 1", calls=[])
-    run.does("a:2", State.RUNNING, serves=serves)
+    run.does("a:2", ActivityState.RUNNING, serves=serves)
     states = {box["name"]: box["state"] for box in picture(run)["boxes"]}
     assert (states["a:1"], states["a:2"]) == ("ended", "runs")
     run.change("a:2", trouble="stopped (T)")
@@ -77,8 +77,8 @@ def test_what_has_ended_stands_still_or_works_says_so() -> None:
 def test_of_a_run_that_goes_on_the_picture_says_what_works_beside_what_waits() -> None:
     run = MadeRun(a=1)
     serves = run.driver_calls("step", "a:0")
-    run.does("a:0", State.WAITING, get(name="obs"), serves=serves, task="task one", age=9.0)
-    run.does("a:0", State.RUNNING, serves=serves, age=1.0)
+    run.does("a:0", ActivityState.WAITING, get(name="obs"), serves=serves, task="task one", age=9.0)
+    run.does("a:0", ActivityState.RUNNING, serves=serves, age=1.0)
     box = next(box for box in picture(run)["boxes"] if box["name"] == "a:0")
     assert (box["state"], box["what"], box["is_blamed"]) == ("runs", "step()", True)
 
@@ -88,7 +88,7 @@ def test_more_boxes_than_one_can_look_at_are_counted() -> None:
     names = [f"ring:{rank}" for rank in range(MAX_BOXES + 10)]
     serves = run.driver_calls("step", *names)
     for rank, name in enumerate(names):
-        run.does(name, State.WAITING, run.message("recv", names[rank - 1]), serves=serves)
+        run.does(name, ActivityState.WAITING, run.message("recv", names[rank - 1]), serves=serves)
     drawn = picture(run)
     assert len(drawn["boxes"]) == MAX_BOXES
     assert drawn["left_out"] == 11, "and the driver"

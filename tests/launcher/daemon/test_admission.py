@@ -17,7 +17,7 @@ import pytest
 from rlinf_async import Cluster, settings
 from rlinf_async._core import frames
 from rlinf_async._wire.local_socket import connect
-from rlinf_launcher.daemon.admission import Admission
+from rlinf_launcher.daemon.admission import HelloAdmission
 from rlinf_launcher.daemon.endpoint import Endpoint
 from tests._support.unauthenticated_clients import hello, node_directory, read_to_the_end
 
@@ -151,7 +151,7 @@ def test_a_connection_that_ends_here_is_not_watched_any_more(said: bytes) -> Non
         raise OSError("no descriptor is left")
 
     loop = asyncio.new_event_loop()
-    admission = Admission(loop, refuse, lambda endpoint: None)
+    admission = HelloAdmission(loop, refuse, lambda endpoint: None)
     near, far = socket.socketpair()
     fd = near.fileno()
     admission.add(near)

@@ -18,7 +18,7 @@ from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
 from rlinf_async._inspection.state.run_report import QueueReport
-from rlinf_launcher.daemon import channel_replies, router as routers
+from rlinf_launcher.daemon import channel_replies, routed_frames
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -569,8 +569,10 @@ async def test_whoever_asks_nonsense_hears_so_and_what_it_asks_next_is_done(daem
 async def test_a_put_whose_content_was_lost_for_want_of_descriptors_is_refused_and_its_producer_goes_on(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch, mode: int, told: tuple[str, str]
 ) -> None:
-    monkeypatch.setattr(routers, "write_segment", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free")))
-    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(
+        routed_frames, "write_segment", Mock(side_effect=OSError(errno.EMFILE, "no descriptor is free"))
+    )
+    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
     process = Process(daemon)
     await daemon.host(process.id)
     process.put(memoryview(bytes(9)), mode)
@@ -611,7 +613,7 @@ async def test_a_batch_that_is_there_is_given_and_one_that_is_not_is_refused(dae
 async def test_many_small_items_share_frames_and_among_large_ones_each_has_its_own(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_replies, "_MAX_ITEMS", 2)
+    monkeypatch.setattr(channel_replies, "_MAX_ITEMS_PER_FRAME", 2)
     producer, consumer = Process(daemon), Process(daemon)
     await daemon.host(producer.id)
     for body in (b"a", b"b", b"c", b"d"):

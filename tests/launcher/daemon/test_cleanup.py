@@ -22,7 +22,7 @@ from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService
-from rlinf_launcher.daemon.worker_groups import Group, Site
+from rlinf_launcher.daemon.worker_groups import LocalGroup, Site
 
 NODE = 3
 """Of the daemon: so that endpoint ids are large numbers, which stand for nothing else."""
@@ -31,7 +31,7 @@ CHANNEL = 1
 HERE = NODE << 32
 NONSENSE = [b"k", b"", "obs", "", 0, 1, 2, 5, 1.5, -1, None, True, [], [1], [[1]], {}, {"a": 1}, 1 << 40]
 HARMLESS = sorted(
-    OPERATIONS.keys() - {"Spawn", "Inventory", "OpenTrace"}  # these start processes, and write files
+    OPERATIONS.keys() - {"Spawn", "FindHardware", "OpenTrace"}  # these start processes, and write files
 )
 SEEDS = int(os.environ.get("SEEDS", "300"))
 """More of them take longer, and find more."""
@@ -85,7 +85,7 @@ class Daemon:
         templates: Any = None
         self.service = DaemonService(loop, site, templates, self.router, self._abandon)
 
-    def _abandon(self, group: Group) -> None:
+    def _abandon(self, group: LocalGroup) -> None:
         self.requests.add(asyncio.ensure_future(self.service.groups.close_group(group, 0.0)))
 
     def _on_request(self, source: int, number: int, operation: str, fields: Any) -> None:

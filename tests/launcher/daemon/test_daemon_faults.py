@@ -30,8 +30,8 @@ from rlinf_launcher.daemon.node_link import _HEADER, NodeLink
 from rlinf_launcher.daemon.router import Router
 from rlinf_launcher.daemon.service import DaemonService
 from rlinf_launcher.daemon.templates import Template, Templates
-from rlinf_launcher.daemon.worker_groups import Group, Site
-from rlinf_launcher.daemon.worker_output import Output
+from rlinf_launcher.daemon.worker_groups import LocalGroup, Site
+from rlinf_launcher.daemon.worker_output import WorkerOutput
 from tests._support.workers import Parent, Plain
 
 ONE = NodePlacementStrategy([0])
@@ -107,12 +107,12 @@ async def test_a_node_that_is_lost_in_the_middle_of_a_body_ends_neither_the_send
 ) -> None:
     lost: list[str] = []
     link = Link(error)
-    neighbour = NodeLink(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason), Pool(0))
+    node_link = NodeLink(1, "far", link, lambda *_: None, lambda _, reason: lost.append(reason), Pool(0))
     descriptors = [body() for _ in range(3)]
     for fd, size in descriptors:
-        neighbour.send([frames.REPLY, 1, 0, 1, 7, 0, 0, size], [fd])
-    await neighbour.send_bodies()
-    neighbour._gone("the connection broke")
+        node_link.send([frames.REPLY, 1, 0, 1, 7, 0, 0, size], [fd])
+    await node_link.send_bodies()
+    node_link._gone("the connection broke")
     assert len(lost) == 1
     for fd, _ in descriptors:
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -123,20 +123,20 @@ async def test_that_a_process_is_gone_comes_after_everything_that_it_had_said() 
     """The body of an item is still on its way, and behind it the word which items the process has taken."""
     came: list[int] = []
 
-    def on_frame(neighbour: NodeLink, frame: list[Any], fds: list[int]) -> None:
+    def on_frame(node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
         came.append(frame[0])
         close_fds(fds)
 
-    neighbour = NodeLink(1, "far", Link(), on_frame, lambda *_: None, Pool(0))
+    node_link = NodeLink(1, "far", Link(), on_frame, lambda *_: None, Pool(0))
     worker, daemon, here = frames.endpoint(1, 3), frames.endpoint(1, 0), frames.endpoint(0, 0)
     said = [
         (frames.PUT, 0, worker, here, 7, 1, b"k", 0, frames.WAIT, [1, 4]),
         (frames.QUEUE, 0, worker, here, 7, "taken", [[1, 1]]),
         (frames.GONE, 0, daemon, worker, True),
     ]
-    neighbour._control(b"".join(map(frames.new_packer().pack, said)))
+    node_link._control(b"".join(map(frames.new_packer().pack, said)))
     assert came == []
-    neighbour._bulk(_HEADER.pack(1, 4, 0) + b"body")
+    node_link._bulk(_HEADER.pack(1, 4, 0) + b"body")
     assert came == [frames.PUT, frames.QUEUE, frames.GONE]
 
 
@@ -154,12 +154,12 @@ async def test_what_goes_wrong_in_a_task_of_a_node_is_logged_and_ends_nothing(
 async def test_a_lost_neighbour_answers_asks_and_calls() -> None:
     to = new_router()
     source, client = attach(to)
-    neighbour = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None, Pool(0))
-    to.neighbours[1] = neighbour
-    neighbour._gone("it burnt")
+    node_link = NodeLink(1, "far", Link(), lambda *_: None, lambda *_: None, Pool(0))
+    to.node_links[1] = node_link
+    node_link._gone("it burnt")
     to.from_endpoint(source, call(source, [[1, [4, 0]]]), [])
     assert client.sent == []  # what is lost is decided elsewhere
-    neighbour.lost = "it burnt"
+    node_link.lost = "it burnt"
     to.from_endpoint(source, [frames.REQUEST, 0, 0, 1, 3, "NodeStatus", {}], [])
     assert client.sent.pop()[3:] == (source.id, 3, False, ["NodeLost", "node 1 (far) is lost: it burnt"])
     to.from_endpoint(source, call(source, [[1, [4, 0, 5, 2]]]), [])
@@ -199,7 +199,7 @@ async def test_lines_are_left_out_for_who_does_not_read_them_and_their_number_is
     endpoint, client = attach(to)
 
     def write(*lines: str) -> None:
-        to.tell(endpoint.id, "output", {"who": "w:0", "stream": "stdout", "lines": list(lines), "log": "/log"})
+        to.send_event(endpoint.id, "output", {"who": "w:0", "stream": "stdout", "lines": list(lines), "log": "/log"})
 
     write("a")
     client.queued_bytes = MAX_QUEUED_BYTES + 1
@@ -224,7 +224,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
         assert len(reads) <= worker_output.MAX_LAST_READS
         return b"y\n" * 10
 
-    flooded = Output(asyncio.get_running_loop(), read, tmp_path / "log", None)
+    flooded = WorkerOutput(asyncio.get_running_loop(), read, tmp_path / "log", None)
     monkeypatch.setattr(os, "read", endless)
     flooded.close()
     monkeypatch.undo()
@@ -235,7 +235,7 @@ async def test_the_end_of_an_output_is_near_even_where_somebody_writes_on(
 async def test_a_line_that_is_cut_says_so(tmp_path: Path) -> None:
     heard: list[str] = []
     read, write = os.pipe()
-    out = Output(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
+    out = WorkerOutput(asyncio.get_running_loop(), read, tmp_path / "log", heard.extend)
     os.write(write, b"x" * (worker_output.MAX_LINE_BYTES + 5) + b"\nshort\n")
     os.close(write)
     out.close()
@@ -349,7 +349,7 @@ def new_service(tmp_path: Path, to: Router, template: Any = None) -> DaemonServi
             return contextlib.nullcontext(template)
 
     site = Site("cafecafe", 0, "here", "127.0.0.1", tmp_path, {}, 4)
-    abandoned: list[Group] = []
+    abandoned: list[LocalGroup] = []
     given: Any = Given()
     return DaemonService(asyncio.get_running_loop(), site, given, to, abandoned.append)
 
@@ -483,6 +483,7 @@ async def test_of_a_failed_spawn_no_worker_is_left(tmp_path: Path) -> None:
 # -- whole runs -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_outlives_a_flood_a_dead_template_and_odd_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     """One run for all, because a run takes a second."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -505,6 +506,7 @@ def test_a_run_outlives_a_flood_a_dead_template_and_odd_variables(monkeypatch: p
         assert time.monotonic() - since < 10
 
 
+@pytest.mark.slow
 def test_a_child_group_of_a_parent_that_dies_at_its_launch_is_not_left() -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:
         parent = Parent.create_group().launch(cluster, placement=ONE, name="parent").wait_ready()

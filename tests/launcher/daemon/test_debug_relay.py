@@ -23,7 +23,7 @@ class Relay:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.router = Router(loop, 0, lambda source, ask, operation, arguments: None)
         self.told: list[tuple[int, str, dict[str, Any]]] = []
-        self.router.tell = lambda *event: self.told.append(event)  # type: ignore[method-assign]
+        self.router.send_event = lambda *event: self.told.append(event)  # type: ignore[method-assign]
         self.gone: set[int] = set()
         self.relay = DebugRelay(self.router, self.gone)
         self.rank = self.router.new_endpoint("worker")

@@ -30,7 +30,7 @@ class Daemon:
         loop = asyncio.get_running_loop()
         self.asked: list[tuple[int, Any, asyncio.Future[Any]]] = []
         self.node = SimpleNamespace(name="one", lost=None)
-        self.router = Mock(node=2, neighbours={1: self.node}, ask=self.ask)
+        self.router = Mock(node=2, node_links={1: self.node}, ask=self.ask)
         channels = Mock()
         self.experiences = Experiences(loop, self.router, channels, set(), 0)
         self.hosted = HostedExperience(5, "e", 1, ExperienceOptions(), channels, self.router, set(), loop)

@@ -20,7 +20,7 @@ from rlinf_async._core import operations
 from rlinf_launcher.daemon import worker_groups
 from rlinf_launcher.daemon.handlers import Requester
 from rlinf_launcher.daemon.service import DaemonService
-from rlinf_launcher.daemon.worker_groups import Group
+from rlinf_launcher.daemon.worker_groups import LocalGroup
 
 from .test_daemon_faults import Forker, attach, new_router, new_service, request
 
@@ -115,7 +115,7 @@ async def test_of_ranks_that_come_back_for_ever_the_latest_ends_are_kept(
 ) -> None:
     monkeypatch.setattr(worker_groups, "_MAX_FORMER", 2)
     to = new_router()
-    service, group = new_service(tmp_path, to), Group(1, "g", OWNER)
+    service, group = new_service(tmp_path, to), LocalGroup(1, "g", OWNER)
     dead = []
     for _ in range(5):
         endpoint, _client = attach(to, "worker")
@@ -136,7 +136,7 @@ async def test_a_group_that_is_closed_while_it_waits_for_the_end_of_an_earlier_o
 ) -> None:
     forker = Forker()
     service = new_service(tmp_path, new_router(), forker)
-    earlier = service.groups.by_number[1] = Group(1, "g", OWNER)
+    earlier = service.groups.by_number[1] = LocalGroup(1, "g", OWNER)
     earlier.closed = asyncio.get_running_loop().create_future()
     start = asyncio.ensure_future(service.groups.spawn(Requester(OWNER, 1), request(1, number=2)))
     await asyncio.sleep(0)

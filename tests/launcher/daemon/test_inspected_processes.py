@@ -17,7 +17,7 @@ import pytest
 
 from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerDied, settings
 from rlinf_async._core import operations
-from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ProcessReport, State, from_data
+from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, ProcessReport, from_data
 from rlinf_launcher.daemon.process_state import is_stopped
 from tests._support.unauthenticated_clients import node_directory
 
@@ -124,14 +124,14 @@ def test_ranks_tell_what_they_do_and_those_that_cannot_are_told_for(cluster: Clu
     cluster.status()  # the daemon knows of calls past it from now on
     for _ in range(10):  # both have begun, and sleep and hold in a moment
         found = inspect(cluster)
-        asleep = State.SLEEPING in [activity.state for activity in found["busy:0"].activities]
+        asleep = ActivityState.SLEEPING in [activity.state for activity in found["busy:0"].activities]
         if asleep and not found["busy:1"].answered:
             break
     sleeper, holder, stopped, driver = (found[name] for name in ("busy:0", "busy:1", "busy:2", f"driver {os.getpid()}"))
 
     assert (sleeper.answered, sleeper.trouble) == (True, "")
     (main,) = [activity for activity in sleeper.activities if activity.method == "sleep"]
-    assert main.state == State.SLEEPING
+    assert main.state == ActivityState.SLEEPING
     assert main.line is not None
     assert main.line.startswith(f"{__file__}:")
     assert [call.method for call in sleeper.calls] == ["sleep"]
@@ -181,7 +181,7 @@ def test_a_driver_whose_loop_is_blocked_answers_by_another_thread(cluster: Clust
         assert (driver.answered, driver.trouble) == (True, LOOP_BLOCKED)
         (main,) = [activity for activity in driver.activities if activity.blocks]
         assert [frame.function for frame in main.stack] == ["main", "block"]
-        assert (main.state, main.line) == (State.RUNNING, "<string>:7 in block()")
+        assert (main.state, main.line) == (ActivityState.RUNNING, "<string>:7 in block()")
         assert main.wait is not None
         assert main.wait.what.endswith("a pipe")
         assert [report.trouble for report in found.values() if report is not driver] == [""] * 4

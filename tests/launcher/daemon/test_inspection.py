@@ -18,12 +18,12 @@ from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import (
     LOOP_BLOCKED,
     Activity,
+    ActivityState,
     Frame,
     LeftDriver,
     OpenCall,
     ProcessReport,
     QueueReport,
-    State,
     Target,
     TargetKind,
     Wait,
@@ -42,7 +42,7 @@ from tests._support.silent_processes import RecordingConnection, silent
 OPERATOR = Requester(frames.endpoint(3, 1), 1)
 WAIT = Wait("recv", "a message from a:1", 7.5, [Target(TargetKind.MESSAGE, 2)], left=3.0)
 ACTIVITY = Activity(
-    "task 1", State.WAITING, 7.5, "step", 1, 4, WAIT, [], "t.py:3 in f()", [Frame("t.py", 3, "f", True)]
+    "task 1", ActivityState.WAITING, 7.5, "step", 1, 4, WAIT, [], "t.py:3 in f()", [Frame("t.py", 3, "f", True)]
 )
 
 
@@ -218,7 +218,7 @@ async def test_only_what_is_known_of_an_activity_is_passed_on(daemon: Daemon) ->
     await asyncio.sleep(0)
     await daemon.tell(worker, [{"name": "t", "state": "running", "secret": [1] * 100}])
     (process,) = (await asked)["processes"]
-    assert process["activities"] == [to_data(Activity("t", State.RUNNING))]
+    assert process["activities"] == [to_data(Activity("t", ActivityState.RUNNING))]
 
 
 async def test_answers_to_rounds_that_have_not_asked_a_process_are_ignored(daemon: Daemon) -> None:
@@ -352,8 +352,12 @@ async def test_silent_processes_are_told_with_their_stacks_all_within_one_time(d
             assert not any(report.answered for report in (*found, without_pipe))
             assert len(found[0].calls) == 1
             waiting, main = found[1].activities
-            assert waiting.state == State.WAITING
-            assert (main.name, main.state, main.line) == ("thread MainThread", State.RUNNING, "<string>:15 in hold()")
+            assert waiting.state == ActivityState.WAITING
+            assert (main.name, main.state, main.line) == (
+                "thread MainThread",
+                ActivityState.RUNNING,
+                "<string>:15 in hold()",
+            )
 
 
 @pytest.mark.usefixtures("short")

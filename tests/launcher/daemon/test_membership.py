@@ -66,11 +66,11 @@ class Daemon:
         pair[0].far, pair[1].far = pair[1], pair[0]
         for daemon, to, link in ((self, other, pair[0]), (other, self, pair[1])):
             node = to.router.node
-            tell, over = daemon.router.from_neighbour, daemon.membership.link_over
-            neighbour = NodeLink(node, f"n{node}", link, tell, over, Pool(0))
+            tell, over = daemon.router.from_node, daemon.membership.link_over
+            node_link = NodeLink(node, f"n{node}", link, tell, over, Pool(0))
             daemon.links[node] = link
-            daemon.router.neighbours[node] = neighbour
-            neighbour.open()
+            daemon.router.node_links[node] = node_link
+            node_link.open()
 
 
 async def run_of(count: int) -> list[Daemon]:
@@ -115,8 +115,8 @@ async def test_a_node_acts_on_no_loss_that_node_0_has_not_declared() -> None:
     end(one, two)
     await settle()
     assert zero.lost == one.lost == []
-    assert one.router.neighbours[2].lost is None
-    assert one.router.neighbours[2].over == "no sign of life"
+    assert one.router.node_links[2].lost is None
+    assert one.router.node_links[2].over == "no sign of life"
     end(zero, two)
     await settle()
     assert zero.lost == one.lost == [(1, 2)]

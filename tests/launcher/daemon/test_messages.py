@@ -12,7 +12,6 @@ import pytest
 from rlinf_async._core import frames, operations
 from rlinf_async._core.frames import FrameError
 from rlinf_async._core.segment import write_segment
-from rlinf_launcher.daemon import router as routers
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Requester
@@ -22,7 +21,7 @@ FACTS = [0, 0, 1, 0, None, 100, None]
 
 
 class Wire:
-    """A connection, or a neighbour, that keeps what it is sent."""
+    """A connection, or a node_link, that keeps what it is sent."""
 
     lost: str | None = None
 
@@ -49,9 +48,9 @@ class House:
     def __init__(self) -> None:
         self.router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
         self.exit_reports = DeathWatch(self.router)
-        self.neighbour = Wire()
-        self.router.neighbours[1] = self.neighbour  # type: ignore[assignment]
-        self.wires: list[Wire] = [self.neighbour]
+        self.node_link = Wire()
+        self.router.node_links[1] = self.node_link  # type: ignore[assignment]
+        self.wires: list[Wire] = [self.node_link]
 
     def worker(self, role: str = "worker") -> tuple[Endpoint, Wire]:
         endpoint, wire = self.router.new_endpoint(role), Wire()
@@ -91,9 +90,9 @@ async def test_a_message_to_many_crosses_to_another_node_once_and_each_gets_the_
     route = frames.route_to([first.id, *far, second.id])
     house.router.from_endpoint(source, message(route, 50_000, 1), [fd])
     assert [frame[3] for frame in one.sent + two.sent] == [0, 4]
-    assert [frame[3] for frame in house.neighbour.sent] == [[[1, [4, 1, 5, 2, 6, 3]]]]
-    assert len({os.fstat(fd).st_ino for wire in (one, two, house.neighbour) for fd in wire.fds}) == 1
-    assert [len(wire.fds) for wire in (one, two, house.neighbour)] == [1, 1, 1]
+    assert [frame[3] for frame in house.node_link.sent] == [[[1, [4, 1, 5, 2, 6, 3]]]]
+    assert len({os.fstat(fd).st_ino for wire in (one, two, house.node_link) for fd in wire.fds}) == 1
+    assert [len(wire.fds) for wire in (one, two, house.node_link)] == [1, 1, 1]
 
 
 async def test_the_arguments_of_a_call_to_many_cross_to_another_node_once_too(house: House) -> None:
@@ -102,9 +101,9 @@ async def test_the_arguments_of_a_call_to_many_cross_to_another_node_once_too(ho
     fd = write_segment([b"x" * 50_000], 50_000)
     route = frames.route_to([first.id, frames.endpoint(1, 4), second.id])
     house.router.from_endpoint(driver, [frames.CALL, 1, driver.id, route, 7, "step", 1, 50_000], [fd])
-    assert [frame[3] for frame in one.sent + two.sent + house.neighbour.sent] == [0, 2, [[1, [4, 1]]]]
-    assert [len(wire.fds) for wire in (one, two, house.neighbour)] == [1, 1, 1]
-    assert len({os.fstat(fd).st_ino for wire in (one, two, house.neighbour) for fd in wire.fds}) == 1
+    assert [frame[3] for frame in one.sent + two.sent + house.node_link.sent] == [0, 2, [[1, [4, 1]]]]
+    assert [len(wire.fds) for wire in (one, two, house.node_link)] == [1, 1, 1]
+    assert len({os.fstat(fd).st_ino for wire in (one, two, house.node_link) for fd in wire.fds}) == 1
 
 
 async def test_a_message_from_another_node_is_shared_there(house: House) -> None:
@@ -112,9 +111,9 @@ async def test_a_message_from_another_node_is_shared_there(house: House) -> None
     fd = write_segment([b"x" * 50_000], 50_000)
     frame = message(frames.route_to([first.id, second.id]), 50_000, 1)
     frame[2] = frames.endpoint(1, 9)
-    neighbour: Any = house.neighbour
-    neighbour.node = 1
-    house.router.from_neighbour(neighbour, frame, [fd])
+    node_link: Any = house.node_link
+    node_link.node = 1
+    house.router.from_node(node_link, frame, [fd])
     assert [len(wire.fds) for wire in (one, two)] == [1, 1]
     assert one.sent[0][2] == frames.endpoint(1, 9)
 
@@ -153,7 +152,7 @@ async def test_without_descriptors_the_receivers_hear_that_the_message_could_not
     def exhausted(fd: int) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(routers.os, "dup", exhausted)
+    monkeypatch.setattr(os, "dup", exhausted)
     source, _ = house.worker()
     (first, one), (second, two) = house.worker(), house.worker()
     fd = write_segment([b"x" * 50_000], 50_000)
@@ -175,7 +174,7 @@ async def test_who_watches_is_told_of_the_end_once_in_the_name_of_the_dead(house
     house.exit_reports.ended(watched.id, {"rank": 3})
     facts = {"endpoint": watched.id, "report": {"rank": 3}}
     assert wire.sent == [[frames.EVENT, 0, watched.id, watcher.id, "ended", facts]]
-    assert house.neighbour.sent == [[frames.EVENT, 0, watched.id, far, "ended", facts]]
+    assert house.node_link.sent == [[frames.EVENT, 0, watched.id, far, "ended", facts]]
     house.exit_reports.ended(watched.id, {"rank": 3})
     assert len(wire.sent) == 1
 
@@ -208,4 +207,4 @@ async def test_who_is_gone_is_not_told(house: House) -> None:
     house.exit_reports.forget(watcher.id)
     house.exit_reports.ended(watched.id, None)
     assert not wire.sent
-    assert not house.exit_reports._watchers
+    assert not house.exit_reports._watchers_of

@@ -8,7 +8,7 @@ import pytest
 
 from rlinf_async._core import frames, operations
 from rlinf_launcher.daemon.handlers import LATER, Requester
-from rlinf_launcher.daemon.name_service import Names
+from rlinf_launcher.daemon.name_service import NameService
 
 A, B = frames.endpoint(0, 1), frames.endpoint(1, 1)
 DAEMON = frames.endpoint(1, 0)
@@ -19,7 +19,7 @@ class Node0:
         self.gone: set[int] = set()
         self.lost: list[dict[str, Any]] = []
         self.told: list[tuple[int, int, Any, bool]] = []
-        self.names = Names(self._answer, self.gone, self.lost)
+        self.names = NameService(self._answer, self.gone, self.lost)
 
     def _answer(self, who: Requester, value: Any, *, ok: bool = True) -> None:
         self.told.append((*who, value, ok))

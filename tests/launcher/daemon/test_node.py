@@ -30,6 +30,6 @@ async def test_a_link_that_comes_while_the_node_ends_is_closed() -> None:
     node._router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
     node._stop.set()
     async with asyncio.timeout(5), asyncio.TaskGroup() as node._tasks:
-        node._add_neighbour(Link())
+        node._add_node_link(Link())
     assert closed == [2]
-    assert node._router.neighbours == {}
+    assert node._router.node_links == {}

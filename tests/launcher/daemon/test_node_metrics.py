@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from rlinf_async._core.operations import NodeMetrics as Operation
+from rlinf_async._core.operations import ScrapeNode as Operation
 from rlinf_async._recorder.state import metric_table as table
 from rlinf_async._recorder.state.event_ring import EventRing, MetricKind, ring_path, size_of
 from rlinf_launcher.daemon import node_metrics
 from rlinf_launcher.daemon.channels import Channels
 from rlinf_launcher.daemon.death_watch import DeathWatch
 from rlinf_launcher.daemon.handlers import Requester
-from rlinf_launcher.daemon.node_metrics import NodeMetrics
+from rlinf_launcher.daemon.node_metrics import NodeMetricsReader
 from rlinf_launcher.daemon.router import Router
 
 
@@ -37,7 +37,7 @@ class Node:
         self.router = Router(loop, 0, lambda source, number, operation, fields: None)
         self.deaths = DeathWatch(self.router)
         channels = Channels(loop, self.router, set(), 1 << 20)
-        self.metrics = NodeMetrics(self.router, channels, self.deaths, TwoGpus(), log_dir)  # type: ignore[arg-type]
+        self.metrics = NodeMetricsReader(self.router, channels, self.deaths, TwoGpus(), log_dir)  # type: ignore[arg-type]
 
     def attach_driver(self, *cells: str) -> None:
         endpoint = self.router.new_endpoint("driver")
@@ -96,7 +96,7 @@ async def test_a_node_serves_a_bounded_number_of_cells_and_says_so(
 async def test_a_link_counts_while_it_is_up_and_neither_silent_nor_over(tmp_path: Path) -> None:
     node = Node(tmp_path)
     links: Any = [(None, 0.0), (None, 2.5), ("closed", 0.0)]
-    node.router.neighbours.update(
+    node.router.node_links.update(
         (number, SimpleNamespace(over=over, seconds_down=down)) for number, (over, down) in enumerate(links)
     )
     assert (await node.told())["samples"][table.NODE_LINKS.name] == [[1]]

@@ -53,6 +53,7 @@ needs_kernel_log = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_kernel_log
 def test_a_worker_killed_by_hand_is_not_out_of_memory_because_something_else_was(small_cgroup: Path) -> None:
     with Cluster(num_nodes=1, log_to_driver=False) as cluster:

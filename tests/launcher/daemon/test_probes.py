@@ -76,8 +76,8 @@ async def test_a_driver_that_hangs_holds_up_no_operator(tmp_path: Path, monkeypa
     assert await asked.device_use(0.1) == {}
 
 
-def inventory(folder: Path, module: str = "", sections: Any = ()) -> operations.Inventory:
-    return operations.Inventory(0, list(sections), [str(folder)], module, None)
+def inventory(folder: Path, module: str = "", sections: Any = ()) -> operations.FindHardware:
+    return operations.FindHardware(0, list(sections), [str(folder)], module, None)
 
 
 async def test_an_inventory_brings_the_kinds_own_classes(tmp_path: Path) -> None:

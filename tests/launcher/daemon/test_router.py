@@ -13,9 +13,9 @@ import pytest
 
 from rlinf_async._core import frames
 from rlinf_async._core.frames import FrameError, Status
-from rlinf_async._core.operations import NodeMetrics
+from rlinf_async._core.operations import ScrapeNode
 from rlinf_async.errors import LaunchError
-from rlinf_launcher.daemon import router as routers
+from rlinf_launcher.daemon import routed_frames, router as routers
 from rlinf_launcher.daemon.endpoint import Endpoint
 from rlinf_launcher.daemon.handlers import Handlers
 from rlinf_launcher.daemon.router import Router
@@ -59,7 +59,7 @@ def router() -> Iterator[Router]:
 
 
 def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Router) -> None:
-    answered, refused, given_up = (router.ask(0, NodeMetrics()) for _ in range(3))
+    answered, refused, given_up = (router.ask(0, ScrapeNode()) for _ in range(3))
     given_up.cancel()
     daemon = frames.endpoint(0, 0)
     router.deliver((frames.ANSWER, 0, daemon, daemon, 1, True, {"samples": {}}))
@@ -71,16 +71,16 @@ def test_a_request_of_this_daemon_is_answered_refused_and_given_up(router: Route
 
 
 def test_a_node_that_ends_waits_for_no_answer(router: Router) -> None:
-    asked = router.ask(0, NodeMetrics())
-    router.end_questions()
+    asked = router.ask(0, ScrapeNode())
+    router.cancel_requests()
     assert asked.cancelled()
-    assert router.ask(0, NodeMetrics()).cancelled()
-    assert router.ask(7, NodeMetrics()).cancelled()
+    assert router.ask(0, ScrapeNode()).cancelled()
+    assert router.ask(7, ScrapeNode()).cancelled()
 
 
 def test_a_request_of_a_node_that_is_not_there_is_refused_at_once(router: Router) -> None:
     with pytest.raises(LaunchError, match="there is no node 7 in this run"):
-        router.ask(7, NodeMetrics()).result()
+        router.ask(7, ScrapeNode()).result()
 
 
 def attach(router: Router, role: str) -> tuple[Endpoint, Sent]:
@@ -148,8 +148,8 @@ def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it
     def fail(*_: Any) -> int:
         raise OSError(errno.EMFILE, "no descriptor is free")
 
-    monkeypatch.setattr(routers, "write_segment", fail)
-    monkeypatch.setattr(routers, "_MAX_INLINE_BYTES", 8)
+    monkeypatch.setattr(routed_frames, "write_segment", fail)
+    monkeypatch.setattr(routed_frames, "_MAX_INLINE_BYTES", 8)
     (driver, _), (worker, sent) = attach(router, "driver"), attach(router, "worker")
     route, content = frames.route_to([worker.id]), memoryview(bytes(nbytes))
     router.from_endpoint(driver, [frames.CALL, 0, driver.id, route, 7, "step", 0, content], [])
@@ -165,7 +165,7 @@ def test_a_content_for_which_no_memory_is_left_rides_on_its_frame_or_says_why_it
     [
         ([frames.GET, 1, 0, frames.endpoint(0, 0), 7], False),
         ([frames.CALL, 1, 0, frames.route_to([1]), 7, "step", 0, 8], False),
-        ([frames.REQUEST, 1, 0, 0, 1, "NodeMetrics", {}], True),
+        ([frames.REQUEST, 1, 0, 0, 1, "ScrapeNode", {}], True),
         ([frames.SETTLED, 1, 0, []], True),
         ([frames.HELLO, 1, 0, {}], True),
         ([frames.RESTART, 1, 0], True),

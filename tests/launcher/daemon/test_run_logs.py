@@ -154,6 +154,7 @@ def test_runs_that_start_at_once_do_not_remove_each_other(tmp_path: Path) -> Non
     assert 1 <= len(left) <= 4
 
 
+@pytest.mark.slow
 def test_a_run_beside_a_planted_directory_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -18,7 +18,7 @@ from rlinf_launcher.daemon.sub_workers import SubWorkers
 def attached(router: Router, sub_workers: SubWorkers, root: Endpoint) -> Endpoint:
     endpoint = router.new_endpoint("driver")
     endpoint.root, endpoint.name, endpoint.pid = root, "g:0:1", 1 << 30
-    sub_workers._of.setdefault(root.number, []).append(endpoint)
+    sub_workers._by_worker.setdefault(root.number, []).append(endpoint)
     return endpoint
 
 
@@ -36,7 +36,7 @@ def test_the_end_of_a_process_whose_name_is_no_text_is_told() -> None:
 async def test_the_latest_ends_are_kept_and_none_below_a_worker_that_is_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_MAX_ENDED", 2)
+    monkeypatch.setattr(module, "_MAX_KEPT_ENDS", 2)
     router = Router(asyncio.get_running_loop(), 0, lambda *_: None)
     sub_workers, root = SubWorkers(router, "here"), router.new_endpoint("worker")
     root.process = SimpleNamespace(closing=False, stderr_tail=list, log_path="")  # type: ignore[assignment]

@@ -22,7 +22,7 @@ from rlinf_async.configuration import RESTARTS
 from rlinf_async.errors import LaunchError
 from rlinf_launcher.daemon import preloads as preloads_module, templates
 from rlinf_launcher.daemon.fork_server import MARKER, PACKET_BYTES, ForkServer, control_pair
-from rlinf_launcher.daemon.preloads import Preloads, Refusal, Wanted, wanted_by
+from rlinf_launcher.daemon.preloads import PreloadRequest, Preloads, Refusal, wanted_by
 from rlinf_launcher.daemon.templates import Template, Templates, template_command
 
 NODE = {"HOME": "/root", "OMP_NUM_THREADS": "2", "LD_LIBRARY_PATH": "/lib"}
@@ -80,7 +80,7 @@ async def test_a_description_that_the_kernel_takes_in_no_packet_names_its_larges
     with pytest.raises(LaunchError, match=r"and 32768 pass; its largest variables, in bytes: \$BIG \(100003\), \$A"):
         await idle.fork({"env": {"A": "\udcff", "BIG": "x" * 100_000}, "script_env": {b"\xff": b"\xff"}}, [])
     assert not idle.dead
-    assert idle._patience is None
+    assert idle._timeout is None
 
 
 async def test_an_order_that_nobody_awaits_any_more_is_not_sent_and_holds_up_no_other_one() -> None:
@@ -181,7 +181,7 @@ def spawn(**fields: Any) -> operations.Spawn:
     return operations.Spawn(**{**usual, **fields})
 
 
-def wanted(op: operations.Spawn, variables: Mapping[str, str] = NODE, python: str = "python") -> Wanted:
+def wanted(op: operations.Spawn, variables: Mapping[str, str] = NODE, python: str = "python") -> PreloadRequest:
     return wanted_by(op, "node7", python, variables, ["/own"], lambda path: path.replace("/near/", "/far/"))
 
 

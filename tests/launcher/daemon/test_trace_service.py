@@ -35,8 +35,10 @@ class Nodes:
         self.traces = [self._traces(node) for node in (0, 1)]
 
     def _traces(self, node: int) -> Traces:
-        neighbours = {1 - node: SimpleNamespace(lost=None, name=f"node{1 - node}")}
-        router: Any = SimpleNamespace(node=node, neighbours=neighbours, ask=self._ask, tell_all=lambda *event: None)
+        node_links = {1 - node: SimpleNamespace(lost=None, name=f"node{1 - node}")}
+        router: Any = SimpleNamespace(
+            node=node, node_links=node_links, ask=self._ask, broadcast_event=lambda *event: None
+        )
         return Traces(router, f"node{node}", "run", self.logs, lambda: self.welcomes[node], self.gone)
 
     def _ask(self, node: int, operation: operations.Operation[Any]) -> asyncio.Future[Any]:

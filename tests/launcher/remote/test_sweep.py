@@ -32,6 +32,7 @@ def sweep(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_alive_is_swept_by_force_alone_and_its_launcher_says_by_whom() -> None:
     with InspectedRun(Path(standing_runs.__file__), flags=("--local-nodes", "2")) as run:
         run.wait_for("standing", 60)

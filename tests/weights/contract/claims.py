@@ -21,7 +21,7 @@ import torch
 
 from rlinf_async.errors import ClosedError
 from rlinf_async.weights import ParamTree
-from tests._support.weight_parts import words as say
+from tests._support.weight_parts import messages as say
 from tests.weights.ends import CALLED, Tied, shown
 
 CALLS = ("worker call", "rpc call", "module transform call")
@@ -147,7 +147,7 @@ class Receiving:
     async def release(self) -> None:
         await self.reading.__aexit__()
 
-    async def hear(self, version: int) -> None:
+    async def on_message(self, version: int) -> None:
         """Until it knows that there is such a version, whether it has it or not."""
         async with asyncio.timeout(ANY):
             while self.receiver.published < version:
@@ -243,34 +243,34 @@ class Overheard:
     """What a publisher tells its receivers, to be told once more, as if it had been late, or doubled on its way."""
 
     def __init__(self, publisher: Any) -> None:
-        self._outlets = publisher._outlets
+        self._receivers = publisher._receivers
         self._said: dict[int, list[tuple[Any, tuple[Any, ...]]]] = {}
         self._answered = asyncio.Queue[int]()
-        for outlet in self._outlets._outlets.values():
-            self._listen(outlet, outlet.say)
-        acked, loop = self._outlets._acked, asyncio.get_running_loop()
+        for receiver in self._receivers._receivers.values():
+            self._listen(receiver, receiver.send_message)
+        acked, loop = self._receivers._acked, asyncio.get_running_loop()
 
-        def note(outlet: Any, version: int, *facts: Any) -> Any:
+        def note(receiver: Any, version: int, *facts: Any) -> Any:
             loop.call_soon_threadsafe(self._answered.put_nowait, version)
-            return acked(outlet, version, *facts)
+            return acked(receiver, version, *facts)
 
-        self._outlets._acked = note
+        self._receivers._acked = note
 
-    def _listen(self, outlet: Any, tell: Any) -> None:
+    def _listen(self, receiver: Any, tell: Any) -> None:
         def note(*words: Any) -> None:
             if words[0] == say.PUBLISH:
-                self._said.setdefault(words[1], []).append((outlet, words))
+                self._said.setdefault(words[1], []).append((receiver, words))
             tell(*words)
 
-        outlet.say = note
+        receiver.send_message = note
 
     async def repeat(self, version: int) -> None:
         """Until every receiver has answered it once more."""
         while not self._answered.empty():
             self._answered.get_nowait()
         said = self._said[version]
-        for outlet, words in list(said):
-            outlet.say(*words)
+        for receiver, words in list(said):
+            receiver.send_message(*words)
         async with asyncio.timeout(ANY):
             for _ in said[: len(said) // 2]:
                 while await self._answered.get() != version:

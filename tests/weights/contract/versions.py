@@ -69,7 +69,7 @@ async def nobody_reads_while_weights_are_applied_and_a_reader_knows_how_far_behi
         await ends.sender.send()
         assert await ends.last.hold() == [1]
         work = ends.sender.send(Tied(2.0))
-        await ends.last.hear(2)
+        await ends.last.on_message(2)
         await asyncio.sleep(0.01)
         assert await ends.last.standing() == [(1, 2, 1)]
         assert await ends.last.look() == [(1, {1.0})]

@@ -9,9 +9,9 @@ from rlinf_async.errors import ClosedError, PeerLost
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support import socket_links
 from tests._support.recording_listener import Ear
-from tests._support.weight_parts import Link, LocalLink, SyncHandle, Words
+from tests._support.weight_parts import LinkMessage, LocalLink, SyncHandle, WeightLink
 
-Ends = tuple[Link, Link]
+Ends = tuple[WeightLink, WeightLink]
 
 
 class Fault(Exception):
@@ -21,14 +21,14 @@ class Fault(Exception):
 class Raising(Ear):
     """Of what it hears."""
 
-    def hear(self, words: Words) -> None:
-        super().hear(words)
+    def on_message(self, words: LinkMessage) -> None:
+        super().on_message(words)
         raise Fault(words[0])
 
 
 class RaisingAtTheEnd(Ear):
-    def hear_end(self, error: Exception) -> None:
-        super().hear_end(error)
+    def on_end(self, error: Exception) -> None:
+        super().on_end(error)
         raise Fault("at the end")
 
 
@@ -74,8 +74,8 @@ def test_a_listener_that_closes_the_link_at_what_was_kept_for_it_hears_the_end_o
     one, other = LocalLink.pair()
 
     class Closing(Ear):
-        def hear(self, words: Words) -> None:
-            super().hear(words)
+        def on_message(self, words: LinkMessage) -> None:
+            super().on_message(words)
             other.close()
 
     for word in ("first", "second"):

@@ -22,7 +22,7 @@ from tests._support import leaks
 from tests._support.forked_children import exit_code, forked
 from tests._support.recording_listener import Ear
 from tests._support.socket_links import joining, pair
-from tests._support.weight_parts import LOOP, OWN, Notice, SocketLink, Words
+from tests._support.weight_parts import LOOP, OWN, LinkMessage, Notice, SocketLink
 
 LONG = b"x" * 9_000_000
 """More than a frame holds, and many times what a socket does."""
@@ -410,7 +410,7 @@ def test_what_is_dropped_while_a_word_is_heard_ends_for_the_other_side() -> None
     ear, ends = heard_by(kept), [dropped]
 
     class Collecting(Ear):
-        def hear(self, words: Words) -> None:
+        def on_message(self, words: LinkMessage) -> None:
             ends.clear()
             gc.collect()
 

@@ -7,9 +7,9 @@ import pytest
 from rlinf_async.errors import ClosedError, PeerLost
 from tests._support import socket_links
 from tests._support.recording_listener import Ear
-from tests._support.weight_parts import Link, LocalLink, Words
+from tests._support.weight_parts import LinkMessage, LocalLink, WeightLink
 
-Ends = tuple[Link, Link]
+Ends = tuple[WeightLink, WeightLink]
 
 
 @pytest.fixture(params=[LocalLink.pair, socket_links.pair], ids=["local", "socket"])
@@ -59,7 +59,7 @@ def test_a_link_may_be_closed_by_what_it_hears(ends: Ends) -> None:
     one, other = ends
 
     class Closing(Ear):
-        def hear(self, words: Words) -> None:
+        def on_message(self, words: LinkMessage) -> None:
             other.close()
 
     own = Ear()

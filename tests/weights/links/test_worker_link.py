@@ -48,7 +48,7 @@ def test_what_the_workers_send_each_other_besides_is_not_disturbed(launch: Launc
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Rollout, "rollout", 1)
     begin(trainer, rollout, 1)
     words = ["one", {"two": 2}, b"three" * 1000]
-    hearing = rollout.hear("trainer", 6)
+    hearing = rollout.on_message("trainer", 6)
     trainer.talk("rollout", words).wait(10)
     trainer.publish(1).wait(60)
     trainer.talk("rollout", words).wait(10)

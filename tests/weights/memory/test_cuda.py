@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_async._transports.devices import device_memory
-from rlinf_async._transports.devices.device_memory import Handle
+from rlinf_async._transports.devices.device_memory import IpcHandle
 from rlinf_async.weights.memory import cuda
 from rlinf_async.weights.memory.cuda import Cuda
 from rlinf_async.weights.memory.gpus import copy_settled
@@ -248,7 +248,7 @@ def test_what_this_process_has_exported_it_sees_without_opening_it(recorder: Rec
 
 
 def test_what_two_in_this_process_have_opened_is_closed_when_both_have_shut_it(recorder: Recorder) -> None:
-    own, handle = Cuda(), Handle(bytes(64), 0, MiB)
+    own, handle = Cuda(), IpcHandle(bytes(64), 0, MiB)
     own.open(handle, GPU)
     own.open(handle, GPU)
     own.shut(handle, GPU)

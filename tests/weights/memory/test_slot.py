@@ -39,11 +39,11 @@ def reader_of(writer: SlotWriter, name: MemoryName | None = None) -> SlotReader:
 
 
 def write(writer: SlotWriter, version: int, extra: bytes = b"") -> None:
-    assert writer.claim()
+    assert writer.lock()
     writer.begin()
     writer.leaves.fill_(version)
     writer.finish(version, extra)
-    writer.give_back()
+    writer.unlock()
 
 
 def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_until_it_is_released() -> None:
@@ -57,9 +57,9 @@ def test_a_version_is_read_as_it_was_written_and_kept_from_being_overwritten_unt
     assert one.leaves.tolist() == [7] * 1024
     assert other.lease() is not None
     one.release()
-    assert not writer.claim()
+    assert not writer.lock()
     other.release()
-    assert writer.claim()
+    assert writer.lock()
     assert one.lease() is None, "it is being written"
     for each in (one, other, writer):
         each.close()
@@ -87,14 +87,14 @@ def test_what_a_forked_process_looks_at_stays_and_its_parent_keeps_what_it_has(c
             os._exit(0)
     assert os.read(done, 1) == b"."
     if child == "closes":
-        assert not writer.claim()  # the parent reads
+        assert not writer.lock()  # the parent reads
     else:
         reader.release()
-        assert not writer.claim()  # the child reads
+        assert not writer.lock()  # the child reads
     os.close(ends)
     os.waitpid(pid, 0)
     reader.release()
-    assert writer.claim()
+    assert writer.lock()
     for fd in (done, is_done, end):
         os.close(fd)
     reader.close()
@@ -105,11 +105,11 @@ def test_what_is_half_written_is_no_version_even_if_nobody_holds_it() -> None:
     writer = slot_of(1024)
     write(writer, 1)
     reader = reader_of(writer)
-    writer.claim()
+    writer.lock()
     writer.begin()
-    writer.give_back()  # as if the writer had died
+    writer.unlock()  # as if the writer had died
     assert reader.lease() is None
-    assert writer.claim(), "and there is no lease"
+    assert writer.lock(), "and there is no lease"
     writer.close()
     reader.close()
 
@@ -125,10 +125,10 @@ def test_the_memory_is_sealed_and_that_of_the_leaves_is_taken_as_a_whole_by_the_
     with open(writer.name.path, "rb") as memory:
         assert fcntl.fcntl(memory, fcntl.F_GET_SEALS) == fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         assert os.fstat(memory.fileno()).st_size == writer.name.size == 6 << 20
-    assert writer.claim()
+    assert writer.lock()
     writer.begin()
     writer.finish(1, b"x" * layout.extra_room, places=ON_GPU)
-    writer.give_back()
+    writer.unlock()
     reader = reader_of(writer)
     header = reader.lease()
     assert header is not None
@@ -185,7 +185,7 @@ def test_a_descriptor_that_means_something_else_by_now_is_not_taken_for_the_slot
 def test_what_stands_beside_the_tensors_may_grow_to_what_there_is_room_for() -> None:
     writer = slot_of(1024)
     write(writer, 1, b"x" * EXTRA_ROOM)
-    writer.claim()
+    writer.lock()
     with pytest.raises(ValueError, match="has grown to"):
         writer.finish(2, b"x" * (EXTRA_ROOM + 1))
     writer.close()

@@ -50,14 +50,14 @@ def test_every_version_is_complete(data: st.DataObject, slots: int, leaves: int)
         for version in range(1, 8):
             read = [slot for slot in store._slots if slot is not store.latest and data.draw(st.booleans())]
             for each in read:
-                each.hold()
+                each.pin()
             taken, latest = store.take(), store.latest
             assert taken is not latest
             assert taken not in read
             if version > 1 and data.draw(st.booleans()):  # half written
                 taken.begin()
                 taken.leaves.fill_(0xDD)
-                taken.give_back()
+                taken.unlock()
                 assert store.latest is latest
                 continue
             before, truth = truth, [version * 10.0 + leaf for leaf in range(leaves)]
@@ -69,4 +69,4 @@ def test_every_version_is_complete(data: st.DataObject, slots: int, leaves: int)
                 assert store.latest is latest is not None
                 assert content(latest) == truth
             for each in read:
-                each.let_go()
+                each.unpin()

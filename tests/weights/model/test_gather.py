@@ -8,7 +8,7 @@ import torch
 
 from rlinf_async.weights import ParamTree
 from rlinf_async.weights.model.gather import gather_buckets
-from rlinf_async.weights.model.gather_calls import Calls
+from rlinf_async.weights.model.gather_calls import GatherCalls
 from rlinf_async.weights.model.shards import is_sharded
 from tests.weights.scripts import run
 
@@ -23,7 +23,7 @@ def test_a_publisher_gathers_straight_into_its_memory_and_the_other_ranks_take_p
 
 def test_plain_tensors_need_no_ranks() -> None:
     tree = ParamTree.of({"a": torch.ones(3), "b": torch.ones(3), "c": torch.ones(1)})
-    buckets = [[path[0] for path in bucket] for bucket in gather_buckets(tree, Calls().next(), 16)]
+    buckets = [[path[0] for path in bucket] for bucket in gather_buckets(tree, GatherCalls().next(), 16)]
     assert buckets == [["a", "b"], ["c"]]
     assert not is_sharded(torch.ones(1))
-    assert list(gather_buckets(ParamTree({}), Calls().next())) == []
+    assert list(gather_buckets(ParamTree({}), GatherCalls().next())) == []

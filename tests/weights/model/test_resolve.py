@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlinf_async.weights.model.resolve import _resolve_model
+from rlinf_async.weights.schemes.configuration import _resolve_model
 
 CONTEXT = SimpleNamespace(
     policy="the policy", env=SimpleNamespace(transform=[SimpleNamespace(net="a"), [1, 2]], models={"v.1": "value"})

@@ -14,7 +14,7 @@ from rlinf_async._core.failures import pack_error
 from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
-from tests._support.weight_parts import Leases, LocalLink, Words, words
+from tests._support.weight_parts import Leases, LinkMessage, LocalLink, messages
 from tests.weights.plane.test_publisher import Net, filled, shown, weights
 
 
@@ -212,11 +212,11 @@ async def test_who_comes_late_to_another_machine_and_refuses_is_waited_for_no_lo
     to_receiver.node = 1
 
     class Unfit:
-        def hear(self, heard: Words) -> None:
-            if heard[0] == words.HOST:
-                to_sender.send([words.ACK, 0, pack_error(WeightMismatch("other shapes")), "", 0.0, 0.0, 0.0, None])
+        def on_message(self, heard: LinkMessage) -> None:
+            if heard[0] == messages.HOST:
+                to_sender.send([messages.ACK, 0, pack_error(WeightMismatch("other shapes")), "", 0.0, 0.0, 0.0, None])
 
-        def hear_end(self, error: Exception) -> None: ...
+        def on_end(self, error: Exception) -> None: ...
 
     to_sender.listen(Unfit())
     async with Publisher(weights(0)) as publisher:

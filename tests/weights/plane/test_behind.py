@@ -63,11 +63,11 @@ async def test_a_version_that_is_not_the_latest_is_verified(apply: str, is_damag
     async with pair(weights(0.0), weights(0.0), **options) as (publisher, (subscriber,)):
         handle = await publish(publisher, 1.0)
         answers: list[Any] = []
-        publisher._outlets._verify = lambda *facts: answers.append(facts)
+        publisher._receivers._verify = lambda *facts: answers.append(facts)
         assert await subscriber.receive(1)
         await publish(publisher, 2.0)
-        ((outlet, ack, (version, forms, found)),) = answers
-        publisher._verify_aside(outlet, ack, (version, forms, bytes(len(found)) if is_damaged else found))
+        ((receiver, ack, (version, forms, found)),) = answers
+        publisher._verify_in_thread(receiver, ack, (version, forms, bytes(len(found)) if is_damaged else found))
         if is_damaged:
             with pytest.raises(WeightMismatch, match="'w' of version 1 is not what was sent"):
                 await handle

@@ -67,11 +67,11 @@ def memory(link: Any) -> Iterator[HostMemory]:
 
 def receive(memory: HostMemory, link: Link, version: int) -> Any:
     """All of a version; returns where it is."""
-    memory.host.hear(BRING, version, SIZES, SOURCE, 20.0)
+    memory.host.on_message(BRING, version, SIZES, SOURCE, 20.0)
     link.wait_for(ROOM, version)
     for _, work in link.received[-len(SIZES) :]:
         work._settle()
-    memory.host.hear(WHOLE, version, b"")
+    memory.host.on_message(WHOLE, version, b"")
     said = link.wait_for(LANDED, version)
     assert said[1:3] == [version, None]
     assert said[4] == 7
@@ -80,7 +80,7 @@ def receive(memory: HostMemory, link: Link, version: int) -> Any:
 
 def test_no_other_version_comes_into_memory_that_is_still_being_passed_on(memory: HostMemory, link: Link) -> None:
     first = receive(memory, link, 1)
-    memory.host.hear(PASS, 1, NEXT, 9)
+    memory.host.on_message(PASS, 1, NEXT, 9)
     assert len(link.sent) == len(SIZES), "it is all here"
     for work in link.sent:
         work._lose_interest = lambda: None  # type: ignore[method-assign]  # it goes on leaving
@@ -88,12 +88,12 @@ def test_no_other_version_comes_into_memory_that_is_still_being_passed_on(memory
     for work in link.sent:
         work._settle()
     assert memory._store is not None
-    assert not any(slot.is_held for slot in memory._store._slots)
+    assert not any(slot.is_pinned for slot in memory._store._slots)
 
 
 def test_the_next_version_ends_what_was_passed_on_of_the_last(memory: HostMemory, link: Link) -> None:
     receive(memory, link, 1)
-    memory.host.hear(PASS, 1, NEXT, 9)
+    memory.host.on_message(PASS, 1, NEXT, 9)
     receive(memory, link, 2)
     assert all(work.done() for work in link.sent)
     assert STUCK not in [words[0] for words in link.said]
@@ -102,13 +102,13 @@ def test_the_next_version_ends_what_was_passed_on_of_the_last(memory: HostMemory
 def test_memory_that_is_closed_while_a_version_comes_is_let_go_of_and_nothing_is_said(
     memory: HostMemory, link: Link
 ) -> None:
-    memory.host.hear(BRING, 1, SIZES)
+    memory.host.on_message(BRING, 1, SIZES)
     link.wait_for(ROOM)
     memory.close().wait(20)
     assert memory._store is None
     assert all(work.done() for _, work in link.received)
     with pytest.raises(ClosedError):
         link.received[0][1]._result()
-    memory.host.hear(BRING, 2, SIZES)
+    memory.host.on_message(BRING, 2, SIZES)
     memory.close().wait(20)
     assert [words[0] for words in link.said] == [ROOM]

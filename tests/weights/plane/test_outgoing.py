@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlinf_async.weights import Manifest, ParamTree
-from rlinf_async.weights.plane.outgoing import Outgoing
+from rlinf_async.weights.plane.host_memory import Outgoing
 from tests._support.weight_parts import Store
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlinf_async.weights import ParamTree
-from rlinf_async.weights.model.source import Source
+from rlinf_async.weights.model.source import WeightSource
 from rlinf_async.weights.plane.packing import Packing
 from tests._support.fake_gpus import GPU, FakeGpus, NoGpus
 from tests._support.weight_parts import IN_SLOT, ON_GPU, SlotWriter, Store
@@ -44,7 +44,7 @@ class Readers:
 @contextmanager
 def packing(gpus: FakeGpus, source: Any, readers: Readers) -> Iterator[tuple[Packing, Store]]:
     tree = ParamTree.of(source)
-    taker = Source(tree, "all", None)
+    taker = WeightSource(tree, "all", None)
     store = Store(taker.manifest, 2, gpus=gpus)
     yield Packing(taker, tree, store, readers, gpus, verify="off"), store
     store.close()
@@ -76,7 +76,7 @@ def test_it_is_packed_where_it_is_read_and_leaves_piece_by_piece(
         assert readers.heard == ([(16 * MiB, True), (32 * MiB, True), (40 * MiB, True)] if far else [])
 
 
-class Sharded(Source):
+class Sharded(WeightSource):
     """Says that every rank has a part, and when these were put together."""
 
     def __init__(self, gpus: FakeGpus, tree: ParamTree) -> None:

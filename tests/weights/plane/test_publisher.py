@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from rlinf_async._recorder import recording
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, TransferFailed, WeightMismatch
 from rlinf_async.weights import Subscriber
 from rlinf_async.weights.plane.publisher import Publisher
-from tests._support.weight_parts import LocalLink
+from tests._support.weight_parts import LocalLink, SlotWriter
 from tests.weights.pairs import pair
 
 
@@ -97,6 +98,21 @@ async def test_a_function_as_destination_gets_every_version_by_path() -> None:
     ) as (publisher, _):
         await (await publisher.publish(weights(1)))
     assert seen == [{("a",): 1.0, ("b", "c"): 1.0}]
+
+
+async def test_a_version_that_breaks_off_while_it_is_published_is_recorded_as_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_operations: set[int] = set()
+    monkeypatch.setattr(recording, "begin", lambda *_: open_operations.add(7) or 7)
+    monkeypatch.setattr(recording, "end", lambda operation, _: open_operations.discard(operation))
+    async with pair(weights(0), weights(0)) as (publisher, _):
+        with monkeypatch.context() as broken:
+            broken.setattr(SlotWriter, "publish", lambda _: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                await publisher.publish(weights(1))
+        assert not open_operations
+        await (await publisher.publish(weights(2)))
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ async def test_serving_ends_in_silence_where_the_process_ends(
         at_its_end = ThreadPoolExecutor(1)
         at_its_end.shutdown()  # as all of them are at the end of the interpreter
         with monkeypatch.context() as patch:
-            patch.setattr(subscriber._applying._aside, "_thread", lambda: at_its_end)
+            patch.setattr(subscriber._applying._worker_thread, "_thread", lambda: at_its_end)
             pending = await publisher.publish(large(2.0))
             await asyncio.wait_for(asyncio.shield(serving), 5)
         with pytest.raises(ClosedError, match="this process ends"):

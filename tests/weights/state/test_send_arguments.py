@@ -9,7 +9,7 @@ import pytest
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ConfigError
-from rlinf_async.weights.state.versions import Ledger
+from rlinf_async.weights.state.versions import VersionLedger
 from tests.weights.ends import SCHEMES, Tied, both
 
 every_scheme = pytest.mark.parametrize("kind", SCHEMES)
@@ -44,7 +44,7 @@ async def test_what_is_said_wrongly_is_named_by_the_call_and_the_next_send_arriv
 @pytest.mark.parametrize("version", [2.5, True, 1 << 63])
 def test_a_ledger_takes_no_number_that_cannot_travel(version: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="version="):
-        Ledger().check(version)
+        VersionLedger().check(version)
 
 
 @pytest.mark.parametrize("seconds", [None, math.nan, 0.0, -1.0, "5"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rlinf_async.weights.state.versions import Ledger, Reception, Verdict
+from rlinf_async.weights.state.versions import Judgement, Reception, VersionLedger
 
 NUMBERS = st.integers(1, 6)
 
@@ -37,14 +37,14 @@ def test_weights_are_judged_by_their_number_and_their_sender(
         reception.moved()
     if state != "whole" and expected == "DUPLICATE":
         expected = "APPLY"
-    assert reception.judge(version, sender) is Verdict[expected]
+    assert reception.judge(version, sender) is Judgement[expected]
     assert (reception.version, reception.published) == (3, max(3, version))
 
 
 def test_the_number_of_a_version_whose_sender_is_not_told_is_any_senders() -> None:
     reception = Reception()
     reception.applied(3)
-    assert reception.judge(3, "it") is Verdict.DUPLICATE
+    assert reception.judge(3, "it") is Judgement.DUPLICATE
 
 
 @pytest.mark.parametrize("lose", [Reception.torn, Reception.moved])
@@ -52,9 +52,9 @@ def test_what_is_torn_or_to_go_somewhere_else_takes_the_same_version_once_more(l
     reception = Reception()
     reception.applied(3)
     lose(reception)
-    assert reception.judge(3) is Verdict.APPLY
+    assert reception.judge(3) is Judgement.APPLY
     reception.applied(3)
-    assert reception.judge(3) is Verdict.DUPLICATE
+    assert reception.judge(3) is Judgement.DUPLICATE
 
 
 def test_what_is_written_over_a_torn_version_does_not_make_it_whole() -> None:
@@ -74,8 +74,8 @@ def test_a_version_that_would_go_back_is_refused() -> None:
         reception.applied(2)
 
 
-def two() -> Ledger:
-    ledger = Ledger()
+def two() -> VersionLedger:
+    ledger = VersionLedger()
     ledger.add("a")
     ledger.add("b")
     return ledger
@@ -176,7 +176,7 @@ class Synchronisation(RuleBasedStateMachine):
 
     @initialize(behind=st.integers(0, 3))
     def begin(self, behind: int) -> None:
-        self.behind, self.ledger = behind, Ledger()
+        self.behind, self.ledger = behind, VersionLedger()
         self.receivers: dict[str, Reception] = {}
         self.told: dict[str, list[int]] = {}
         self.published: list[int] = []
@@ -218,7 +218,7 @@ class Synchronisation(RuleBasedStateMachine):
             return
         version, self.told[name] = self.told[name][:count][-1], self.told[name][count:]
         reception = self.receivers[name]
-        if not fails and reception.judge(version) is Verdict.APPLY:
+        if not fails and reception.judge(version) is Judgement.APPLY:
             reception.applied(version)
         self.end(self.ledger.answer(name, version, "answer", "no" if fails else None))
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlinf_async.weights.waiting.aside import outlast
-from rlinf_async.weights.waiting.bridge import Bridge, Turns
+from rlinf_async.weights.waiting.execution import SyncAdapter, Turns, outlast
+from rlinf_async.work import Work
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def loop() -> Iterator[asyncio.AbstractEventLoop]:
 def test_a_turn_does_not_block_the_loop_that_those_before_it_need(
     loop: asyncio.AbstractEventLoop, is_cancelled: bool
 ) -> None:
-    bridge, packed = Bridge(), loop.create_future()
+    bridge, packed = SyncAdapter(), loop.create_future()
     turns = Turns(bridge)
 
     async def pack() -> None:
@@ -57,3 +57,19 @@ def test_a_turn_does_not_block_the_loop_that_those_before_it_need(
     send_by_blocking(elsewhere)
     assert elsewhere == [2, 2]
     bridge.release()
+
+
+def test_a_wait_does_not_block_the_loop_that_its_work_needs(loop: asyncio.AbstractEventLoop) -> None:
+    bridge, packed = SyncAdapter(), loop.create_future()
+
+    async def begin() -> Work[None]:
+        work: Work[None] = bridge.run(outlast(packed), "a send")
+        await asyncio.sleep(0)
+        return work
+
+    work = loop.run_until_complete(begin())
+    with pytest.raises(RuntimeError, match="would block the event loop of this thread, on which a send goes on"):
+        work.wait(5)
+    packed.set_result(None)
+    loop.run_until_complete(work)
+    work.wait()

@@ -8,7 +8,7 @@ from typing import Any
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import futures_of
-from rlinf_async.weights.waiting.changes import Changes
+from rlinf_async.weights.waiting.conditions import ConditionVar
 
 
 def awaited_by(task: asyncio.Task[Any]) -> Any:
@@ -17,7 +17,7 @@ def awaited_by(task: asyncio.Task[Any]) -> Any:
 
 
 async def test_a_wait_for_a_version_is_told_with_the_model_and_what_it_is_for() -> None:
-    changes, has_come = Changes("policy"), asyncio.Event()
+    changes, has_come = ConditionVar("policy"), asyncio.Event()
     waiting = [
         asyncio.create_task(changes.wait_until(has_come.is_set, what=what))
         for what in ("version 4 of 'policy'", "version 4 of 'policy'", "")

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 from rlinf_async._core import clock
 from rlinf_async.errors import DeadlineExceeded
-from rlinf_async.weights.waiting.gate import Reading, ReadingGate
+from rlinf_async.weights.waiting.conditions import Reading, ReadingGate
 from rlinf_async.work import Work
 
 

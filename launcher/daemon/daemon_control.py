@@ -1,0 +1,83 @@
+"""``DaemonControl``, a daemon's connection to its launcher: events out, commands in; SIGTERM and the end timeout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Callable
+from typing import Any, Final, Protocol
+
+from rlinf_async._core.own_logger import own_logger
+
+logger = own_logger(__name__)
+
+_STDIN: Final = 0
+_STDOUT: Final = 1
+
+
+class DaemonControl(Protocol):
+    """Interface of a node to the process that started it, and to its own process."""
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Send an event to the launcher; dropped if the launcher is gone."""
+
+    def commands(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the launcher's commands until the lifeline is cut."""
+
+    def on_sigterm(self, callback: Callable[[], None]) -> None:
+        """Call back on SIGTERM."""
+
+    def end_within(self, seconds: int) -> None:
+        """End the process after that time, even if its orderly end hangs."""
+
+
+class StdioControl:
+    """Control over stdin (commands) and stdout (events), one JSON object per line.
+
+    Args:
+        marker: prefix that distinguishes events from other output.
+        rest: bytes of stdin that were read already.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, marker: str, rest: bytes) -> None:
+        self._loop = loop
+        self._marker = marker
+        self._rest = rest
+
+    def send(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            os.write(_STDOUT, (self._marker + json.dumps(event) + "\n").encode())
+
+    async def commands(self) -> AsyncGenerator[dict[str, Any], None]:
+        lines = self._rest
+        readable = asyncio.Event()
+        os.set_blocking(_STDIN, False)
+        self._loop.add_reader(_STDIN, readable.set)
+        try:
+            while True:
+                while b"\n" in lines:
+                    line, _, lines = lines.partition(b"\n")
+                    yield json.loads(line)
+                readable.clear()
+                await readable.wait()
+                try:
+                    data = os.read(_STDIN, 65536)
+                except BlockingIOError:
+                    continue
+                if not data:
+                    logger.info("the lifeline is cut: ending")
+                    return
+                lines += data
+        except OSError as error:
+            logger.info("the lifeline is cut (%s): ending", error)
+        finally:
+            self._loop.remove_reader(_STDIN)
+
+    def on_sigterm(self, callback: Callable[[], None]) -> None:
+        self._loop.add_signal_handler(signal.SIGTERM, callback)
+
+    def end_within(self, seconds: int) -> None:
+        signal.alarm(seconds)

@@ -1,0 +1,83 @@
+"""``BlockedLoopResponder``: a thread that answers the daemon for a blocked event loop of the user's.
+
+A driver inside asyncio handles frames on the user's loop, so a request stays unread while the loop is blocked, although
+another thread could report tasks, their waits, and the code that blocks the loop.  The daemon wakes that thread::
+
+    daemon   opens /proc/PID/fd/N, whose number was in the process's HELLO, and writes a byte
+    process  the thread reads it, and answers
+
+A signal handler would do without the thread, but it would interrupt system calls, even in C code that does not expect
+it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Final
+
+_MAX_READ_BYTES: Final = 4096
+"""Bytes that are answered at once: each daemon request writes one."""
+
+
+class BlockedLoopResponder:
+    """Thread that answers until ``close``.
+
+    Attributes:
+        fd: descriptor that the daemon opens.
+
+    Raises:
+        OSError, RuntimeError: the process cannot have another descriptor, or another thread.
+    """
+
+    def __init__(self, answer: Callable[[], None]) -> None:
+        self._answer = answer
+        self._is_closed = False
+        self._read_fd, self.fd = os.pipe2(os.O_CLOEXEC)
+        try:
+            threading.Thread(target=self._run, name="rlinf-blocked-loop", daemon=True).start()
+        except RuntimeError:
+            self.leave_to_parent()
+            raise
+        _responders.add(self)
+
+    def __repr__(self) -> str:
+        return f"<BlockedLoopResponder [{'closed' if self._is_closed else f'descriptor {self.fd}'}]>"
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # user code may have closed it
+            while os.read(self._read_fd, _MAX_READ_BYTES) and not self._is_closed:
+                self._answer()
+            os.close(self._read_fd)
+
+    def close(self) -> None:
+        """End the thread; any thread may call it, and it is idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        # Write a byte, too: a forked child may have a copy of this end, and then the reader sees no end of file.
+        with contextlib.suppress(OSError):
+            os.write(self.fd, b"\0")
+            os.close(self.fd)
+
+    def leave_to_parent(self) -> None:
+        """Close the copies in a forked child, which has no such thread."""
+        if not self._is_closed:
+            self._is_closed = True
+            for fd in (self.fd, self._read_fd):
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+
+
+_responders: weakref.WeakSet[BlockedLoopResponder] = weakref.WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for responder in list(_responders):
+        responder.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_leave_all_to_parent)

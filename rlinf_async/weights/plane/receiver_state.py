@@ -1,0 +1,82 @@
+"""State of one receiver at its sender."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from enum import Enum, auto
+from typing import Any
+
+from rlinf_async.errors import TransferFailed
+from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
+
+
+class Agreement(Enum):
+    """Progress of the agreement on the announced weights."""
+
+    NEW = auto()
+    ASKED = auto()
+    FITTING = auto()
+    REFUSED = auto()
+    """The announced weights did not fit, or the link has ended; ``refusal`` says why."""
+
+
+class ReceiverState:
+    """One receiver of a publisher; the listener of its link.
+
+    Args:
+        heard: called with this and each message.
+        ended: called with this and the error that ended the link.
+
+    Attributes:
+        refusal: an error in REFUSED, None in other states.
+        gpu: uuid of the GPU on which the receiver reads leaves; empty if none.
+        owed: announced versions without an answer.
+        verifying: versions whose digests are being compared.
+    """
+
+    def __init__(
+        self,
+        name: Hashable,
+        link: WeightLink,
+        heard: Callable[[ReceiverState, LinkMessage], None],
+        ended: Callable[[ReceiverState, Exception], None],
+    ) -> None:
+        self.name = name
+        self.link = link
+        self.state = Agreement.NEW
+        self.refusal: Exception | None = None
+        self.gpu = ""
+        self.owed: set[int] = set()
+        self.verifying: set[int] = set()
+        self._heard = heard
+        self._ended = ended
+
+    @property
+    def is_told(self) -> bool:
+        """True if the weights have been announced to it."""
+        return self.state is not Agreement.NEW
+
+    def answered(self, refusal: Exception | None) -> None:
+        """Note that it takes the announced weights, or why it refuses them."""
+        self.state, self.refusal = Agreement.FITTING if refusal is None else Agreement.REFUSED, refusal
+
+    def on_message(self, words: LinkMessage) -> None:
+        self._heard(self, words)
+
+    def on_end(self, error: Exception) -> None:
+        self._ended(self, error)
+
+    def send_message(self, *words: Any) -> None:
+        """Send a message. If the link has ended, ``ended`` is called instead.
+
+        Raises:
+            TransferFailed: the other side does not read at the moment.
+        """
+        try:
+            self.link.send(list(words))
+        except TransferFailed:
+            raise
+        except Exception as error:
+            self._ended(self, error)
+
+    say = send_message  # as ``Relay`` calls it

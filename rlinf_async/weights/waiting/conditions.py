@@ -1,0 +1,278 @@
+"""Waits of any loop and thread: for a condition, and at the gate between readers of the weights and their writer.
+
+reading()  any number at a time, in any task and thread
+writing()  one, alone; a reader that comes while it waits or writes reads afterwards
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from rlinf_async._core import clock
+from rlinf_async._inspection.state.run_report import Target, TargetKind
+from rlinf_async._waits import slow_waits
+from rlinf_async.errors import DeadlineExceeded
+from rlinf_async.work import Work
+
+
+class ConditionVar:
+    """Condition variable for waits in any loop: ``notify`` from any thread has all waits check their conditions.
+
+    Args:
+        model: name of the weights, for reports of the run.
+    """
+
+    def __init__(self, model: str) -> None:
+        self._model = model
+        self._lock = threading.Lock()
+        self._waits = 0
+        self._awaited: list[str] = []
+        """Awaited events in words."""
+        self._next = _Notification(model, self._awaited)
+
+    def notify(self) -> None:
+        """Have all waits check their conditions."""
+        with self._lock:
+            if not self._waits:
+                return
+            current, self._next = self._next, _Notification(self._model, self._awaited)
+        current._settle()
+
+    async def wait_until(self, condition: Callable[[], bool], timeout: float | None = None, what: str = "") -> bool:
+        """Wait until the condition is true, checked after every change; return False after ``timeout`` seconds.
+
+        Args:
+            what: awaited event in words.
+        """
+        begun = clock.monotonic()
+        with self._lock:  # before the first look: a change that comes after that look is notified
+            self._waits += 1
+        if what:
+            self._awaited.append(what)
+        try:
+            while True:
+                with self._lock:
+                    change = self._next
+                if condition():
+                    return True
+                if (remaining := clock.rest(timeout, begun)) == 0:
+                    return False
+                with contextlib.suppress(DeadlineExceeded):
+                    await change.async_wait(remaining)
+        finally:
+            with self._lock:
+                self._waits -= 1
+            if what:
+                self._awaited.remove(what)
+
+
+class _Notification(Work[None]):
+    _kind = "weights"
+
+    def __init__(self, model: str, awaited: Sequence[str]) -> None:
+        super().__init__()
+        self._model = model
+        self._awaited = awaited
+
+    def _describe(self) -> str:
+        return ", ".join(dict.fromkeys(self._awaited)) or f"news of the weights '{self._model}'"
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.WEIGHTS, name=self._model)], True
+
+
+class _Pass(Work[None]):
+    def __init__(self, writes: bool) -> None:
+        super().__init__()
+        self.writes = writes
+
+    def _describe(self) -> str:
+        return "the turn to apply new weights" if self.writes else "the turn to read the weights"
+
+    def _needs(self) -> slow_waits.Needs:
+        return [Target(TargetKind.LOCAL)], True
+
+
+class Reading:
+    """One block of reading: ``async with`` or ``with``; its value is the version that is read.
+
+    A reader inside another block of the same task enters at once, even while a writer waits.
+
+    Args:
+        first: awaited before entering; its error is raised.
+        owner: kept alive until the block is left: the memory that is read may go with it.
+    """
+
+    def __init__(
+        self, gate: ReadingGate, timeout: float | None, first: Work[Any] | None = None, *, owner: Any = None
+    ) -> None:
+        self._gate = gate
+        self._owner = owner
+        self._timeout = timeout
+        self._first = first
+        self._token: contextvars.Token[Reading | None] | None = None
+        self.is_open = False
+
+    async def __aenter__(self) -> int:
+        begun = clock.monotonic()
+        if self._first is not None:
+            await self._first.async_wait(self._timeout)
+        turn = self._ask()
+        if turn is not None:
+            try:
+                await turn.async_wait(clock.rest(self._timeout, begun))
+            except BaseException:
+                self._gate._withdraw(turn)
+                raise
+        return self._enter()
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.__exit__()
+
+    def __enter__(self) -> int:
+        begun = clock.monotonic()
+        if self._first is not None:
+            self._first.wait(self._timeout)
+        turn = self._ask()
+        if turn is not None:
+            try:
+                turn.wait(clock.rest(self._timeout, begun))
+            except BaseException:
+                self._gate._withdraw(turn)
+                raise
+        return self._enter()
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.is_open = False
+        if self._token is not None:
+            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+                self._gate._here.reset(self._token)
+        self._gate._leave(writes=False)
+        self._owner = None  # a task that was started in the block keeps this, by its context
+
+    def _ask(self) -> _Pass | None:
+        if self.is_open:
+            raise RuntimeError("this reading() is open already: each `with` takes one of its own")
+        return self._gate._ask(writes=False, outer=self._gate._here.get())
+
+    def _enter(self) -> int:
+        self.is_open = True
+        self._token = self._gate._here.set(self)
+        try:
+            return self._gate._look()
+        except BaseException:
+            self.__exit__()
+            raise
+
+
+class ReadingGate:
+    """Gate between readers and writers of the weights, for any loop and thread.
+
+    Args:
+        look: called whenever a reader enters; returns the version, or raises the reader's error.
+    """
+
+    def __init__(self, look: Callable[[], int]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._readers = 0
+        self._writes = False
+        self._waiting: deque[_Pass] = deque()
+        self._here: contextvars.ContextVar[Reading | None] = contextvars.ContextVar("reading", default=None)
+
+    def __repr__(self) -> str:
+        state = "writing" if self._writes else f"{self._readers} reading"
+        return f"<ReadingGate [{state}, {len(self._waiting)} waiting]>"
+
+    def reading(self, timeout: float | None = None) -> Reading:
+        """Return a ``with`` or ``async with`` block in which no update is applied. Its value is the version.
+
+        Raises:
+            DeadlineExceeded: on entering: the turn has not come within ``timeout`` seconds.
+        """
+        return Reading(self, timeout)
+
+    def is_read_here(self) -> bool:
+        """True if the caller is inside a reading() block itself, so that waiting for its end would not end."""
+        outer = self._here.get()
+        return outer is not None and outer.is_open
+
+    @contextlib.asynccontextmanager
+    async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
+        """``async with`` block without readers.
+
+        Raises:
+            DeadlineExceeded: readers have not left within ``timeout`` seconds.
+        """
+        turn = self._ask(writes=True)
+        if turn is not None:
+            try:
+                await turn.async_wait(timeout)
+            except DeadlineExceeded as late:
+                self._withdraw(turn)
+                raise DeadlineExceeded(f"{late}: a reader has not left its reading() block") from None
+            except BaseException:
+                self._withdraw(turn)
+                raise
+        try:
+            yield
+        finally:
+            self._leave(writes=True)
+
+    # -- whose turn it is ---------------------------------------------------------------------------------------
+
+    def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
+        """Take the turn, or return a wait for it.
+
+        Args:
+            outer: enclosing block of the reader; while that is open, no writer runs.
+        """
+        with self._lock:  # another thread may leave that block: it says so first, and takes the lock then
+            at_once = outer is not None and outer.is_open
+            if at_once or not (self._writes or self._waiting or (writes and self._readers)):
+                self._take(writes)
+                return None
+            turn = _Pass(writes)
+            self._waiting.append(turn)
+            return turn
+
+    def _take(self, writes: bool) -> None:
+        if writes:
+            self._writes = True
+        else:
+            self._readers += 1
+
+    def _withdraw(self, turn: _Pass) -> None:
+        """Stop waiting; a turn that has come meanwhile is given up."""
+        with self._lock:
+            waits = turn in self._waiting
+            if waits:
+                self._waiting.remove(turn)
+        if waits:
+            self._next()
+        else:
+            self._leave(writes=turn.writes)
+
+    def _leave(self, *, writes: bool) -> None:
+        with self._lock:
+            if writes:
+                self._writes = False
+            else:
+                self._readers -= 1
+        self._next()
+
+    def _next(self) -> None:
+        """Wake the first waits whose turn it is."""
+        coming: list[Any] = []
+        with self._lock:
+            while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):
+                turn = self._waiting.popleft()
+                self._take(turn.writes)
+                coming.append(turn)
+        for turn in coming:
+            turn._settle()

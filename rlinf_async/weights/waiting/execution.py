@@ -1,0 +1,300 @@
+"""Execution of coroutines for callers that block, and of functions that would block a loop in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import selectors
+import threading
+import weakref
+from asyncio import _get_running_loop as running_loop
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from rlinf_async._client.tasks import Task, Tasks
+from rlinf_async.errors import ClosedError
+from rlinf_async.weights.waiting.ownership import OwnerProcess, reset_in_children
+from rlinf_async.work import Work
+
+
+class SyncAdapter:
+    """Runs coroutines for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
+
+    In a coroutine, ``run`` starts a task of the running loop. Elsewhere it blocks: the coroutine runs in the calling
+    thread, on a loop that this adapter keeps and that stands still in between. One thread at a time; ``wait`` is for
+    coroutines that only wait, while another thread runs what they wait for.
+
+    A forked child has loops of its own, and drops its copies without effect on its parent's.
+    """
+
+    def __init__(self) -> None:
+        self._tasks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Tasks] = weakref.WeakKeyDictionary()
+        self._reset()
+        reset_in_children(self)
+
+    def _reset(self) -> None:
+        self._blocking = _BlockingLoop()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], what: str, *, abandonable: bool = True) -> Any:
+        """Start a coroutine.
+
+        Args:
+            abandonable: cancel it when its last waiter is cancelled.
+
+        Returns:
+            In a coroutine a ``Work``; elsewhere the result.
+        """
+        loop = running_loop()
+        if loop is None:
+            return self._block(coroutine)
+        tasks = self._tasks.get(loop)
+        if tasks is None:
+            tasks = self._tasks[loop] = Tasks(loop, _on(loop))
+        work = tasks.run(coroutine, what, abandonable=abandonable)
+        work._loop = loop
+        return work
+
+    def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
+        """Start a coroutine that changes nothing; outside of coroutines, it holds up no other thread."""
+        if running_loop() is not None:
+            return self.run(coroutine, what)
+        with asyncio.Runner(loop_factory=_new_loop) as runner:
+            return runner.run(coroutine)
+
+    def _block(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        blocking = self._blocking
+        with blocking.lock:
+            if blocking.runner is None:
+                blocking.runner = asyncio.Runner(loop_factory=_new_loop)
+                weakref.finalize(self, _close, blocking.runner, OwnerProcess())
+            return blocking.runner.run(coroutine, context=contextvars.copy_context())
+
+    def release(self) -> None:
+        """Close the loop for blocking calls, unless one runs there, or is about to."""
+        blocking = self._blocking
+        if blocking.lock.acquire(blocking=False):
+            try:
+                if blocking.runner is not None:
+                    _close(blocking.runner, OwnerProcess())
+                    blocking.runner = None
+            finally:
+                blocking.lock.release()
+
+
+class _BlockingLoop:
+    """Loop of one process for blocking calls."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.runner: asyncio.Runner | None = None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """Return a loop that shares nothing with the loops of forked processes, as one with an epoll would."""
+    return asyncio.SelectorEventLoop(selectors.PollSelector())
+
+
+def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]:
+    def call(callback: Callable[[], None]) -> None:
+        if running_loop() is loop:
+            callback()
+        else:
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+                loop.call_soon_threadsafe(callback)
+
+    return call
+
+
+def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
+    with contextlib.suppress(RuntimeError):  # it is closed already
+        # Where a loop runs nothing can be awaited by blocking; in a forked process its tasks are the parent's.
+        if process.is_here and running_loop() is None:
+            runner.close()
+        elif not (loop := runner.get_loop()).is_running():
+            loop.close()
+
+
+class Turns:
+    """Coroutines of an adapter that run one after another, even if one in between is cancelled."""
+
+    def __init__(self, adapter: SyncAdapter) -> None:
+        self._adapter = adapter
+        self._works: dict[Task, int] = {}
+        """Unfinished coroutines, and the threads of their loops: a cancelled one does not end those before it."""
+
+    def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
+        """Start a coroutine, as ``SyncAdapter.run``, once the earlier ones have ended.
+
+        Raises:
+            RuntimeError: it would block the thread whose loop runs one of those.
+        """
+        before = self._works = self._running
+        # A worker's ``def`` method, for one, after an ``async def`` one that was cancelled while weights were packed.
+        if running_loop() is None and threading.get_ident() in before.values():
+            raise RuntimeError(
+                f"{what} would block the event loop of this thread, on which one before it has not ended: "
+                "do it in an `async def` method, or await the one before it first"
+            )
+        work = self._adapter.run(_begin_after([*before], begin), what)
+        if isinstance(work, Task):
+            self._works = {**before, work: threading.get_ident()}
+        return work
+
+    @property
+    def _running(self) -> dict[Task, int]:
+        return {work: thread for work, thread in self._works.items() if not work.done()}
+
+    @property
+    def is_taken(self) -> bool:
+        """True if a coroutine that was not cancelled is running."""
+        return any(not work._cancelled for work in self._running)
+
+    @property
+    def is_ending(self) -> bool:
+        """True if only cancelled coroutines are running."""
+        return bool(self._running) and not self.is_taken
+
+
+async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    for work in before:
+        with contextlib.suppress(Exception):
+            await work.async_wait()
+    return await begin()
+
+
+def at_once() -> Any:
+    """Return the result of a method that waits for nothing: None; in a coroutine a ``Work`` of it."""
+    if running_loop() is None:
+        return None
+    work: Work[None] = Work()
+    work._settle()
+    return work
+
+
+_AT_ONCE: Final = 1 << 20
+"""Bytes that are copied faster than a thread can be woken."""
+
+T = TypeVar("T")
+
+
+class ProcessEnds(ClosedError):
+    """This process is ending, and starts no more threads."""
+
+
+class WorkerThread:
+    """Runs functions one after another in a thread, which is started when it is needed.
+
+    Attributes:
+        label: the thread's name.
+    """
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+        self._is_closed = False
+        self._reset()
+        reset_in_children(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
+        """Call a function, in the thread if it copies so much that it would hold up the loop.
+
+        The function cannot be stopped: a cancellation is raised once it has returned.
+
+        Args:
+            nbytes: size of its copy in bytes; None: it waits for others too.
+
+        Raises:
+            asyncio.CancelledError: the function's error, if any, is its cause.
+            ProcessEnds: the interpreter starts no more threads.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE:
+            return function(*args)
+        with self._lock:  # a close waits until this is submitted
+            try:
+                future = asyncio.get_running_loop().run_in_executor(self._thread(), function, *args)
+            except RuntimeError as error:
+                raise ProcessEnds(f"{self.label}: this process ends") from error
+        return await outlast(future)
+
+    async def wait(self) -> None:
+        """Wait for all functions that have been started."""
+        with self._lock:
+            executor = self._executor
+            last = None if executor is None else executor.submit(_nothing)
+        if last is not None:
+            await outlast(asyncio.wrap_future(last))
+
+    def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
+        """Start a function that raises nothing, without waiting for it; from any thread. Does nothing once it is
+        closed.
+
+        Args:
+            nbytes: as of ``do``.
+        """
+        if nbytes is not None and nbytes <= _AT_ONCE:
+            function(*args)
+            return
+        with self._lock:
+            if not self._is_closed:
+                self._thread().submit(function, *args)
+
+    async def end(self) -> None:
+        """Close it without holding up the loop."""
+        try:
+            await self.wait()
+        finally:
+            self.close()
+
+    def _thread(self) -> ThreadPoolExecutor:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(1, thread_name_prefix=self.label)
+        return self._executor
+
+    def close(self) -> None:
+        """Wait for the functions that have been started, and end the thread."""
+        with self._lock:
+            executor, self._executor, self._is_closed = self._executor, None, True
+        if executor is not None:
+            executor.shutdown()
+
+
+def _nothing() -> None:
+    pass
+
+
+async def outlast(ending: Awaitable[T]) -> T:
+    """Await something that cannot be stopped; raise a cancellation once it has ended.
+
+    Raises:
+        asyncio.CancelledError: the error of what was awaited, if any, is its cause.
+    """
+    future = asyncio.ensure_future(ending)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled from future.exception()
+    return future.result()
+
+
+def check_seconds(timeout: Any) -> None:
+    """Check ``timeout=`` of a method that may block.
+
+    Raises:
+        TypeError: ``timeout=`` is neither a number nor None, which stands for what the method says.
+        ValueError: it is negative, or not a number at all.
+    """
+    if timeout is None:
+        return
+    if isinstance(timeout, bool) or not hasattr(type(timeout), "__float__"):
+        raise TypeError(f"timeout= takes seconds, or None; got {timeout!r}")
+    if not timeout >= 0:  # nan is not either
+        raise ValueError(f"timeout= takes seconds, at least 0; got {timeout!r}")
