@@ -88,13 +88,12 @@ class Player:
         self.is_patient = True
         await self.publish(count, 1e6)
 
-    async def hand(self, who: int, turns: int, is_later: bool) -> None:
-        """Have one version come over the link and one by a call, the earlier or the later one of two."""
+    async def hand(self, who: int, pause: float, is_later: bool) -> None:
+        """Send one version, and have a call bring the one before it, or the one after it."""
         self.number += 2
         numbers = [self.number - 1, self.number]
         await self.world.trainer("send", [numbers[not is_later]], 5.0 * self.world.second)
-        for _ in range(turns):
-            await asyncio.sleep(0)
+        await asyncio.sleep(pause * self.world.second)
         self._begin(self.world.follower(who, "hand", numbers[is_later]), who)
 
     async def deliver(self, seconds: float | None) -> None:
@@ -183,6 +182,7 @@ class Player:
         if self.is_open:
             await self._ends_everything("whoever lacks it has answered, or has gone")
             await self._everybody_has_it()
+            await self._two_ways()
             await self._one_leaves()
             await self.cancel(self.number % 8, True)
             await self._rest()
@@ -215,13 +215,28 @@ class Player:
             for who in sorted(self.following - self.disturbed):
                 assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
 
+    async def _two_ways(self) -> None:
+        """The later one stays of two versions that wait for a reader, one from a call and one from the link."""
+        for is_later in (True, False):
+            for who in sorted(self.following - self.disturbed)[:1]:
+                await self.read(who)
+                await asyncio.sleep(self.world.second)
+                await self.hand(who, 0.0 if is_later else 5.0, is_later)
+                await asyncio.sleep(self.world.second)
+                await self.release(who)
+                await self._settle()
+                self.disturbed.discard(who)
+                if "sent" in await self._rest():
+                    later = self.number - is_later  # a call brings nothing in some worlds
+                    assert await self.world.follower(who, "has", later), f"follower {who} has lost version {later}"
+
     async def _one_leaves(self) -> None:
         """Nobody waits for one that leaves, or dies, before it has a version."""
         for who in sorted(self.following)[:1]:
             await self.read(who)
             await asyncio.sleep(self.world.second)
             await self.publish_patiently(self.how["behind"] + 2)
-            await asyncio.sleep(self.world.second)
+            await (self._rest() if self.how["behind"] else asyncio.sleep(self.world.second))
             await (self.remove if self.number % 2 else self.die)(who)
             await self._settle()
             await self._rest()

@@ -129,7 +129,7 @@ class Programs(RuleBasedStateMachine):
 
     def hand(self, number: int, pause: float) -> None:
         """By a call and over the link, in an order that both ways may change."""
-        self._act(pause, "hand", self._one(number), len(self.acts) % TURNS, bool(number % 2))
+        self._act(pause, "hand", self._one(number), len(self.acts) % TURNS / 2, bool(number % 2))
 
     def publish_many(self, number: int, pause: float) -> None:
         """More than followers may be behind; and the receivers have little time."""
@@ -180,11 +180,11 @@ def programs(world: Any, count: int, steps: int, **options: Any) -> None:
 
 
 def test_programs_within_a_process() -> None:
-    programs(in_a_process, 30, 25, ack_timeout=0.5, rest_s=10.0, is_exact=False, counts_memory=True)
+    programs(in_a_process, 40, 25, ack_timeout=0.5, rest_s=10.0, is_exact=False, counts_memory=True)
 
 
 def test_programs_in_a_simulated_cluster() -> None:
-    programs(simulated, 40, 25, ack_timeout=600.0, rest_s=300.0, is_exact=True, counts_memory=False)
+    programs(simulated, 10, 25, ack_timeout=600.0, rest_s=300.0, is_exact=True, counts_memory=False)
 
 
 async def test_a_program_over_processes() -> None:
