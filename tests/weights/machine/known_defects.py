@@ -33,12 +33,14 @@ def find(name: str) -> str:
         known_defects.copy_to(Path(folder))
         if (applied := apply(name, Path(folder))).returncode:
             raise SystemExit(f"{name} does not apply any more:\n{applied.stderr}")
-        command = [sys.executable, "-P", "-m", "pytest", "-xqn", "0", "-c", os.devnull, "-p", "no:cacheprovider"]
+        command = [sys.executable, "-P", "-m", "pytest", "-x", "-q", "-c", os.devnull, "-p", "no:cacheprovider"]
         command += ["--confcutdir=tests/weights/machine", "tests/weights/machine/test_machine.py", "-k", "programs"]
         done = subprocess.run(
             command, cwd=folder, env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True
         )
-        broken = re.search(r"^[ |]*E +(\w+: .*)", done.stdout, re.MULTILINE)
+        if done.returncode > 1:
+            raise SystemExit(f"{name} was not looked for:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        broken = re.search(r"^[ |]*E? +(\w*Error: .*)", done.stdout, re.MULTILINE)
         return "" if not done.returncode else broken[1][:160] if broken else done.stdout[-2000:]
 
 
