@@ -92,24 +92,6 @@ def cancelled(packed: Callable[..., Any]) -> Callable[..., Any]:
     return publish
 
 
-@pytest.mark.parametrize("apply", ["copy", "map"])
-async def test_a_late_receiver_gets_what_was_published_and_the_number_is_used_again(
-    cancelled: Callable[..., Any], apply: str
-) -> None:
-    async with Publisher(weights(0), apply=apply) as publisher:
-        first, held = await joined(publisher, 0, apply)
-        await (await publisher.publish(weights(1)))
-        await cancelled(publisher, weights(2))
-        assert publisher.version == 1
-        late, shown = await joined(publisher, 1, apply)
-        assert (late.version, values(shown)) == (1, [[1], [1]])
-        report = await (await publisher.publish(weights(3), version=2))
-        assert report.version == first.version == late.version == 2
-        assert values(held) == values(shown) == [[3], [3]]
-        await first.close()
-        await late.close()
-
-
 # -- who comes when everything is packed ----------------------------------------------------------------------------
 
 

@@ -67,13 +67,6 @@ def test_what_is_written_over_a_torn_version_does_not_make_it_whole() -> None:
         reception.overwritten(3)
 
 
-def test_a_version_that_would_go_back_is_refused() -> None:
-    reception = Reception()
-    reception.applied(3)
-    with pytest.raises(ValueError, match="version 2 cannot follow version 3"):
-        reception.applied(2)
-
-
 def two() -> VersionLedger:
     ledger = VersionLedger()
     ledger.add("a")
