@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -35,7 +36,15 @@ class Ends(Worker):
         self._patience: Any = None
 
     def model_of(self, width: int) -> None:
-        self.model = Tied(float(type(self) is not Follower), width)
+        self.model: Any = Tied(float(type(self) is not Follower), width)
+        self.named = self.model
+
+    def model_of_rows(self) -> None:
+        self.model = self.named = {"a": torch.zeros(4, 3), "b": torch.zeros(4)}
+
+    def wrap(self, name: str) -> None:
+        """Have the model's tensors below a name."""
+        self.named = torch.nn.ModuleDict({name: self.model})
 
     def forget_names_soon(self) -> None:
         """Names are waited for no longer than that."""
@@ -83,9 +92,15 @@ class Trainer(Ends):
         return sent
 
     async def enter(self, to: Any, **options: Any) -> int:
-        self.weights = publish(self.model, to, **options)
+        self.weights = publish(self.named, to, **options)
         await self.weights.__aenter__()
         return int(self.weights.version)
+
+    async def send_rows(self, value: float) -> int:
+        """Sends tensors of which each row has a value of its own."""
+        self.model["b"].copy_(value + torch.arange(4))
+        self.model["a"].copy_(self.model["b"][:, None])
+        return int(await self.weights.send())
 
     async def enter_streamed(self, to: Any, **options: Any) -> int:
         """Publishes the model as a function yields it, whose calls are counted."""
@@ -244,9 +259,21 @@ class Follower(Ends):
         return sorted(seen.items())
 
     async def enter(self, of: Any = "trainer", **options: Any) -> int:
-        self.weights = follow(self.model, of, **options)
+        self.weights = follow(self.named, of, **options)
         await self.weights.__aenter__()
         return int(self.weights.version)
+
+    async def enter_part(self, **options: Any) -> int:
+        """Follows with plain tensors, each of which is this rank's part of the trainer's rows."""
+        from torch.distributed.tensor import Shard
+
+        mesh = SimpleNamespace(shape=(self._world_size,), get_coordinate=lambda: [self._rank])
+        self.named = {name: tensor.chunk(self._world_size)[0].clone() for name, tensor in self.model.items()}
+        return await self.enter(shard=(mesh, [Shard(0)]), **options)
+
+    def rows(self) -> tuple[list[Any], list[float]]:
+        with self.weights.reading():
+            return self.named["a"].tolist(), self.named["b"].tolist()
 
     def enter_blocking(self) -> int:
         self.weights = follow(self.model, "trainer")

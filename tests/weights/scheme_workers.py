@@ -65,10 +65,6 @@ class Rollout(Worker):
         await scheme.connect()
         self.serving = scheme.get_receiver().serve()
 
-    async def wait_for_end(self) -> None:
-        """Of what serves, because the sender is gone."""
-        await asyncio.wait([self.serving])
-
     def begin_called(self, scheme: Any) -> None:
         self.scheme = scheme
         scheme.init_on_worker("policy", model=self.model)

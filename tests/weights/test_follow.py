@@ -114,20 +114,6 @@ def test_versions_are_applied_while_a_def_method_keeps_the_loop_from_turning(
     trainer.leave().wait(40)
 
 
-def test_nothing_is_applied_to_an_idle_worker_that_reads_and_everything_to_one_that_does_not(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    trainer.enter("rollout").wait(40)
-    rollout.enter().wait(40)
-    rollout.begin_reading().wait(40)
-    trainer.send(2.0).wait(40)
-    with pytest.raises(DeadlineExceeded):
-        trainer.delivered(0.3).wait(40)
-    assert rollout.end_reading().wait(40) == [(1, {1.0})]
-    trainer.delivered().wait(40)
-    assert rollout.look().wait(40) == [(2, {2.0})]
-    trainer.leave().wait(40)
-
-
 def test_weights_that_do_not_fit_are_refused_at_both_ends(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
     rollout.model_of(2).wait(40)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rlinf_async import Cluster, publish
-from rlinf_async.errors import ConfigError, DeadlineExceeded, WorkerDied
+from rlinf_async.errors import ConfigError, DeadlineExceeded, WeightMismatch, WorkerDied
 from tests.weights.ends import Tied
 from tests.weights.publishing_workers import Follower, Groups, Sharded, Trainer
 from tests.weights.weight_workers import Launch
@@ -80,6 +80,40 @@ def test_a_process_below_a_rank_of_the_group_follows_too(launch: Launch, apply: 
     assert rollout.end_below().wait(40) == [0]
     trainer.send(4.0).wait(40)
     trainer.delivered().wait(40)
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_names_that_differ_are_mapped_by_either_side(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
+    trainer.wrap("module").wait(40)
+    trainer.enter("rollout", apply=apply).wait(40)
+    with pytest.raises(WeightMismatch, match=r"strip_prefix='module\.' on the trainer's side takes it off"):
+        rollout.enter(apply=apply).wait(40)
+    rollout.wrap("policy").wait(40)
+    rollout.enter(apply=apply, rename={"policy": "module"}).wait(40)
+    assert rollout.look().wait(40) == [(1, {1.0})]
+    trainer.leave_by_an_error().wait(40)
+    rollout.leave().wait(40)
+    trainer.enter("rollout", apply=apply, strip_prefix="module.").wait(40)
+    rollout.enter(apply=apply, strip_prefix="policy.").wait(40)
+    trainer.send(2.0).wait(40)
+    assert rollout.wait_version(2).wait(40) == [(2, {2.0})]
+    trainer.leave().wait(40)
+
+
+@pytest.mark.parametrize("apply", ["copy", "map"])
+def test_each_rank_that_has_a_shard_gets_its_part(launch: Launch, apply: str) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
+    for group in (trainer, rollout):
+        group.model_of_rows().wait(40)
+    trainer.enter("rollout", apply=apply).wait(40)
+    rollout.enter_part(apply=apply).wait(40)
+    for version in (2, 3):
+        trainer.send_rows(10.0 * version).wait(40)
+        trainer.delivered().wait(40)
+        parts = [[10.0 * version + row for row in rows] for rows in ((0, 1), (2, 3))]
+        assert rollout.rows().wait(40) == [([[value] * 3 for value in part], part) for part in parts]
     trainer.leave().wait(40)
 
 

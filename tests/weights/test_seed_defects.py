@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import multiprocessing
 import pickle
@@ -331,13 +330,3 @@ def test_d16_a_doubled_message_is_answered_a_late_one_is_refused_and_neither_is_
     assert isinstance(transport.answers[-1], ValueError)
     assert model.values() == {3.0}
     scheme.close()
-
-
-async def test_d16_a_send_that_is_given_up_does_not_spoil_the_next_one() -> None:
-    async with both("multiprocess") as ends:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await ends.sender.send(Tied(7.0))
-        ends.receiver.serve()
-        await ends.sender.send(Tied(8.0), timeout=10)
-        assert ends.sees == {8.0}

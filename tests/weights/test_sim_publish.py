@@ -135,9 +135,6 @@ def test_each_failure_is_told_once_where_one_of_them_was_waited_for_meanwhile() 
     assert simulated(script) == [[2, 3]]
 
 
-# -- a model that does not fit at first --------------------------------------------------------------------------------
-
-
 # -- a follower that leaves and comes back -----------------------------------------------------------------------------
 
 
@@ -164,6 +161,3 @@ def test_a_close_ends_the_wait_for_ranks_that_do_not_follow() -> None:
 
     (said,) = simulated(script)
     assert "is closed" in said
-
-
-# -- sends that wait for one another -----------------------------------------------------------------------------------

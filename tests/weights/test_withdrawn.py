@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import multiprocessing
 import threading
 from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async._core.failures import pack_error
 from rlinf_async._messaging.state.relay_plan import BRING, LANDED, ROOM, WHOLE
 from rlinf_async.errors import ClosedError, WeightMismatch
-from rlinf_async.weights import Publisher, Subscriber
+from rlinf_async.weights import MPTransport, Publisher, Subscriber
 from rlinf_async.work import Work
 from tests._support.fake_gpus import FakeGpus
 from tests._support.recording_listener import Ear
@@ -52,7 +55,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     pack = Store.pack
 
     @contextlib.asynccontextmanager
-    async def publish(publisher: Publisher, source: Any, **options: Any) -> AsyncIterator[asyncio.Task[SyncHandle]]:
+    async def publish(publisher: Any, source: Any, **options: Any) -> AsyncIterator[asyncio.Task[SyncHandle]]:
         packed, goes_on = threading.Event(), threading.Event()
 
         def pack_and_wait(*args: Any, **kwargs: Any) -> Any:
@@ -62,7 +65,7 @@ def packed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             return writer
 
         monkeypatch.setattr(Store, "pack", pack_and_wait)
-        publishing = asyncio.create_task(publisher.publish(source, **options))
+        publishing = asyncio.ensure_future(publisher.publish(source, **options))
         assert await asyncio.to_thread(packed.wait, 5)
         monkeypatch.setattr(Store, "pack", pack)
         try:
@@ -87,37 +90,6 @@ def cancelled(packed: Callable[..., Any]) -> Callable[..., Any]:
         assert publishing.cancelled()
 
     return publish
-
-
-@pytest.mark.parametrize("apply", ["copy", "map"])
-async def test_a_late_receiver_gets_what_was_published_and_the_number_is_used_again(
-    cancelled: Callable[..., Any], apply: str
-) -> None:
-    async with Publisher(weights(0), apply=apply) as publisher:
-        first, held = await joined(publisher, 0, apply)
-        await (await publisher.publish(weights(1)))
-        await cancelled(publisher, weights(2))
-        assert publisher.version == 1
-        late, shown = await joined(publisher, 1, apply)
-        assert (late.version, values(shown)) == (1, [[1], [1]])
-        report = await (await publisher.publish(weights(3), version=2))
-        assert report.version == first.version == late.version == 2
-        assert values(held) == values(shown) == [[3], [3]]
-        await first.close()
-        await late.close()
-
-
-async def test_what_was_not_published_is_in_no_later_version(cancelled: Callable[..., Any]) -> None:
-    async with Publisher(weights(0)) as publisher:
-        subscriber, held = await joined(publisher, 0, "copy")
-        await cancelled(publisher, weights(9))
-        for value in (1, 2):
-            await (await publisher.publish(weights(value)))
-        await cancelled(publisher, weights(9))
-        for value in (3, 4, 5):
-            await (await publisher.publish(weights(value)))
-            assert values(held) == [[value], [value]]
-        await subscriber.close()
 
 
 # -- who comes when everything is packed ----------------------------------------------------------------------------
@@ -327,6 +299,41 @@ async def test_who_is_replaced_when_all_is_packed_gets_it_all_the_same(packed: C
         assert values(held) == [[1], [1]]
         await before.close()
         await after.close()
+
+
+async def test_who_is_replaced_over_another_pipe_when_all_is_packed_has_failed_and_gets_the_next(
+    packed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was packed is published when the old link is closed, and the new one not open yet."""
+    pipes = [multiprocessing.Pipe() for _ in range(3)]
+    scheme, models = MultiProcessWeightSyncScheme(), [weights(0) for _ in pipes]
+    receiving = [MultiProcessWeightSyncScheme() for _ in pipes]
+    scheme.init_on_sender("policy", pipes=[ours for ours, _ in pipes[:2]], source_model=weights(1))
+    for each, (_, theirs), model in zip(receiving, pipes, models, strict=True):
+        each.init_on_worker("policy", pipe=theirs, model=model)
+    await asyncio.gather(*(each.connect(timeout=5) for each in (scheme, *receiving[:2])))
+    sender, close, is_sent = scheme.get_sender(), MPTransport.close, asyncio.Event()
+
+    async def close_late(transport: MPTransport) -> None:
+        await is_sent.wait()
+        close(transport)
+
+    receiving[0].get_receiver().serve()
+    with monkeypatch.context() as patch:
+        patch.setattr(MPTransport, "close", close_late)
+        async with packed(SimpleNamespace(publish=sender.send), weights(2), timeout=10) as sending:
+            replacing = asyncio.ensure_future(sender.replace(1, pipes[2][0]))
+        is_sent.set()
+        await replacing
+    with pytest.raises(ClosedError, match="receiver 1 of 'policy' was removed"):
+        await sending
+    receiving[2].get_receiver().serve()
+    assert (await sender.send(weights(3), timeout=10)).version == 3
+    assert values(models[0]) == values(models[2]) == [[3], [3]]
+    for end in (scheme, *receiving):
+        await end.close()
+    for pipe in (*pipes[0], *pipes[1], *pipes[2]):
+        pipe.close()
 
 
 async def test_what_goes_wrong_in_publishing_is_raised_and_the_next_version_is_published(

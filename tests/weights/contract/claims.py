@@ -233,10 +233,6 @@ class Ends:
         found = await self.receivers.look()
         assert found == [(version, set(values))] * self.size, f"{found}, and not version {version} of {values}"
 
-    async def expect_of(self, name: str, value: float) -> None:
-        found = await self.receivers.values_of(name)
-        assert found == [{value}] * self.size, f"{name} is {found}, and not {value}"
-
     def overhear(self) -> Overheard | None:
         """From now on what a publisher says; None where there is none."""
         publisher = self.sender._sending.publisher

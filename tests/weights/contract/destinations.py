@@ -23,13 +23,6 @@ def stacked() -> dict[str, Any]:
     return {"s": members, "w": torch.zeros(2)}
 
 
-def stacked_with_one_that_cannot_be_written() -> dict[str, Any]:
-    model = stacked()
-    model["s"].unlock_()
-    model["s"].tensordicts[2]["weight"] = torch.zeros(2, 2, device="meta")
-    return model
-
-
 def for_stacks(value: float) -> dict[str, Any]:
     return {
         "s": {"weight": torch.full((3, 2, 2), value), "bias": torch.full((3, 2), value)},
@@ -76,12 +69,6 @@ async def refused(make: Make, source: Any, model: Any, *words: str, **options: A
         with pytest.raises(Exception, match=".*".join(words)):
             await ends.deliver()
         await ends.expect(0, 0.0)
-
-
-@claim()
-async def a_stack_with_a_member_that_cannot_be_written_is_refused_by_name(make: Make) -> None:
-    name = r"'s\.weight' \(member 2 of the stack\) is on the meta device"
-    await refused(make, for_stacks(5.0), stacked_with_one_that_cannot_be_written, name)
 
 
 class HalfMesh:
@@ -135,15 +122,6 @@ async def a_quantized_or_nested_source_is_refused_as_what_it_is(make: Make) -> N
                 await ends.sender.send()
 
 
-@claim()
-async def a_value_for_a_tensor_is_refused_by_name(make: Make) -> None:
-    for value in ("x", None):
-        if value is None and make.way.strategy == "tensordict":
-            continue  # TensorDicts have no None
-        weights = Tied(1.0).state_dict() | {"steps": value}
-        await refused(make, weights, Tied, r"'steps' is a tensor in the destination and \w+ in the weights")
-
-
 def halved() -> Tied:
     return Tied().bfloat16()
 
@@ -157,43 +135,3 @@ async def a_worker_in_bfloat16_gets_the_weights_of_a_trainer_in_float32(make: Ma
             await ends.deliver()
             await ends.expect(version, float(version))
         assert await ends.receivers.dtypes() == [{torch.bfloat16}] * ends.size
-
-
-@claim()
-async def with_strict_dtype_another_dtype_is_refused_and_the_error_names_the_option(make: Make) -> None:
-    await refused(make, Tied(1.0), halved, "is torch.bfloat16 in the dest", "strict_dtype=", strict_dtype=True)
-
-
-def a_module_in_a_dict() -> dict[str, Any]:
-    return {"policy": Tied(), "steps": torch.zeros(1)}
-
-
-@claim()
-async def modules_in_dicts_are_written(make: Make) -> None:
-    weights = {"policy": Tied(1.0).state_dict(), "steps": torch.ones(1)}
-    async with make(weights, model=a_module_in_a_dict) as ends:
-        await ends.deliver()
-        await ends.expect(1, 1.0)
-
-
-def with_a_number_as_key() -> dict[Any, Any]:
-    return {"a": {0: torch.zeros(2)}}
-
-
-@claim()
-async def keys_that_are_no_strings_are_refused(make: Make) -> None:
-    async with make({"a": {"0": torch.ones(2)}}, model=with_a_number_as_key) as ends:
-        with pytest.raises(Exception, match="keys of weights are strings; got 0 in 'a'"):
-            await ends.deliver()
-        assert {version for version, *_ in await ends.receivers.standing()} == {0}
-
-
-def in_part_the_same() -> dict[str, Any]:
-    base = torch.zeros(6)
-    return {"a": base[:4], "b": base[2:]}
-
-
-@claim()
-async def destinations_that_overlap_in_part_are_refused_by_both_names(make: Make) -> None:
-    weights = {"a": torch.ones(4), "b": torch.ones(4)}
-    await refused(make, weights, in_part_the_same, "'a' and 'b' share a part of their memory in the destination")

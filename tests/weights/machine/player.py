@@ -37,6 +37,7 @@ class Player:
         self.mortal: set[Any] = set()
         """Those that have died, whose calls may fail."""
         self.is_open = True
+        self.is_patient = False
         self.following: set[int] = set()
         """Those that follow the present trainer."""
         self.disturbed: set[int] = set()
@@ -81,6 +82,19 @@ class Player:
         numbers = list(range(self.number + 1, self.number + 1 + count))
         self.number += count
         await self.world.trainer("send", numbers, seconds * self.world.second)
+
+    async def publish_patiently(self, count: int = 1) -> None:
+        """With a deadline that does not pass: a version ends when whoever lacks it has answered, or has gone."""
+        self.is_patient = True
+        await self.publish(count, 1e6)
+
+    async def hand(self, who: int, pause: float, is_later: bool) -> None:
+        """Send one version, and have a call bring the one before it, or the one after it."""
+        self.number += 2
+        numbers = [self.number - 1, self.number]
+        await self.world.trainer("send", [numbers[not is_later]], 5.0 * self.world.second)
+        await asyncio.sleep(pause * self.world.second)
+        self._begin(self.world.follower(who, "hand", numbers[is_later]), who)
 
     async def deliver(self, seconds: float | None) -> None:
         await self.world.trainer("deliver", None if seconds is None else seconds * self.world.second)
@@ -159,18 +173,29 @@ class Player:
         """Mend everything; then everybody has what is sent."""
         await asyncio.sleep(12 * self.world.second)  # who was stopped goes on
         everybody = range(FOLLOWERS)
-        await self._rest()  # although some may be read yet
+        if not self.is_patient:
+            await self._rest()  # although some may be read yet
         for who in everybody:
             await self.world.follower(who, "release")
+        await self._rest()
         await self._settle()
         if self.is_open:
+            await self._ends_everything("whoever lacks it has answered, or has gone")
             await self._everybody_has_it()
+            await self._two_ways()
+            await self._one_leaves()
+            await self.cancel(self.number % 8, True)
+            await self._rest()
         else:
             await self.restart()
         for who in everybody:
             await self.world.follower(who, "mend")
             if who not in self.following:
-                await self.world.follower(who, "follow", self.how, self.how["dtypes"][who])
+                self.disturbed.discard(who)
+                await self.add(who)
+        await self._settle()
+        await self.world.trainer("connect")
+        await self._everybody_has_it()
         for count in (1, 1, 9):
             await self._deliver_to_all(count)
         told = asyncio.gather(*(self.world.follower(who, "ended", 30.0) for who in everybody))
@@ -190,6 +215,37 @@ class Player:
             for who in sorted(self.following - self.disturbed):
                 assert await self.world.follower(who, "has", last), f"follower {who} never gets version {last}"
 
+    async def _two_ways(self) -> None:
+        """The later one stays of two versions that wait for a reader, one from a call and one from the link."""
+        for is_later in (True, False):
+            for who in sorted(self.following - self.disturbed)[:1]:
+                await self.read(who)
+                await asyncio.sleep(self.world.second)
+                await self.hand(who, 0.0 if is_later else 5.0, is_later)
+                await asyncio.sleep(self.world.second)
+                await self.release(who)
+                await self._settle()
+                self.disturbed.discard(who)
+                if "sent" in await self._rest():
+                    later = self.number - is_later  # a call brings nothing in some worlds
+                    assert await self.world.follower(who, "has", later), f"follower {who} has lost version {later}"
+
+    async def _one_leaves(self) -> None:
+        """Nobody waits for one that leaves, or dies, before it has a version."""
+        for who in sorted(self.following)[:1]:
+            await self.read(who)
+            await asyncio.sleep(self.world.second)
+            await self.publish_patiently(self.how["behind"] + 2)
+            await (self._rest() if self.how["behind"] else asyncio.sleep(self.world.second))
+            await (self.remove if self.number % 2 else self.die)(who)
+            await self._settle()
+            await self._rest()
+            await self._ends_everything("whoever lacks it has gone")
+
+    async def _ends_everything(self, why: str) -> None:
+        undelivered = await self.world.trainer("undelivered")
+        assert not undelivered, f"versions {undelivered} are under way, and {why}"
+
     async def _deliver_to_all(self, count: int) -> None:
         for _ in range(6):  # an earlier failure is told once, and nothing is sent then
             await self.publish(count, 60_000.0)
@@ -203,10 +259,13 @@ class Player:
                 break
         else:
             raise AssertionError(f"version {self.number} is not delivered: {told}")
+        await self._ends_everything("everybody has a later one")
         for who in range(FOLLOWERS):
             assert await self._look(who) == self.number, f"follower {who} has not version {self.number}"
         if self.how["counts_memory"]:
-            most = max(3, self.how["behind"] + 2) + PINNED * FOLLOWERS
+            each, hosts = max(3, self.how["behind"] + 2), len({*self.how["nodes"]} - {0})
+            left = FOLLOWERS * (each + 1) if hosts else 0  # by hosts that are gone, and not forgotten yet
+            most = each * (1 + hosts) + PINNED * FOLLOWERS + left
             assert (slots := await self.world.trainer("slots")) <= most, f"{slots} slots are open"
 
     async def _rest(self) -> list[str]:

@@ -67,6 +67,8 @@ class Trainer:
         except BaseException as error:
             if weights.version < number:
                 self.unsent.append(number)
+            if self._how["behind"] and isinstance(error, DeadlineExceeded):
+                self.faults.append(f"a follower that is late was told to the send of version {number}: {error!r}")
             return self._told(error)
         finally:
             for tensor in sent.values():
@@ -124,6 +126,15 @@ class Trainer:
         self._tasks.clear()
         return ended
 
+    async def connect(self) -> None:
+        """Have every receiver that has refused look again, in worlds where trainers do that."""
+        if hasattr(self.weights, "connect"):
+            await self.weights.connect(10.0)
+
+    async def undelivered(self) -> list[int]:
+        """Return the versions that stay under way, in worlds where trainers know."""
+        return list(await self.weights.undelivered() if hasattr(self.weights, "undelivered") else [])
+
     async def story(self) -> tuple[list[int], list[str]]:
         return self.unsent, self.faults
 
@@ -150,6 +161,13 @@ class Follower:
         self.faults: list[str] = []
         self.model: dict[str, torch.Tensor] = {}
         self._is_misfit = False
+        self._stays_at: int | None = None
+        """Version beside which no other one may come into the model while it does not fit; None: one was coming."""
+        self._inside = 0
+        """Readers who stay."""
+        self._handed: set[int] = set()
+        """Versions that calls have written into memory that snapshots share."""
+        self._may_go_back = False
         self._order = asyncio.Lock()
         self._readers: dict[asyncio.Task[None], asyncio.Event] = {}
         self._kept: list[tuple[int, dict[str, torch.Tensor]]] = []
@@ -161,6 +179,7 @@ class Follower:
                 self.model = tensors(0.0, how["size"], getattr(torch, dtype))
             if self.weights is not None:
                 await self._close()
+            self._may_go_back = self.last in self._handed  # of that version its sender may not have heard
             self.weights = self._follow(self.model, how)
 
     async def leave(self) -> None:
@@ -189,11 +208,14 @@ class Follower:
         """Hold the model against the version that it should have."""
         if (found := self._values(self.model)) != {float(version)}:
             self.faults.append(f"the model of version {version} holds {found}")
-        if version < self.last:
+        if self._is_misfit and self._stays_at not in (None, version):
+            self.faults.append(f"version {version} was applied to a model that did not fit since {self._stays_at}")
+        if version < self.last and not self._may_go_back:
             self.faults.append(f"version {version} was read after version {self.last}")
         if version and version not in self.seen[-1:]:
             self.seen.append(version)
-        self.last = max(self.last, version)
+        self._may_go_back &= version == self.last
+        self.last = version
         if self._how["apply"] == "map" and self.model["a"].dtype is torch.float32:  # others are copied
             for kept, snapshot in self._kept:
                 if (values := self._values(snapshot)) != {float(kept)}:
@@ -232,7 +254,9 @@ class Follower:
     async def _read(self, weights: Any, leaves: asyncio.Event) -> None:
         with self._told("a reader who stays"):
             async with weights.reading(0.5) as version:
+                self._inside += 1
                 await leaves.wait()
+                self._inside -= 1
                 if version and self.weights is weights:  # the next one does not know this reader
                     self._note(version)
 
@@ -248,13 +272,23 @@ class Follower:
         if self.weights is not None and self.last and not self._is_misfit:
             with self._told("a reader who keeps"):
                 async with self.weights.reading(0.2) as version:
-                    if version:
+                    if version and version not in self._handed:
                         self._kept.append((version, {name: tensor.detach() for name, tensor in self.model.items()}))
                         del self._kept[:-2]
 
     async def refuse(self) -> None:
         """Have the model fit no more."""
-        if self.model:
+        if not self.model:
+            return
+        weights = self.weights
+        async with contextlib.AsyncExitStack() as nobody_writes:
+            is_sure = weights is None or bool(self._inside)
+            if not is_sure and weights.version:
+                with self._told("a reader"):
+                    await nobody_writes.enter_async_context(weights.reading(0.2))
+                    is_sure = True
+            here = self.last if weights is None else weights.version or self.last
+            self._stays_at = here if is_sure else None
             self._is_misfit = True
             self.model["b"] = torch.zeros(9)
 
@@ -268,6 +302,21 @@ class Follower:
             async with weights.reading() if is_read else contextlib.nullcontext(self.last) as version:
                 self.model["b"] = torch.full((700,), float(version), dtype=self.model["a"].dtype)
                 self._is_misfit = False
+
+    async def hand(self, version: int) -> None:
+        """Have a call bring a version, in worlds where followers take that; an earlier one is refused."""
+        if not hasattr(self.weights, "accept"):
+            return
+
+        def write() -> None:
+            if self._is_misfit:
+                raise ValueError("it does not fit")
+            for tensor in self.model.values():
+                tensor.fill_(float(version))
+            self._handed.add(version)
+
+        with self._told("who calls"), contextlib.suppress(ValueError):
+            await self.weights.accept(write, version)
 
     async def has(self, version: int) -> bool:
         """True if it has the version within some seconds."""

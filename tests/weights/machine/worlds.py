@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -15,6 +16,7 @@ from rlinf_async.errors import ClosedError, PeerLost, WorkerDied
 from rlinf_async.testing import SimCluster
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.weight_parts import LocalLink
+from tests.weights.far_links import FarLink
 from tests.weights.machine.sides import Follower, Trainer, open_slots
 
 FOLLOWERS = 3
@@ -57,6 +59,9 @@ class _Publication:
         self._last: Any = None
         self._told: Any = None
         """The version of which the trainer has heard what became."""
+        self._behind = how["behind"]
+        self._handles: list[Any] = []
+        self.connect = self.publisher.connect
         self._turn = asyncio.Lock()
         for who, link in local.waiting.items():
             self.publisher.add(who, link)
@@ -72,7 +77,13 @@ class _Publication:
             if self._waits and self._last is not None and self._last is not self._told:
                 await self._report(None)
             self._last = await self.publisher.publish(weights, version=version, timeout=timeout)
+            self._handles.append(self._last)
+            behind = await _pending(self._handles[: -self._behind - 1], 0.2)
+            assert not behind, f"versions {behind} are under way, and followers may not be so far behind"
             return int(self._last.version)
+
+    async def undelivered(self) -> list[int]:
+        return await _pending(self._handles, 5.0)
 
     async def delivered(self, timeout: float | None) -> Any:
         if self._last is None:
@@ -91,14 +102,26 @@ class _Publication:
         await self.publisher.close()
 
 
+async def _pending(handles: list[Any], seconds: float) -> list[int]:
+    """Return the versions that do not end soon; another thread may be about to end one."""
+    if waits := [asyncio.create_task(handle.async_wait()) for handle in handles if not handle.done()]:
+        await asyncio.wait(waits, timeout=seconds)
+    found = [handle.version for handle in handles if not handle.done()]
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+    return found
+
+
 class _Following:
     """A subscriber that serves, as ``follow`` has it."""
 
     def __init__(self, local: Local, who: int, model: Any, how: dict[str, Any]) -> None:
-        to_receiver, self.link = LocalLink.pair()
+        to_receiver, self.link = _link_to(how["nodes"][who])
         self.subscriber = Subscriber(self.link, model, **{name: how[name] for name in OPTIONS})
         self.serving = self.subscriber.serve()
         self.reading, self.wait_version = self.subscriber.reading, self.subscriber.wait_version
+        self.accept = self.subscriber.accept
         if local.publisher is None or local.trainer_side.weights is None:
             local.waiting[who] = to_receiver
         else:
@@ -112,8 +135,17 @@ class _Following:
         await self.subscriber.close()
 
 
+def _link_to(node: int) -> tuple[LocalLink, LocalLink]:
+    if not node:
+        return LocalLink.pair()
+    ends = FarLink.far_pair()
+    for end in ends:
+        end.node = node
+    return ends
+
+
 class Local:
-    """A publisher and subscribers over links within this process."""
+    """A publisher and subscribers over links within this process, some of them as if on other machines."""
 
     second = 0.001
 
@@ -144,10 +176,10 @@ class Local:
         dead, self.followers[who] = self.followers[who], self._new(who)
         self.waiting.pop(who, None)
         if dead.weights is not None:
-            dead.weights.link.close(PeerLost("who is dead says nothing"))
-            if self.publisher is not None and who in self.publisher.worker_ids:
-                with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError):  # followers of a publication are removed before their link ends
+                if self.publisher is not None and who in self.publisher.worker_ids:
                     self.publisher.remove(who)
+            dead.weights.link.close(PeerLost("who is dead says nothing"))
             await dead.release()
             await dead.leave()
         await dead.forget()
@@ -184,7 +216,19 @@ def in_a_process(how: dict[str, Any], play: Play) -> None:
         finally:
             await local.end()
 
-    asyncio.run(main())
+    with _few_objects():
+        asyncio.run(main())
+
+
+@contextlib.contextmanager
+def _few_objects() -> Any:
+    """Have collections look at what comes from now on alone: there are several in a program, and torch is large."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()  # what the next one would freeze
+        gc.unfreeze()
 
 
 # -- in a cluster ---------------------------------------------------------------------------------------------------
@@ -266,7 +310,8 @@ def simulated(how: dict[str, Any], play: Play) -> Any:
 
         before = open_slots()
         try:
-            return sim.run(main)
+            with _few_objects():
+                return sim.run(main)
         finally:
             for descriptor in open_slots().keys() - before.keys():  # simulated deaths give nothing back
                 os.close(descriptor)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf_async._core.failures import pack_error
-from rlinf_async.errors import DeadlineExceeded, TransferFailed, WeightMismatch
+from rlinf_async.errors import TransferFailed, WeightMismatch
 from rlinf_async.weights import Publisher, Subscriber
 from tests._support.fake_gpus import FakeGpus
 from tests._support.weight_parts import Leases, LinkMessage, LocalLink, messages
@@ -79,24 +79,6 @@ async def test_nobody_waits_for_a_receiver_that_is_removed_meanwhile(wait: Any) 
         await asyncio.sleep(0.01)
         publisher.remove("it")
         await asyncio.wait_for(waiting, 5)
-
-
-# -- what does not fit ----------------------------------------------------------------------------------------------
-
-
-async def test_who_connects_again_is_asked_again() -> None:
-    destination = {"a": torch.zeros(3, 5)}
-    to_receiver, to_sender = LocalLink.pair()
-    async with Publisher(weights(0)) as publisher, Subscriber(to_sender, destination) as subscriber:
-        publisher.add("it", to_receiver)
-        for _ in range(2):
-            met = await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
-            assert [type(error) for error in met] == [WeightMismatch] * 2
-        with pytest.raises(DeadlineExceeded, match="did not connect"):
-            await publisher.connect(0.01)  # it does not listen
-        destination["b.c"] = torch.zeros(7)
-        await asyncio.gather(publisher.connect(5, weights(1)), subscriber.wait_version(1, 5))
-        assert float(destination["b.c"].min()) == 1.0
 
 
 # -- what is looked for anew ----------------------------------------------------------------------------------------

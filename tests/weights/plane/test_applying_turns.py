@@ -31,31 +31,6 @@ def shown(held: Mapping[str, torch.Tensor]) -> set[float]:
     return set(held["w"].tolist())
 
 
-async def test_a_version_that_has_been_overtaken_while_it_was_looked_at_is_not_written(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    destination = weights(0.0, LARGE)
-    async with pair(weights(0.0, LARGE), destination) as (publisher, (subscriber,)):
-        await (await publisher.publish(weights(1.0, LARGE)))
-        compare, looks, goes_on = subscriber._applying.destination.compare, threading.Event(), threading.Event()
-
-        def slow(views: Any, extra: Any) -> None:
-            compare(views, extra)
-            looks.set()
-            goes_on.wait(20)
-
-        monkeypatch.setattr(subscriber._applying.destination, "compare", slow)
-        handle = await publisher.publish(weights(2.0, LARGE))
-        try:
-            assert await asyncio.to_thread(looks.wait, 20)
-            assert await subscriber.accept(lambda: destination["w"].fill_(7.0), 7)
-        finally:
-            goes_on.set()
-        assert (await handle).per_worker[0].status == "applied"
-        async with subscriber.reading() as version:
-            assert (version, shown(destination)) == (7, {7.0})
-
-
 @pytest.mark.parametrize("apply", ["copy", "map"])
 async def test_a_version_that_still_waits_for_readers_when_all_is_closed_does_not_count(apply: str) -> None:
     destination = weights(0.0)

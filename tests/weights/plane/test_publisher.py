@@ -100,16 +100,6 @@ async def test_a_function_as_destination_gets_every_version_by_path() -> None:
     assert seen == [{("a",): 1.0, ("b", "c"): 1.0}]
 
 
-async def test_a_module_whose_tensors_were_replaced_gets_the_next_version_all_the_same() -> None:
-    destination = nn.Linear(2, 2)
-    source = nn.Linear(2, 2)
-    async with pair(source, destination) as (publisher, _):
-        await (await publisher.publish(source))
-        destination.weight = nn.Parameter(torch.zeros(2, 2))
-        await (await publisher.publish(source))
-        assert torch.equal(destination.weight, source.weight)
-
-
 async def test_a_version_that_breaks_off_while_it_is_published_is_recorded_as_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -152,37 +142,6 @@ async def test_weights_that_differ_from_the_first_are_refused_before_a_byte_is_w
         assert float(destination["a"].min()) == 3.0
 
 
-@pytest.mark.parametrize(
-    ("destination", "apply", "complaint"),
-    [
-        ({"a": torch.zeros(3, 5)}, "copy", "'b.c' is not in the destination"),
-        (
-            weights(0) | {"a": torch.zeros(5, 3)},
-            "copy",
-            r"'a' has shape \[5, 3\] in the destination and \[3, 5\] in the weights",
-        ),
-        (weights(0) | {"a": torch.zeros(3, 5).long()}, "copy", "'a' is torch.int64 in the destination"),
-        (weights(0) | {"a": torch.zeros(3, 5).long()}, "map", "'a' is torch.int64 in the destination"),
-    ],
-)
-async def test_a_destination_that_does_not_fit_is_an_error_on_both_sides(
-    destination: Any, apply: str, complaint: str
-) -> None:
-    before = {name: tensor.clone() for name, tensor in destination.items()}
-    to_receiver, to_sender = LocalLink.pair()
-    async with Publisher(weights(1)) as publisher, Subscriber(to_sender, destination, apply=apply) as subscriber:
-        publisher.add("it", to_receiver)
-        results = await asyncio.gather(publisher.connect(5), subscriber.connect(5), return_exceptions=True)
-        for error in results:
-            assert isinstance(error, WeightMismatch)
-            with pytest.raises(WeightMismatch, match=complaint):
-                raise error
-        assert "receiver 'it'" in str(results[0].__notes__)
-        with pytest.raises(WeightMismatch):  # which is what is known of one that says nothing more
-            await (await publisher.publish(timeout=0.1))
-        assert all(torch.equal(destination[name], before[name]) for name in before)
-
-
 async def test_unknown_receivers_and_versions_that_go_back_are_refused_and_nobody_gets_anything() -> None:
     destination = weights(0)
     async with pair(weights(0), destination) as (publisher, (subscriber,)):
@@ -212,9 +171,6 @@ async def test_what_goes_wrong_in_a_receiver_is_raised_as_itself_and_names_it() 
         assert "worker 0 does not have version 1" in str(raised.value.__notes__)
         assert publisher.quarantined == {0: "LookupError: no such thing"}
         assert float(good["a"].max()) == 1.0
-
-
-# -- versions -------------------------------------------------------------------------------------------------------
 
 
 # -- life -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rlinf_async.weights.state.versions import Judgement, Reception, VersionLedger, next_version
@@ -47,20 +47,6 @@ def test_the_number_of_a_version_whose_sender_is_not_told_is_any_senders() -> No
     assert reception.judge(3, "it") is Judgement.DUPLICATE
 
 
-@given(st.lists(NUMBERS))
-def test_whatever_arrives_in_whatever_order_a_receiver_never_goes_back(versions: list[int]) -> None:
-    """Doubled, reordered and lost versions: what is applied is always the latest that has come."""
-    reception = Reception()
-    for version in versions:
-        before = reception.version
-        verdict = reception.judge(version)
-        assert (verdict is Judgement.APPLY) == (version > before)
-        if verdict is Judgement.APPLY:
-            reception.applied(version)
-        assert reception.staleness == reception.published - reception.version >= 0
-    assert reception.version == max(versions, default=0)
-
-
 @pytest.mark.parametrize("lose", [Reception.torn, Reception.moved])
 def test_what_is_torn_or_to_go_somewhere_else_takes_the_same_version_once_more(lose: Any) -> None:
     reception = Reception()
@@ -79,13 +65,6 @@ def test_what_is_written_over_a_torn_version_does_not_make_it_whole() -> None:
     assert (reception.version, reception.published, reception.is_whole) == (4, 4, False)
     with pytest.raises(ValueError, match="version 3 cannot follow version 4"):
         reception.overwritten(3)
-
-
-def test_a_version_that_would_go_back_is_refused() -> None:
-    reception = Reception()
-    reception.applied(3)
-    with pytest.raises(ValueError, match="version 2 cannot follow version 3"):
-        reception.applied(2)
 
 
 def two() -> VersionLedger:
@@ -166,35 +145,6 @@ def test_versions_only_grow() -> None:
     assert ledger.check(None) == 8
     with pytest.raises(ValueError, match="version 7 is not after version 7"):
         ledger.check(7)
-
-
-@given(st.data())
-def test_every_version_is_completed_exactly_once_whatever_is_answered(data: st.DataObject) -> None:
-    ledger = VersionLedger()
-    names = ["a", "b", "c"]
-    for name in names:
-        ledger.add(name)
-    done: list[int] = []
-    for version in range(1, 5):
-        if ledger.begin(version, data.draw(st.sets(st.sampled_from(names)))):
-            done.append(version)
-            ledger.finish(version)
-        for _ in range(data.draw(st.integers(0, 6))):
-            name, about = data.draw(st.sampled_from(names)), data.draw(NUMBERS)
-            if data.draw(st.booleans()):
-                complete = ledger.answer(name, about, "word")
-            else:
-                complete = ledger.gone(name, "dead", "gone")
-            done += complete
-            for each in complete:
-                ledger.finish(each)
-    for name in names:
-        complete = ledger.remove(name, "removed")
-        done += complete
-        for each in complete:
-            ledger.finish(each)
-    assert sorted(done) == [1, 2, 3, 4]
-    assert ledger.pending == {}
 
 
 def test_an_answer_is_also_that_to_earlier_versions_which_were_skipped() -> None:
