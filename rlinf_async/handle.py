@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, overload
 
 from rlinf_async import settings
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import codec, frames, operations
 from rlinf_async._core.frames import Status
 from rlinf_async._core.own_logger import own_logger
@@ -293,7 +293,7 @@ class Handle(Work[list[R]]):
             request = self._callee.client.request(operations.FindStopped(numbers[::2]), node=node)
             request._follow(partial(self._name_stopped, request))
 
-    def _name_stopped(self, request: Request[list[int]]) -> None:
+    def _name_stopped(self, request: DaemonRequest[list[int]]) -> None:
         if request._has_failed():
             return  # its node is lost, which is reported elsewhere
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}

@@ -25,7 +25,7 @@ from rlinf_async._client.direct_calls import DirectCalls
 from rlinf_async._client.events import Events, Listener
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.reply_handler import NOWHERE, CallReceiver, Receiver, ReplyHandler
-from rlinf_async._client.requests import OWN_NODE, Request, Requests, error_of
+from rlinf_async._client.requests import OWN_NODE, DaemonRequest, Requests, error_of
 from rlinf_async._client.tasks import Task, Tasks
 from rlinf_async._core import codec, failures, frames, operations, process
 from rlinf_async._core.frames import Status
@@ -309,10 +309,10 @@ class NodeClient:
 
     # -- requests -----------------------------------------------------------------------------------------------
 
-    def request(self, operation: Operation[Answer], *, node: int = OWN_NODE, what: str = "") -> Request[Answer]:
+    def request(self, operation: Operation[Answer], *, node: int = OWN_NODE, what: str = "") -> DaemonRequest[Answer]:
         """Request an operation of a node's daemon; ``what`` describes it in errors."""
         target = self.node if node == OWN_NODE else node
-        request = self._requests.begin(Request(self, next(self._ids), operation, target, what))
+        request = self._requests.begin(DaemonRequest(self, next(self._ids), operation, target, what))
         error = self._closed or self.lost_nodes.get(target)
         if error is None and self.loop.is_closed():
             error = loop_watch.closed(self.loop, request._describe())

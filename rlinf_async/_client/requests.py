@@ -1,4 +1,4 @@
-"""Table of a client's open requests to daemons, settled by ANSWER frames; a ``Request`` is awaitable."""
+"""Table of a client's open requests to daemons, settled by ANSWER frames; a ``DaemonRequest`` is awaitable."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN_NODE: Final = -1
 """Value of ``node=`` that stands for this process's own node."""
 
 
-class Request(Work[Answer], Generic[Answer]):
+class DaemonRequest(Work[Answer], Generic[Answer]):
     """Operation that was requested of a daemon, which knows it by its ``number``."""
 
     _ends_with_others = False
@@ -60,12 +60,12 @@ class Request(Work[Answer], Generic[Answer]):
 
 class Requests:
     def __init__(self) -> None:
-        self._open: dict[int, Request[Any]] = {}
+        self._open: dict[int, DaemonRequest[Any]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, request: Request[Answer]) -> Request[Answer]:
+    def begin(self, request: DaemonRequest[Answer]) -> DaemonRequest[Answer]:
         self._open[request.number] = request
         return request
 
@@ -87,7 +87,7 @@ class Requests:
                 # A copy: a raised error would hold the frames that it passes through, and the client keeps this one.
                 request._settle(error=copy_of(error))
 
-    def refuse(self, request: Request[Any], error: Exception) -> None:
+    def refuse(self, request: DaemonRequest[Any], error: Exception) -> None:
         self._open.pop(request.number, None)
         request._settle(error=copy_of(error))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._cluster.launch_config import LaunchConfig
 from rlinf_async._core import frames, operations, own_start, surroundings
 from rlinf_async._core.own_logger import own_logger
@@ -270,7 +270,7 @@ async def _undo(client: NodeClient, members: Members, plan: Plan) -> None:
         return
     nodes = {placement.cluster_node_rank for placement in plan.placements} - set(client.lost_nodes)
     close = operations.CloseGroup(plan.name, members.number, plan.close_grace)
-    requests: list[Request[Any]] = [client.request(close, node=node) for node in nodes]
+    requests: list[DaemonRequest[Any]] = [client.request(close, node=node) for node in nodes]
     requests.append(client.request(operations.Release("group", members.number), node=0))
     for request in requests:
         try:

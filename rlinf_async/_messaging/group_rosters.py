@@ -11,7 +11,7 @@ from rlinf_async import settings
 from rlinf_async._client import peer_activity
 from rlinf_async._client.client import NodeClient
 from rlinf_async._client.name_lookup import end_lookup
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import operations
 from rlinf_async._core.root_cause import fold_ranks
 from rlinf_async._inspection.state.run_report import Target, TargetKind
@@ -157,7 +157,7 @@ class GroupRosters:
 
         late._follow(said)
 
-    def _found(self, key: _Key, lookup: _Lookup, request: Request[list[Any]]) -> None:
+    def _found(self, key: _Key, lookup: _Lookup, request: DaemonRequest[list[Any]]) -> None:
         try:
             roster, error = Roster(key[0], request._result()), None
         except Exception as failure:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import frames, operations
 from rlinf_async._core.descriptors import limit_met
 from rlinf_async._core.error_copy import copy_of
@@ -192,7 +192,7 @@ class Peers:
             request = self._client.request(operations.Watch(numbers), node=node, what="an eye on other workers")
             request._follow(functools.partial(self._watching, request, watched))
 
-    def _watching(self, request: Request[None], watched: list[Peer]) -> None:
+    def _watching(self, request: DaemonRequest[None], watched: list[Peer]) -> None:
         try:
             request._result()
         except NodeLost as lost:

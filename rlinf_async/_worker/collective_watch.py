@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from rlinf_async import settings
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import clock, frames, operations
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async._transports import process_groups
@@ -157,7 +157,7 @@ class CollectiveWatch:
         request = self._client.request(operation, node=frames.node_of(watched.endpoint))
         request._follow(lambda: self._client.later(0, lambda: self._decide(watched, request)))
 
-    def _decide(self, watched: Watched, request: Request[bool]) -> None:
+    def _decide(self, watched: Watched, request: DaemonRequest[bool]) -> None:
         try:
             may_come = request.wait()
         except Exception as error:  # its node is lost

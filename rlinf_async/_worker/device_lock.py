@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from rlinf_async._client.client import NodeClient
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import operations
 from rlinf_async._recorder import recording
 from rlinf_async._recorder.state.event_ring import EventKind
@@ -107,7 +107,7 @@ class Acquisition(Work[None]):
         self._of = lock
         self._limit(timeout)
         self._undone = False
-        self._request: Request[None] | None = None
+        self._request: DaemonRequest[None] | None = None
         if not lock._devices:
             self._grant()
             return
@@ -137,7 +137,7 @@ class Acquisition(Work[None]):
             self._unlock(self._request)
         return True
 
-    def _unlock(self, request: Request[None]) -> Request[list[str]]:
+    def _unlock(self, request: DaemonRequest[None]) -> DaemonRequest[list[str]]:
         return self._of._client.request(operations.UnlockDevices(request.number), node=0)
 
     def _grant(self) -> None:

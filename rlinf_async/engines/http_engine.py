@@ -21,7 +21,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.request_progress import RequestProgress
+from rlinf_async.engines.token_progress import TokenProgress
 from rlinf_async.errors import ConfigError
 
 try:
@@ -57,7 +57,7 @@ class HttpEngine(Engine):
         self._settings = settings
         self._name = name
         self._version = 0
-        self._progress = RequestProgress()
+        self._progress = TokenProgress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._pauses = 0
         self._resumed = asyncio.Event()

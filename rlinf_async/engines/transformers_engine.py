@@ -14,7 +14,7 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.request_progress import RequestProgress
+from rlinf_async.engines.token_progress import TokenProgress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -78,7 +78,7 @@ class TransformersEngine(Engine):
         text_config = model.config.get_text_config()
         self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)
-        self._progress = RequestProgress()
+        self._progress = TokenProgress()
         self._version = 0
         self._updates, self._pause_s = 0, 0.0
         self._subscriber: Subscriber | None = None

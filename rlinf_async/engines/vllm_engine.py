@@ -16,7 +16,7 @@ from rlinf_async.engines.announcements import follow_announcements
 from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
-from rlinf_async.engines.request_progress import RequestProgress
+from rlinf_async.engines.token_progress import TokenProgress
 from rlinf_async.errors import ConfigError
 
 try:
@@ -63,7 +63,7 @@ class VllmEngine(Engine):
         options |= {"weight_transfer_config": WeightTransferConfig(backend=BACKEND), "worker_extension_cls": EXTENSION}
         self._version = 0
         self._numbers = itertools.count()
-        self._progress = RequestProgress()
+        self._progress = TokenProgress()
         self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
         self._pauses = 0
         self._resumed = asyncio.Event()

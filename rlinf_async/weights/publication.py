@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Final
 
-from rlinf_async._client.requests import Request
+from rlinf_async._client.requests import DaemonRequest
 from rlinf_async._core import clock, operations
 from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, NodeLost
@@ -95,7 +95,7 @@ class Publication(Scope):
         """Versions sent so far, on ranks that only count them."""
         self._followers: Followers | None = None
         """None on ranks that do not send."""
-        self._told: Request[list[int]] | None = None
+        self._told: DaemonRequest[list[int]] | None = None
         """Request that tells this node's daemon the last version; its answer has the nodes with experiences ``of`` this
         group."""
         self._sends_ahead = bool(options.behind)

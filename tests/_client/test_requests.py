@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from rlinf_async import NodeLost
-from rlinf_async._client.requests import Request, Requests
+from rlinf_async._client.requests import DaemonRequest, Requests
 from rlinf_async._core import frames, operations
 from rlinf_async._inspection.state.run_report import Target, TargetKind
 
@@ -15,7 +15,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind
 def test_an_error_of_several_requests_holds_the_frames_of_none() -> None:
     requests = Requests()
     refused, lost = made = [
-        requests.begin(Request(cast(Any, None), number, operations.CollectTrace(), 0)) for number in (1, 2)
+        requests.begin(DaemonRequest(cast(Any, None), number, operations.CollectTrace(), 0)) for number in (1, 2)
     ]
     error = NodeLost("gone")
     requests.refuse(refused, error)
@@ -32,8 +32,8 @@ def test_a_request_that_was_undone_is_not_kept_for_an_answer_that_never_comes(
     undo: operations.Operation[Any],
 ) -> None:
     requests = Requests()
-    undone = requests.begin(Request(cast(Any, None), 1, operations.Find("group", "actors", None, 0), 0))
-    requests.begin(Request(cast(Any, None), 2, undo, 0))
+    undone = requests.begin(DaemonRequest(cast(Any, None), 1, operations.Find("group", "actors", None, 0), 0))
+    requests.begin(DaemonRequest(cast(Any, None), 2, undo, 0))
     requests.answer(2, True, [])
     assert len(requests) == 0
     assert not undone.done()
@@ -51,4 +51,4 @@ def test_a_request_that_was_undone_is_not_kept_for_an_answer_that_never_comes(
 def test_a_search_for_a_name_waits_for_the_name_and_every_other_request_for_its_daemon(
     operation: operations.Operation[Any], needed: Target
 ) -> None:
-    assert Request(cast(Any, None), 1, operation, 7)._needs() == ([needed], True)
+    assert DaemonRequest(cast(Any, None), 1, operation, 7)._needs() == ([needed], True)

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlinf_async import settings
 from rlinf_async._client import peer_activity
-from rlinf_async._client.requests import OWN_NODE, Request
+from rlinf_async._client.requests import OWN_NODE, DaemonRequest
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import operations
 from rlinf_async._core.frames import Status
@@ -139,7 +139,7 @@ def test_a_request_needs_a_lock_a_name_or_the_daemon() -> None:
     client: Any = SimpleNamespace(user_loop=None)
 
     def needed(operation: operations.MessageOperation[Any]) -> Target:
-        ((target,), _) = Request(client, 1, operation, OWN_NODE + 3)._needs()
+        ((target,), _) = DaemonRequest(client, 1, operation, OWN_NODE + 3)._needs()
         return target
 
     assert needed(operations.LockDevices("actor:0", [0, 1])) == Target(TargetKind.LOCK, name="devices 0, 1")

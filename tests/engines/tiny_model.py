@@ -10,7 +10,7 @@ import tqdm
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-# RequestProgress bars of transformers would leave a thread and a semaphore.
+# Progress bars of transformers would leave a thread and a semaphore.
 tqdm.tqdm.monitor_interval = 0
 tqdm.tqdm.set_lock(threading.RLock())
 

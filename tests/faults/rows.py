@@ -74,8 +74,7 @@ ROWS = (
         (
             "tests/test_long_waits.py::test_a_stopped_rank_is_named_with_what_it_was_in",
             "tests/test_call_timeout.py::test_a_stopped_rank_is_named",
-            "tests/launcher/control/test_commands.py"
-            "::test_status_is_immediate_despite_a_blocked_driver",
+            "tests/launcher/control/test_commands.py::test_status_is_immediate_despite_a_blocked_driver",
         ),
     ),
     Row(
@@ -177,8 +176,7 @@ ROWS = (
         "",
         (
             "tests/launcher/daemon/test_oom.py::test_a_worker_killed_for_its_memory_is_out_of_memory",
-            "tests/launcher/daemon/test_oom.py"
-            "::test_a_worker_killed_by_hand_is_not_out_of_memory",
+            "tests/launcher/daemon/test_oom.py::test_a_worker_killed_by_hand_is_not_out_of_memory",
         ),
     ),
     Row(
@@ -400,8 +398,7 @@ ROWS = (
             "tests/test_group.py::test_a_thousand_calls_behind_one_that_blocks_run_in_their_order",
             "tests/_client/test_direct_calls.py::test_order_holds_where_the_direct_way_is_full",
             "tests/test_concurrent.py::test_one_that_is_not_marked_begins_after_the_def",
-            "tests/launcher/control/test_commands.py"
-            "::test_status_is_immediate_despite_a_blocked_driver",
+            "tests/launcher/control/test_commands.py::test_status_is_immediate_despite_a_blocked_driver",
         ),
     ),
     Row(
@@ -680,8 +677,7 @@ ROWS = (
         (
             "tests/_wire/test_peer_server.py::test_silent_connections_are_few_and_have_a_deadline",
             "tests/_wire/test_peer_server.py::test_a_silent_peer_is_shown_the_door",
-            "tests/launcher/daemon/test_admission.py"
-            "::test_the_oldest_silent_connections_are_evicted_first",
+            "tests/launcher/daemon/test_admission.py::test_the_oldest_silent_connections_are_evicted_first",
             "tests/launcher/daemon/test_admission.py::test_whoever_says_hello_stays_however_many_are_silent",
         ),
     ),
@@ -763,8 +759,7 @@ ROWS = (
         "",
         (
             "tests/launcher/test_job.py::test_a_machine_under_two_names_is_found_out",
-            "tests/launcher/remote/test_host_check.py"
-            "::test_one_machine_under_two_names_is_detected",
+            "tests/launcher/remote/test_host_check.py::test_one_machine_under_two_names_is_detected",
             "tests/launcher/cli/test_hosts_file.py::test_a_host_listed_twice_is_an_error_with_both_lines",
         ),
     ),

@@ -126,7 +126,7 @@ class IdleReader:
         """
         if running_loop() is not None or callable(signal.getsignal(signal.SIGALRM)):
             return LockGate()
-        return _ReadingGate(self)
+        return _ReaderGate(self)
 
     def has_just_polled(self) -> bool:
         return clock.monotonic() - self._selector.polled_at < RECENT_POLL_S
@@ -160,7 +160,7 @@ def _handle(read: OnReadable, in_loop: bool) -> None:
         reads(False)
 
 
-class _ReadingGate:
+class _ReaderGate:
     __slots__ = ("_is_open", "_reader")
 
     def __init__(self, reader: IdleReader) -> None:

@@ -1,4 +1,4 @@
-"""``RequestProgress``: open requests that get no token for too long, and those that wait on purpose."""
+"""``TokenProgress``: open requests that get no token for too long, and those that wait on purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rlinf_async._core import clock
-from rlinf_async.engines.request_progress import RequestProgress
+from rlinf_async.engines.token_progress import TokenProgress
 
 LIMIT_S = 10.0
 
@@ -29,7 +29,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return time
 
 
-async def is_stalled(progress: RequestProgress, time: Time, after_s: float) -> bool:
+async def is_stalled(progress: TokenProgress, time: Time, after_s: float) -> bool:
     """Return whether requests count as stalled once so many seconds have passed."""
     waiting = asyncio.ensure_future(progress.stalled(LIMIT_S))
     await asyncio.sleep(0)
@@ -44,14 +44,14 @@ async def is_stalled(progress: RequestProgress, time: Time, after_s: float) -> b
 
 
 async def test_an_open_request_without_a_token_is_stalled(time: Time) -> None:
-    progress = RequestProgress()
+    progress = TokenProgress()
     with progress.of_one():
         assert not await is_stalled(progress, time, LIMIT_S - 1)
         assert await is_stalled(progress, time, LIMIT_S + 1)
 
 
 async def test_a_token_of_any_request_counts_for_all(time: Time) -> None:
-    progress = RequestProgress()
+    progress = TokenProgress()
     with progress.of_one(), progress.of_one() as note:
         waiting = asyncio.ensure_future(progress.stalled(LIMIT_S))
         await asyncio.sleep(0)
@@ -67,7 +67,7 @@ async def test_a_token_of_any_request_counts_for_all(time: Time) -> None:
 
 
 async def test_an_idle_or_paused_engine_is_not_stalled(time: Time) -> None:
-    progress = RequestProgress()
+    progress = TokenProgress()
     assert not await is_stalled(progress, time, LIMIT_S + 1)
     with progress.of_one():
         progress.pause()
@@ -77,7 +77,7 @@ async def test_an_idle_or_paused_engine_is_not_stalled(time: Time) -> None:
 
 
 async def test_requests_are_counted_while_they_are_open() -> None:
-    progress = RequestProgress()
+    progress = TokenProgress()
     with progress.of_one():
         with progress.of_one():
             assert progress.open == 2

@@ -1,4 +1,4 @@
-"""``RequestProgress``: when an engine has last given a token, and whether that is too long ago."""
+"""``TokenProgress``: when an engine has last given a token, and whether that is too long ago."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from rlinf_async._core import clock
 
 
-class RequestProgress:
+class TokenProgress:
     """Open requests of an engine, and the time since one of them has got a token.
 
     Attributes:
