@@ -78,7 +78,8 @@ class _Publication:
                 await self._report(None)
             self._last = await self.publisher.publish(weights, version=version, timeout=timeout)
             self._handles.append(self._last)
-            behind = await _pending(self._handles[: -self._behind - 1], 0.2)
+            under_way = [handle for handle in self._handles if not handle.done()]
+            behind = await _pending(under_way[: -self._behind - 1], 0.2)
             assert not behind, f"versions {behind} are under way, and followers may not be so far behind"
             return int(self._last.version)
 
