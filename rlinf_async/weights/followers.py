@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 from rlinf_async._core import clock
 from rlinf_async._core.error_copy import copy_of
+from rlinf_async._core.own_logger import own_logger
 from rlinf_async._worker.context import require_exchange
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.weight_link import LinkMessage
@@ -22,6 +23,8 @@ from rlinf_async.weights.plane.publisher import Publisher
 from rlinf_async.weights.state import messages
 from rlinf_async.weights.waiting.conditions import ConditionVar
 from rlinf_async.work import Work
+
+logger = own_logger(__name__)
 
 
 class _FollowerLink(WorkerLink):
@@ -139,9 +142,12 @@ class Followers:
             del self._links[link.worker]
         lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(link.group, link.rank)
         returns = self._exchange.is_restarting(link.group, link.rank)  # then the next link waits for that
-        counts = link.has_joined or not (lives or self._is_below(link.group))
+        counts = link.has_joined or not lives
         if not isinstance(error, ClosedError) and counts and not returns:
-            self._failures[link.worker] = error
+            if self._is_below(link.group):  # the rank that has started it answers for it, and may start another one
+                logger.warning("%s follows '%s' no more: %s", link.worker, self._name, error)
+            else:
+                self._failures[link.worker] = error
         if link.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
             with contextlib.suppress(ValueError):  # the publisher is closed
                 self._publisher.remove(link.worker)

@@ -230,6 +230,10 @@ class Follower(Ends):
         assert self.below.poll(20)
         return self.below.recv()
 
+    def signal_below(self, number: int) -> None:
+        assert self.child.pid is not None
+        os.kill(self.child.pid, number)
+
     def end_below(self) -> int | None:
         self.child.join(20)
         self.below.close()

@@ -83,6 +83,24 @@ def test_a_process_below_a_rank_of_the_group_follows_too(launch: Launch, apply: 
     trainer.leave().wait(40)
 
 
+@pytest.mark.parametrize("is_late", [False, True], ids=["between versions", "with a version under way"])
+def test_the_death_of_a_process_below_a_rank_is_no_error_of_the_trainer(launch: Launch, is_late: bool) -> None:
+    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 1)
+    trainer.enter("rollout").wait(40)
+    rollout.enter().wait(40)
+    rollout.breed(9, "copy").wait(40)
+    assert rollout.hear_below().wait(40) == ["follows"]
+    if is_late:
+        rollout.signal_below(signal.SIGSTOP).wait(40)
+        trainer.send(2.0).wait(40)
+    rollout.signal_below(signal.SIGKILL).wait(40)
+    assert rollout.end_below().wait(40) == [-signal.SIGKILL]
+    for value in (3.0, 4.0):
+        trainer.send(value).wait(40)
+        assert trainer.delivered().wait(40)[0]["rollout:0"] == "applied"
+    trainer.leave().wait(40)
+
+
 @pytest.mark.parametrize("apply", ["copy", "map"])
 def test_names_that_differ_are_mapped_by_either_side(launch: Launch, apply: str) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
