@@ -187,6 +187,7 @@ def test_programs_in_a_simulated_cluster() -> None:
     programs(simulated, 10, 25, ack_timeout=600.0, rest_s=300.0, is_exact=True, counts_memory=False)
 
 
+@pytest.mark.slow
 async def test_a_program_over_processes() -> None:
     how = {"apply": "map", "verify": "off", "behind": 2, "size": 300_000, "ack_timeout": 20.0, "rest_s": 60.0}
     how |= {"dtypes": ["float32", "float32", "bfloat16"], "is_exact": False, "counts_memory": True, "nodes": []}
