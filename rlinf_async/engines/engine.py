@@ -159,6 +159,20 @@ def check_model(path: str) -> None:
         raise ConfigError(f"model={path!r} {there}: save the model and its tokenizer there by save_pretrained()")
 
 
+def engine_seed(options: Mapping[str, Any], name: str) -> int:
+    """Return the seed of one engine: engines with the same seed sample the same tokens for the same prompt.
+
+    Args:
+        options: ``seed`` is that of rank 0; without it, the rank's own random seed, which ``launch(seed=)`` sets.
+        name: of the rank, ``"llm:2"``.
+    """
+    if options.get("seed") is not None:
+        return int(options["seed"]) + int(name.rpartition(":")[2])
+    import torch  # the launching process need not have it loaded
+
+    return torch.initial_seed() & 0x7FFFFFFF
+
+
 def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
     """Return the token ids of a request's prompt: as given, of a text, or of messages in the model's chat template.
 

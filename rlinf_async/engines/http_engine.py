@@ -18,7 +18,7 @@ import psutil
 from rlinf_async._core import clock
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.announcements import follow_announcements
-from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
+from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer, engine_seed
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
 from rlinf_async.engines.token_progress import TokenProgress
@@ -89,7 +89,14 @@ class HttpEngine(Engine):
             "weight_transfer_config": {"backend": "rlinf_async"},
             "worker_extension_cls": "rlinf_async.engines.vllm_weights.WorkerExtension",
         }
-        return command_line({"disable_log_stats": True, **self._settings.options, **ours})
+        return command_line(
+            {
+                "disable_log_stats": True,
+                **self._settings.options,
+                "seed": engine_seed(self._settings.options, self._name),
+                **ours,
+            }
+        )
 
     def _wait_ready(self) -> tuple[set[str], int]:
         # Block until the server listens. Return its sampling parameters' names, and the most tokens that it takes.

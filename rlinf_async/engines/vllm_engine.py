@@ -13,7 +13,7 @@ from typing import Any, Final
 from rlinf_async._core import clock
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.announcements import follow_announcements
-from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
+from rlinf_async.engines.engine import Engine, EngineSettings, Trainer, engine_seed
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
 from rlinf_async.engines.token_progress import TokenProgress
@@ -24,6 +24,7 @@ try:
     from vllm import AsyncEngineArgs, SamplingParams
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
+    from vllm.exceptions import VLLMClientError
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -60,6 +61,7 @@ class VllmEngine(Engine):
                     f"{vllm.__version__} documents its options under AsyncEngineArgs"
                 )
         options.setdefault("disable_log_stats", True)
+        options["seed"] = engine_seed(options, name)
         options |= {"weight_transfer_config": WeightTransferConfig(backend=BACKEND), "worker_extension_cls": EXTENSION}
         self._version = 0
         self._numbers = itertools.count()
@@ -150,12 +152,15 @@ class VllmEngine(Engine):
         while True:
             aborted = False
             chunks = self._generate_once(request, [*prompt, *prefix], start)
-            async with contextlib.aclosing(chunks):
-                async for chunk in chunks:
-                    if chunk is None:
-                        aborted = True
-                    else:
-                        yield chunk
+            try:
+                async with contextlib.aclosing(chunks):
+                    async for chunk in chunks:
+                        if chunk is None:
+                            aborted = True
+                        else:
+                            yield chunk
+            except VLLMClientError as error:  # the request's fault; callers need not have vLLM to unpickle it
+                raise ValueError(str(error)) from None
             if not aborted:
                 return
             await self._resumed.wait()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
+from rlinf_async.engines.engine import engine_seed
 from rlinf_async.engines.generation import Chunk, Completion, Request, spread_versions
 
 
@@ -90,3 +92,9 @@ def test_spans_give_each_token_its_version() -> None:
     assert spread_versions(spans, 0, 5) == [3, 3, 4, 6, 6]
     assert spread_versions(spans, 2, 2) == [4, 6]
     assert spread_versions(spans, 5, 0) == []
+
+
+def test_engines_of_a_group_have_different_seeds() -> None:
+    assert [engine_seed({"seed": 7}, f"llm:{rank}") for rank in range(3)] == [7, 8, 9]
+    torch.manual_seed(5)
+    assert engine_seed({}, "llm:1") == 5
