@@ -51,6 +51,7 @@ async def test_a_service_started_and_stopped_six_times_is_as_it_was() -> None:
 
 
 def test_it_lives_on_uvloop_as_well_and_never_holds_the_loop_up_for_long() -> None:
+    asyncio.run(serve_once())  # opens and imports what stays
     before = traces()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         worst, seconds = runner.run(serve_and_watch())

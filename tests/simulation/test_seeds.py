@@ -25,7 +25,7 @@ PROCESSES = 2
 SHARE = 400
 """Seeds of one process: what a killed process has had is not given back, as little as by the kernel."""
 
-QUICK = 100
+QUICK = 50
 """Seeds that `make test` plays."""
 
 

@@ -147,7 +147,7 @@ async def test_one_that_waits_is_asked_once_per_message_and_what_does_not_fit_is
 
 
 async def test_a_message_that_comes_just_when_a_wait_is_over_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = distributed._Blocking.async_wait
+    wait = distributed._ThreadCall.async_wait
 
     async def late(coming: Any, timeout: float | None = None) -> Any:
         found = await wait(coming, None)
@@ -157,7 +157,7 @@ async def test_a_message_that_comes_just_when_a_wait_is_over_is_taken(monkeypatc
 
     async with both("distributed") as ends:
         await ends.deliver()
-        monkeypatch.setattr(distributed._Blocking, "async_wait", late)
+        monkeypatch.setattr(distributed._ThreadCall, "async_wait", late)
         serving = ends.receiver.serve()
         assert (await ends.sender.send(Tied(2.0), timeout=20)).version == 2
         assert ends.sees == {2.0}
