@@ -1,4 +1,4 @@
-"""Runs that have left files on this machine, ended ones included, and the choice of one of them."""
+"""Runs that have left files on this machine, ended ones too; one is chosen by id, by log folder, or as the only live one."""
 
 from __future__ import annotations
 

@@ -350,7 +350,7 @@ class Router:
             me = frames.endpoint(self.node, 0)
             self.deliver((frames.ANSWER, 0, me, frame[2], frame[4], False, [error, text]))
         elif frame[0] == frames.CALL:
-            self._refuseslots_of(frame, slots_of(frame[3]), Status.LOST, frames.pack([node, text]))
+            self._refuse_slots(frame, slots_of(frame[3]), Status.LOST, frames.pack([node, text]))
 
     def _route_call(self, frame: list[Any], fds: list[int]) -> None:
         kind, count, source, route, call, method, credit, body = frame
@@ -368,7 +368,7 @@ class Router:
         except OSError as error:
             text = f"the daemon of node {self.node} cannot pass the arguments on: {error}{limit_met(error)}"
             slots = [slot for _, slot in local] + slots_of(remote_hops)
-            self._refuseslots_of(frame, slots, Status.UNKNOWN, frames.pack(text))
+            self._refuse_slots(frame, slots, Status.UNKNOWN, frames.pack(text))
             return
         if len(local) > 1 and not credit:
             self._coalescing.expect(source, call, len(local))
@@ -398,7 +398,7 @@ class Router:
         for hop in remote_hops:
             self._send_to_node(hop[0], [kind, count, source, [hop], facts, body], copies.pop() if count else ())
 
-    def _refuseslots_of(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
+    def _refuse_slots(self, frame: frames.Frame, slots: list[int], status: Status, body: bytes) -> None:
         me = frames.endpoint(self.node, 0)
         for slot in slots:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))

@@ -1,4 +1,4 @@
-"""Links over a private UNIX socket between two processes of one user.
+"""``SocketLink`` over a private UNIX socket to another process of the user; ``Notice``, its invitation through a pipe.
 
 The sender's end *invites*: it listens at an abstract address of its own until one receiver has joined. A ``Notice``
 carries the address to the receiver. So the kernel refuses a notice of an end that is closed or taken, at once. Each end

@@ -1,4 +1,4 @@
-"""State of one receiver at its sender."""
+"""``ReceiverState``, a receiver as its sender knows it: agreement on the weights, versions under way and compared."""
 
 from __future__ import annotations
 
