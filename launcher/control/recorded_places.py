@@ -1,4 +1,4 @@
-"""Runs that have left files on this machine, ended ones too; one is chosen by id, by log folder, or as the only live one."""
+"""Runs that have left files on this machine, ended ones too; one is chosen by id, log folder, or as the live one."""
 
 from __future__ import annotations
 
