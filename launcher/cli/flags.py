@@ -30,7 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values if it repeats, else the last one, True or a count; ``--flag=no`` cancels earlier ones."""
+        """Return all values if the flag repeats, else the last, True or a count; ``--flag=no`` cancels earlier ones."""
         if not self.metavar:
             total = 0
             for value in given:

@@ -94,7 +94,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plan a configuration's placement, without starting or asking anything.  Raises ConfigError if it cannot be."""
+    """Plan a placement without starting or asking anything.  Raises ConfigError, also if the nodes have too little."""
     load_extension(environ)
     document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)
