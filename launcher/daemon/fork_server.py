@@ -141,7 +141,7 @@ class ForkServer:
         return int(facts["pid"])
 
     async def ask(self, spec: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the answer to a request.  The caller keeps ``fds``.  Raises LaunchError if the template is silent."""
+        """Return the answer; the caller keeps ``fds``.  Raises LaunchError if the template is dead or silent."""
         if self._death is not None:
             raise self._death
         assert self._loop is not None

@@ -37,7 +37,7 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Serve metrics from now on; return the address with its port.  Raises ConfigError, also if served elsewhere."""
+        """Serve metrics from now on; return the address with its port.  Raises ConfigError if served elsewhere, too."""
         async with self._opening:  # two drivers may ask at the same time
             if op.address in (self._asked, self.address) and self.address:
                 return self.address

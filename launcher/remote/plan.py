@@ -71,7 +71,7 @@ def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
 
 
 def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts by ``env.RLINF_NODE_RANK=``, or as listed if none has it.  Raises ConfigError."""
+    """Return the hosts by ``env.RLINF_NODE_RANK=``, or as listed if none has it.  Raises ConfigError otherwise."""
     ranked = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
     if not ranked:
         return tuple(hosts)
