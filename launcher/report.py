@@ -30,13 +30,7 @@ class Named(Protocol):
 
 
 class Report:
-    """Report with one line per change.
-
-    Writing never raises: a closed terminal must not keep a run from ending in order.
-
-    Args:
-        verbosity: -1 errors only, 0 normal, 1 and more adds details.
-    """
+    """Report with one line per change.  Writing never raises: a closed terminal must not keep a run from its end."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         self._stream = stream or sys.stderr
@@ -46,12 +40,7 @@ class Report:
         self._began = time.monotonic()
 
     def begin(self, run: str, nodes: Sequence[Named], logs: str = "") -> None:
-        """Report the start of a run, or of a check without a run's id.
-
-        Args:
-            nodes: nodes in the order of ranks.
-            logs: directory of this machine's logs.
-        """
+        """Report the start of a run, or of a check without its id; ``nodes`` are in the order of ranks."""
         self._names = [node.name for node in nodes]
         self._rows = [dict.fromkeys(_COLUMNS, "-") | {"state": "starting"} for _ in nodes]
         if run:
@@ -60,11 +49,7 @@ class Report:
             self._header(run, f"{count}{also}, logs in {logs}", logs)
 
     def node(self, rank: int, state: str, text: str = "", **columns: str | float) -> None:
-        """Report a node's new state: ``"reached"``, ``"up"``, ``"ready"``, ``"failed"``, ``"lost"``.
-
-        Args:
-            columns: facts for the table; a float is in seconds.
-        """
+        """Report a node as ``reached``, ``up``, ``ready``, ``failed`` or ``lost``; a float column is in seconds."""
         shown = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
         self._rows[rank].update(shown, state=f"{state}: {text}" if text else state)
         known = " ".join(f"{key} {value}" for key, value in shown.items())
@@ -98,12 +83,7 @@ class Report:
         self.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
 
     def exit(self, script: str, code: int, script_code: int | None) -> None:
-        """Report the end of the run.
-
-        Args:
-            code: exit code of the launcher.
-            script_code: exit code of the script, 128 + n for signal n; None if the launcher has ended it.
-        """
+        """Report the end; ``script_code`` is 128 + n for signal n, None if the launcher has ended the script."""
         if script_code is None:
             return
         if script_code > 128:

@@ -17,15 +17,7 @@ _QUOTED = re.compile(r"""(["'])(.*?)\1""")
 
 @dataclass(frozen=True)
 class SourceSpan:
-    """Some characters of one line.
-
-    Attributes:
-        text: the characters.
-        source: file, flag or variable of the line.
-        number: number of the line, from 1.
-        start: index of ``text`` in ``line``, from 0.
-        line: the whole line.
-    """
+    """Some characters (``text``) of a ``line``, which begin there at ``start``, from 0; ``number`` counts from 1."""
 
     text: str
     source: str
@@ -41,11 +33,7 @@ class SourceSpan:
         return SourceSpan(self.text[start:stop], self.source, self.number, self.start + start, self.line)
 
     def words(self) -> Iterator[SourceSpan]:
-        """Yield the words before a word that begins with ``#``.  Quotes keep blanks together and stay in the word.
-
-        Raises:
-            ConfigError: a quote is not closed.
-        """
+        """Yield words before one that begins with ``#``; quotes keep blanks together and stay.  Raises ConfigError."""
         place = 0
         while place < len(self.text):
             if self.text[place].isspace():

@@ -24,14 +24,7 @@ def find_hosts(
 
     The first of these sources counts: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the same), the
     allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the description then tells
-    how to do without it), this machine.
-
-    Args:
-        argument: value of ``--hosts``; None if it is not given.
-        environ: environment variables; an empty one counts as unset.
-
-    Raises:
-        ConfigError: the source cannot be read, or has a bad line.
+    how to do without it), this machine.  An empty variable counts as unset.  Raises ConfigError for a bad source.
     """
     if argument is not None:
         return read_hosts(argument, stdin, "--hosts", allow_duplicates), f"--hosts {argument}"
@@ -56,10 +49,8 @@ def find_hosts(
 def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
     """Return the hosts, each with its place in this Slurm job if srun is the way to it.
 
-    ``"auto"`` chooses srun if all hosts are nodes of the present job and srun exists.
-
-    Raises:
-        ConfigError: ``"srun"`` does not reach one of them, or every task of a step would start the same run.
+    ``"auto"`` chooses srun if all hosts are nodes of the present job and srun exists.  Raises ConfigError if ``"srun"``
+    does not reach one of them, or every task of a step would start the same run.
     """
     ssh = tuple(replace(host, slurm=None) for host in hosts)
     if launcher == "ssh" or all(host.is_local for host in hosts):

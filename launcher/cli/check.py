@@ -16,14 +16,7 @@ from ..report import Report, grid
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of ``--check``.
-
-    Attributes:
-        answers: answers of the preflights by rank.
-        binds: addresses for the other nodes by rank.
-        failures: error texts by rank.
-        checked: descriptions of the checks made, by rank.
-    """
+    """Result of ``--check`` by rank: answers, addresses for other nodes, error texts, descriptions of the checks."""
 
     nodes: Sequence[PlannedNode]
     answers: Mapping[int, Mapping[str, Any]]

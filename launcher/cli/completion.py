@@ -46,11 +46,7 @@ def launch_script(shell: str) -> str:
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return a script that completes ``parser``'s command; values named FILE, PATH or DIR are paths.
-
-    Raises:
-        ConfigError: the shell is not in `SHELLS`, or shtab is not installed.
-    """
+    """Return a completion script; values named FILE, PATH or DIR are paths.  Raises ConfigError without shtab."""
     if shell not in SHELLS:
         raise ConfigError(f"--print-completion: {shell!r} is no shell of {', '.join(SHELLS)}\n  fix: name one of them")
     try:

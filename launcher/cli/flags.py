@@ -14,17 +14,10 @@ from .flag_values import FlagValue
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag.
+    """One flag: its words, and ``read``, which converts a value into the field of ``Options``.
 
-    Attributes:
-        name: name after ``--``; also of its variable, ``RLINF_<NAME>``.
-        metavar: name of its value in the help; empty for a flag without a value.
-        help: one sentence.
-        short: a letter, after ``-``.
-        aliases: other spellings, with their dashes.
-        repeats: the flag may be given several times; its variable then holds several words, quoted as in a shell.
-        has_twin: True if the variable exists.
-        read: converts a value into the field of ``Options``.
+    ``metavar`` is empty for a flag without a value.  ``has_twin``: the variable ``RLINF_<NAME>`` exists; for a flag
+    that ``repeats`` it holds several words, quoted as in a shell.
     """
 
     name: str
@@ -37,10 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values of a flag that repeats, else the last one; for a flag without a value True or a count.
-
-        A ``--flag=no`` cancels earlier ones; ``--verbose`` counts.
-        """
+        """Return all values if the flag repeats, else the last, True or a count; ``--flag=no`` cancels earlier ones."""
         if not self.metavar:
             total = 0
             for value in given:

@@ -21,11 +21,7 @@ _DEVICE = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[A-Za-z0-9/\-]+", re.ASCII)
 
 
 def read_entry(line: SourceSpan) -> tuple[Host, ...]:
-    """Return the hosts of one entry, in order; none for a blank line or a comment.
-
-    Raises:
-        ConfigError: with the place, the text and the fix.
-    """
+    """Return the hosts of one entry, in order; none for a blank line or a comment.  Raises ConfigError."""
     words = list(line.words())
     if not words:
         return ()

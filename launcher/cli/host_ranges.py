@@ -15,11 +15,7 @@ _PIECE = re.compile(r"(?P<low>[0-9]{1,9})(?:-(?P<high>[0-9]{1,9}))?", re.ASCII)
 def expand(entry: SourceSpan) -> tuple[str, ...]:
     """Return all names that an entry stands for, in order; the last bracket counts fastest.
 
-    Numbers are padded with zeros to the width of a range's first number.
-
-    Raises:
-        ConfigError: a bracket is unclosed, empty or unopened, a range is malformed or runs backwards, or the entry
-            stands for more than ``MAX_HOSTS``.
+    Numbers are padded with zeros to the width of a range's first number.  Raises ConfigError for a bad entry.
     """
     choices: list[list[str]] = []
     place, count = 0, 1

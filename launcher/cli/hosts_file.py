@@ -35,15 +35,10 @@ _MAX_ERRORS = 10
 
 
 def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """Return the hosts of a file's text, in order.
+    """Return the hosts of a file's text, in order; ``source`` names it in errors.
 
-    Args:
-        source: name of the text in errors.
-        allow_duplicates: a host that is listed again adds its slots to the first entry (one, if it has none).
-
-    Raises:
-        ConfigError: with ``file:line:col``, the text and the fix, for every bad line (at most ten are shown), for a
-            text without hosts, and for a host that is listed twice.
+    With ``allow_duplicates`` a host that is listed again adds its slots to the first entry (one, if it has none).
+    Raises ConfigError for all bad lines (at most ten are shown), without hosts, and for a host that is listed twice.
     """
     return _read(list(lines(text, source)), source, allow_duplicates)
 
@@ -51,13 +46,10 @@ def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = F
 def read_hosts(
     argument: str, stdin: TextIO, source: str = "--hosts", allow_duplicates: bool = False
 ) -> tuple[Host, ...]:
-    """Return the hosts that a ``--hosts`` argument names.
+    """Return the hosts that a ``--hosts`` argument names.  Raises as `parse_hosts`, and for an unreadable file.
 
     A ``-`` reads ``stdin``; an existing path is read; any other argument is a list such as ``a:8,b:8``.  A single
     host needs a comma (``node01,``) or slots (``node01:8``): a bare word is taken for the name of a missing file.
-
-    Raises:
-        ConfigError: as `parse_hosts`; and for a file that is missing or unreadable.
     """
     if argument == "-":
         return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
@@ -85,11 +77,7 @@ def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = Fals
 
 
 def read_file(path: Path, allow_duplicates: bool = False, named_by: str = "the path") -> tuple[Host, ...]:
-    """Return the hosts of a file.
-
-    Raises:
-        ConfigError: as `parse_hosts`; and if the file, named by ``named_by``, is unreadable.
-    """
+    """Return the hosts of a file; ``named_by`` names its origin in errors.  Raises as `parse_hosts`."""
     text = _read_text(lambda: path.read_text(encoding="utf-8-sig"), f"{path}:1:1", named_by)
     return parse_hosts(text, str(path), allow_duplicates)
 

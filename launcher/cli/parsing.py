@@ -36,11 +36,7 @@ class _GivenWords:
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Parse ``rlinf-launch``'s words (without its own name) and the variables that stand in for flags.
-
-    Raises:
-        ConfigError: wrong usage, naming the flag or variable, the value and the fix; exit code 2.
-    """
+    """Parse ``rlinf-launch``'s words (without its own name) and variables.  Raises ConfigError for wrong usage."""
     words = _read_argv(list(argv))
     for flag in FLAGS:
         text = environ.get(flag.variable, "") if flag.has_twin else ""

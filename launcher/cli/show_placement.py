@@ -37,12 +37,7 @@ _OVERRIDE = re.compile(r"\+{0,2}(cluster\.[A-Za-z0-9_.\[\]]+=.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Drawing:
-    """A planned placement, as text, JSON facts or SVG.
-
-    Attributes:
-        source: path of the configuration.
-        unknown: hosts that declare no devices.
-    """
+    """A planned placement, as text, JSON facts or SVG; ``unknown`` are hosts that declare no devices."""
 
     source: str
     chart: Chart
@@ -99,11 +94,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plan the placement of a configuration on the nodes of a run, without starting or asking anything.
-
-    Raises:
-        ConfigError: the configuration has an error, or requires more than the nodes have.
-    """
+    """Plan a placement without starting or asking anything.  Raises ConfigError, also if the nodes have too little."""
     load_extension(environ)
     document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)

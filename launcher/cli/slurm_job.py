@@ -34,14 +34,11 @@ def show_job(job: str) -> str:
 
 
 def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_job) -> tuple[Host, ...]:
-    """Return the nodes of the job, in order; empty outside of a job.
+    """Return the nodes of the job, in order; empty outside of a job.  Raises ConfigError for malformed variables.
 
     Each gets as many slots as the job has GPUs on it, according to `scontrol`; if that does not answer, as many as on
     this node.  Nodes of a heterogeneous job get the labels of their component: ``het0``, and its job name if that is
     unique.
-
-    Raises:
-        ConfigError: a Slurm variable is malformed, or a node is in two components.
     """
     job = environ.get("SLURM_JOB_ID")
     hosts: dict[str, Host] = {}

@@ -27,12 +27,9 @@ _MOST_OF_TIME: Final = 0.5
 class Attachment:
     """Connection to a daemon that has answered; requests fail once it is lost.
 
-    Attributes:
-        welcome: the daemon's facts about the run: id, nodes, folder of logs.
-        pid: pid of the daemon.
-        silent: reasons by node whose daemon did not answer in time.
-        lost: resolves with the reason when the connection ends.
-        on_event: called with each event of the daemon and its facts.
+    ``welcome`` has the daemon's facts about the run: id, nodes, folder of logs.  ``silent`` has reasons by node whose
+    daemon did not answer in time.  ``lost`` resolves with the reason when the connection ends.  ``on_event`` gets each
+    event of the daemon and its facts.
     """
 
     def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
@@ -90,13 +87,7 @@ class Attachment:
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """Send a request to a node's daemon and return the answer.
-
-        Raises:
-            DeadlineExceeded: there was no answer in time.
-            ClosedError: the connection to this node's daemon has ended.
-            LaunchError: the daemon refused, with its reason.
-        """
+        """Return the answer of a node's daemon.  Raises DeadlineExceeded, ClosedError, or LaunchError for a refusal."""
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self.lost.done():
@@ -112,11 +103,7 @@ class Attachment:
     async def ask_nodes(
         self, operation: Callable[[int], Operation[Answer] | None]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Send requests to all nodes in parallel; return answers by node, and reasons by node without one.
-
-        Args:
-            operation: returns the request to a node; None for none.
-        """
+        """Send requests to all nodes in parallel; return answers, and reasons for their lack, by node."""
         answers: dict[int, Answer] = {}
         missing = self.unheard_nodes()
 
@@ -208,11 +195,7 @@ def _fail(future: asyncio.Future[Any], error: Exception) -> None:
 
 @asynccontextmanager
 async def attached(run: LocalRun, timeout: float) -> AsyncIterator[Attachment]:
-    """Attach to the first local daemon that answers; the deadline covers all requests to it.
-
-    Raises:
-        LaunchError: no daemon answers, with the reason of each.
-    """
+    """Attach to the first local daemon that answers; the deadline covers all requests to it.  Raises LaunchError."""
     deadline = asyncio.get_running_loop().time() + timeout
     silent: dict[int, str] = {}
     for node in sorted(run.sockets):

@@ -41,13 +41,9 @@ class BadBundle(RLinfAsyncError):
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
-    """Write a bundle completely or not at all; replaces an existing file.
+    """Write a bundle completely or not at all, replacing an existing file.  Raises OSError.
 
-    Args:
-        deadline: time by ``time.monotonic``; files not written by then are named in ``snapshot.missing``.
-
-    Raises:
-        OSError: the file cannot be written.
+    ``snapshot.missing`` names the files not written by ``deadline``, a time by ``time.monotonic``.
     """
     with fresh_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _write_files(snapshot, archive, deadline)
@@ -66,12 +62,7 @@ def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: floa
 
 
 def read_bundle(path: Path) -> RunSnapshot:
-    """Return the snapshot in a bundle.
-
-    Raises:
-        BadBundle: the file is something else, or too large.
-        OSError: the file cannot be read.
-    """
+    """Return the snapshot in a bundle.  Raises BadBundle for any other or too large file, or OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in _checked(archive)}

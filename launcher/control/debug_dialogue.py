@@ -13,11 +13,7 @@ OVER = frozenset(("ended", "refused"))  # states in which a rank sends nothing m
 class Dialogue:
     """Ranks by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
 
-    Args:
-        names: names of the ranks, as ``rollout:3``.
-
-    Attributes:
-        was_reached: some rank has been debugged, or is about to be.
+    ``names`` are names of the ranks, as ``rollout:3``; ``was_reached``: some rank has been debugged, or soon is.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:

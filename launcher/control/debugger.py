@@ -26,11 +26,7 @@ _SILENT_AFTER_S: Final = 3.0
 
 
 async def debug(attachment: Attachment, words: str) -> bool:
-    """Debug the ranks of ``GROUP[:RANKS]`` until the operator leaves; return False if no rank could be debugged.
-
-    Raises:
-        NoSuchRun: there is no such group or rank, or stdin is no terminal.
-    """
+    """Debug ranks of ``GROUP[:RANKS]``; return False if none could be.  Raises NoSuchRun, also without a terminal."""
     if not sys.stdin.isatty():
         raise NoSuchRun("a debugger needs a terminal, and the standard input of rlinf-ctl is none")
     chosen = (await look(attachment)).choose(words)

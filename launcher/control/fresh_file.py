@@ -11,11 +11,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` once it is complete.
-
-    Raises:
-        OSError: the file cannot be written; names ``path``.
-    """
+    """Open a temporary file that replaces ``path`` once it is complete.  Raises OSError that names ``path``."""
     fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

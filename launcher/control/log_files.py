@@ -44,12 +44,7 @@ class LogFile:
     _rest: list[bytes] = field(default_factory=list, repr=False)
 
     def read(self, tail: int | None = None, *, is_last: bool = False) -> Iterator[list[str]]:
-        """Yield lines that were not read before, in pieces.
-
-        Args:
-            tail: number of last lines to start with; None for all.
-            is_last: the file is complete, so a last line without a newline counts, too.
-        """
+        """Yield lines not read before, in pieces, from the last ``tail`` on; ``is_last`` includes an unfinished one."""
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
@@ -87,11 +82,7 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
 
 
 def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail: int | None) -> None:
-    """Print the local logs of ``GROUP[:RANKS]``, or of all groups, of an ended run.
-
-    Raises:
-        NoSuchRun: there is no such group or rank, or the place of the logs is unknown.
-    """
+    """Print the local logs of ``GROUP[:RANKS]``, or of all groups, of an ended run.  Raises NoSuchRun."""
     if run.logs is None:
         raise NoSuchRun(ended_text(run))
     files = chosen_logs((), run.logs, (), words)
@@ -115,11 +106,7 @@ def _lost_nodes(run: LocalRun) -> dict[str, str]:
 async def show_logs(
     attachment: Attachment, output: TextOutput, words: str | None, *, tail: int | None, follow: bool
 ) -> None:
-    """Print the logs of ``GROUP[:RANKS]``, or of all groups; those on other machines through their daemons.
-
-    Raises:
-        NoSuchRun: there is no such group or rank.
-    """
+    """Print the logs of ``GROUP[:RANKS]``, or of all groups, on other machines, too.  Raises NoSuchRun."""
     timeout = attachment.deadline - asyncio.get_running_loop().time()
     with tempfile.TemporaryDirectory(prefix="rlinf-") as copies:
         view, (remote, missing) = await asyncio.gather(
@@ -166,15 +153,7 @@ def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
 def chosen_logs(
     groups: Collection[str], log_dir: Path, remote: Sequence[RemoteLog], words: str | None
 ) -> list[LogFile]:
-    """Return the log files of the chosen ranks, dead ones included; a local file is preferred to a copy.
-
-    Args:
-        groups: names of the live groups.
-        words: ``GROUP[:RANKS]``; None for all groups.
-
-    Raises:
-        NoSuchRun: there is no such group or rank, or it has no log.
-    """
+    """Return the logs of chosen ranks, dead ones included; a local file is preferred to a copy.  Raises NoSuchRun."""
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
     known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in remote)}
     if words is None:

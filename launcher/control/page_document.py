@@ -34,11 +34,7 @@ class PageDocument:
 
 
 def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
-    """Return the page.
-
-    Args:
-        data: data to embed, for a page without a server; None to load it from ``events`` beside the page.
-    """
+    """Return the page; without ``data`` it loads them from ``events`` beside it."""
     style, script = _style(), _script()
     sources = "'self'" if data is None else "'none'"
     policy = "; ".join(

@@ -24,11 +24,7 @@ _VERDICT_INTERVAL_S: Final = 5.0
 
 
 class PageFeed:
-    """The latest snapshot of a run; one is taken at a time, and none without a watcher.
-
-    Attributes:
-        has_ended: the run has ended; there will be no newer snapshot.
-    """
+    """The latest snapshot of a run; one is taken at a time, and none without a watcher."""
 
     def __init__(self, run: LocalRun, places: Sequence[Path], timeout: float) -> None:
         self.has_ended = False

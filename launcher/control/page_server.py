@@ -43,12 +43,7 @@ _HEADERS: Final = (
 
 
 class PageServer:
-    """Server of one page.
-
-    Args:
-        page: the page.
-        feed: its updates; None for a page that contains all its data.
-    """
+    """Server of one page; without ``feed`` the page contains all its data."""
 
     def __init__(self, page: PageDocument, feed: PageFeed | None) -> None:
         self.token = secrets.token_urlsafe(24)
@@ -61,11 +56,7 @@ class PageServer:
 
     @asynccontextmanager
     async def serving(self, port: int) -> AsyncIterator[str]:
-        """Context manager: serves the page, and yields its address with the token.
-
-        Raises:
-            OSError: the port is taken.
-        """
+        """Serve the page; yields its address with the token.  Raises OSError if the port is taken."""
         server = await asyncio.start_server(self._connected, ADDRESS, port, limit=_MAX_HEAD_BYTES)
         try:
             yield f"http://{ADDRESS}:{server.sockets[0].getsockname()[1]}/{self.token}/"

@@ -18,14 +18,9 @@ _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
 def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """Return the run named by its id, a prefix of that, or the directory of its logs; without a name the only live one.
+    """Return the run named by its id, a prefix of that, or its logs' directory; without a name the only live one.
 
-    Args:
-        places: folders of run directories.
-        usage: command with ``RUN``, for the error.
-
-    Raises:
-        NoSuchRun: the choice is not unique, or there is no such run; lists the latest ones.
+    ``usage`` is the command with ``RUN``, for the error.  Raises NoSuchRun, which lists the latest runs.
     """
     if wanted is not None and ("/" in wanted or Path(wanted).is_dir()):
         return _run_in(Path(wanted), find_runs(places))

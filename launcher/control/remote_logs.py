@@ -14,13 +14,7 @@ from .attachment import Attachment
 
 @dataclass
 class RemoteLog:
-    """The copy of one log, or of its end.
-
-    Attributes:
-        node: node whose daemon reads the log.
-        copy: the local file.
-        trouble: reason why reading has stopped; empty without one.
-    """
+    """The copy of one log, or of its end; ``trouble`` is the reason why reading has stopped."""
 
     attachment: Attachment
     node: int
@@ -70,11 +64,7 @@ class RemoteLog:
 
 
 async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[RemoteLog], dict[int, str]]:
-    """Return the logs of ranks on other machines, and reasons by node that did not list its logs.
-
-    Args:
-        folder: folder for the copies.
-    """
+    """Return logs of ranks on other machines, to be copied into ``folder``, and reasons by node without a list."""
     local_nodes = attachment.run.sockets
     answers, missing = await attachment.ask_nodes(
         lambda node: None if node in local_nodes else operations.ListRunFiles()

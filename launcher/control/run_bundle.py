@@ -23,14 +23,7 @@ _UNASKED: Final = "the script had ended before the run could be asked"
 
 
 async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, timeout: float) -> None:
-    """Write a bundle, and print its contents and missing parts.
-
-    Args:
-        path: path of the file; None for the default in the current directory.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+    """Write a bundle, by default into the current directory; print contents and missing parts.  Raises OSError."""
     path = path or Path(bundle_name(run.run))
     snapshot = await take_snapshot(run, timeout)
     write_bundle(snapshot, path)
@@ -45,13 +38,9 @@ async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, time
 
 
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
-    """Write a bundle within a time, as completely as possible.
+    """Write a bundle within a time, as completely as possible.  Raises OSError.
 
-    Args:
-        wants_verdict: False if the script has ended, so that its processes' waits mean nothing.
-
-    Raises:
-        OSError: the file cannot be written.
+    ``wants_verdict`` is False if the script has ended: the waits of its processes mean nothing then.
     """
     began = time.monotonic()
     snapshot = await take_snapshot(

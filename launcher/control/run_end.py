@@ -20,13 +20,9 @@ _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
 async def kill(attachment: Attachment, output: TextOutput, words: str, *, restart: bool = False) -> bool:
-    """Kill the ranks of ``GROUP[:RANKS]``; return False if some could not be killed.
+    """Kill the ranks of ``GROUP[:RANKS]``; return False if some could not be killed.  Raises NoSuchRun.
 
-    Args:
-        restart: their owners start them again, outside the restart limit.
-
-    Raises:
-        NoSuchRun: there is no such group or rank.
+    With ``restart`` their owners start them again, outside the restart limit.
     """
     chosen = (await look(attachment)).choose(words)
     if any(process.role == "driver" for process in chosen):

@@ -23,16 +23,9 @@ from .text_output import TextOutput
 async def show_page(
     wanted: str | None, places: Sequence[Path], output: TextOutput, path: Path | None, port: int, timeout: float
 ) -> None:
-    """Write the page to a file, or serve it until an interrupt.
+    """Write the page to a file, or without ``path`` serve it until an interrupt; ``port`` 0 is any free one.
 
-    Args:
-        wanted: a run as for ``choose_recorded``, or the path of a bundle.
-        path: path of the file; None to serve the page.
-        port: port to listen on; 0 for a free one.
-
-    Raises:
-        NoSuchRun, BadBundle: there is no such run, or the file is no bundle.
-        OSError: the file cannot be read or written, or the port is taken.
+    ``wanted`` is a run as for ``choose_recorded``, or the path of a bundle.  Raises NoSuchRun, BadBundle or OSError.
     """
     if wanted is not None and wanted.endswith(".zip"):
         recorded = _recorded_in(wanted)

@@ -37,14 +37,10 @@ class NoSuchRun(RLinfAsyncError):
 
 @dataclass
 class LocalRun:
-    """A run that has, or had, nodes on this machine.
+    """A run that has, or had, nodes on this machine; an ended one may have left ``sockets`` (by node).
 
-    Attributes:
-        since: time in seconds since 1970 at which its first local node began to listen.
-        sockets: sockets of its local nodes by node; an ended run may have left some.
-        is_alive: some daemon of it listens here.
-        logs: directory of its logs on this machine; None if unknown.
-        script: command lines and working directories of the drivers, if a daemon was asked.
+    Its first local node began to listen at ``since`` (seconds since 1970); some daemon listens here if ``is_alive``.
+    ``script`` has command lines and working directories of the drivers, if a daemon was asked.
     """
 
     run: str
@@ -94,11 +90,7 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
 def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
     """Return the live run named by its id or a prefix of that; without a name the only live one.
 
-    Args:
-        usage: command with ``RUN``, for the error.
-
-    Raises:
-        NoSuchRun: the choice is not unique, there is no such run, or it has ended; lists the existing runs.
+    ``usage`` is the command with ``RUN``, for the error.  Raises NoSuchRun, which lists the existing runs.
     """
     meant = [run for run in runs if wanted is None or run.run.startswith(wanted)]
     alive = [run for run in meant if run.is_alive]

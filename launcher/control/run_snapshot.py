@@ -20,12 +20,7 @@ MAX_BYTES: Final = 2 << 30  # largest size of all files in a snapshot
 
 @dataclass
 class RunSnapshot:
-    """Contents of a bundle.
-
-    Attributes:
-        files: rings, black boxes and the ends of logs, by path relative to the logs.
-        run, taken_at, is_alive, status, verdict, missing: as in ``RecordedRun``.
-    """
+    """A bundle: rings, black boxes and ends of logs by path relative to the logs; the rest as in ``RecordedRun``."""
 
     run: str
     taken_at: float

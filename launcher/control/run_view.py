@@ -20,13 +20,7 @@ _RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 @dataclass(frozen=True)
 class RunView:
-    """A report with the daemons' details.
-
-    Attributes:
-        report: report of all nodes that have answered.
-        details: answers to ``NodeDetails`` by node.
-        missing: reasons by node that has not answered.
-    """
+    """The report of all nodes that have answered, their ``NodeDetails``, and reasons by node that has not."""
 
     report: RunReport
     details: dict[int, dict[str, Any]]
@@ -54,12 +48,7 @@ class RunView:
         return found
 
     def choose(self, words: str) -> list[ProcessReport]:
-        """Return the processes of ``GROUP``, ``GROUP:RANKS`` or ``driver``, including those in trouble.
-
-        Raises:
-            NoSuchRun: there is no such group or rank.
-            ConfigError: the words are malformed.
-        """
+        """Return the processes of ``GROUP[:RANKS]`` or ``driver``, even in trouble.  Raises NoSuchRun, ConfigError."""
         groups = self.groups()
         group, ranks = split_ranks(words, groups)
         if group == "driver" and group not in groups:
@@ -78,10 +67,7 @@ class RunView:
 def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | None]:
     """Split a group's name, which may contain colons, from the ranks of ``:0-3,7`` after it; None for all ranks.
 
-    ``rollout:2`` is rank 2 of ``rollout``, even if that rank has created a group of the same name.
-
-    Raises:
-        ConfigError: the text after the group's name is not a list of ranks, or a range is reversed.
+    ``rollout:2`` is rank 2 of ``rollout``, even if that rank has a group of the same name.  Raises ConfigError.
     """
     group, colon, ranks = words.rpartition(":")
     if colon and group in groups and words not in groups and not _RANKS.fullmatch(ranks):
@@ -113,16 +99,9 @@ async def look(
     details: bool = False,
     devices: bool = False,
 ) -> RunView:
-    """Ask all daemons in parallel, or those of the ``chosen`` processes.
+    """Ask all daemons in parallel, or those of the ``chosen`` processes, for these ``parts`` of ``Inspect``.
 
-    Args:
-        parts: parts of the ``Inspect`` request.
-        chosen: processes to ask; None for all.
-        details: ask for commands, logs and memory, too.
-        devices: ask for the use of GPUs, too.
-
-    Raises:
-        ClosedError: the attached daemon has ended, and the run with it.
+    ``details`` adds commands, logs and memory, ``devices`` the use of GPUs.  Raises ClosedError if the run has ended.
     """
     numbers: dict[int, list[int]] = {}
     for process in chosen or ():

@@ -38,13 +38,9 @@ async def take_snapshot(
     wants_devices: bool = True,
     read_by: float = math.inf,
 ) -> RunSnapshot:
-    """Return a snapshot of a live or ended run.
+    """Return a snapshot; daemons get ``timeout`` seconds, local files until ``read_by`` (``time.monotonic``).
 
-    Args:
-        timeout: seconds for all answers of daemons.
-        read_by: time by ``time.monotonic`` for reading local files.
-        wants_verdict: judge a live run, which takes two reports, half a second apart.
-        wants_devices: ask the driver for the use of GPUs.
+    A verdict takes two reports, half a second apart; ``wants_devices`` asks the driver for the use of GPUs.
     """
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:

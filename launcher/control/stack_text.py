@@ -13,11 +13,7 @@ from .text_output import TextOutput, age
 
 
 async def show_stacks(attachment: Attachment, output: TextOutput, words: str | None) -> None:
-    """Print the stacks of the ranks of ``GROUP[:RANKS]``, or of all processes.
-
-    Raises:
-        NoSuchRun: there is no such group or rank.
-    """
+    """Print the stacks of the ranks of ``GROUP[:RANKS]``, or of all processes.  Raises NoSuchRun."""
     chosen = None if words is None else (await look(attachment)).choose(words)
     view = await look(attachment, parts=["activities"], chosen=chosen)
     if output.as_json:

@@ -18,13 +18,10 @@ MAX_BOXES: Final = 48
 
 @dataclass
 class Box:
-    """A process, several similar ones, or a resource that processes wait for.
+    """A process, several similar ones, or a resource that processes wait for; ``lines`` are the verdict's words.
 
-    Attributes:
-        state: ``waits``, ``runs``, ``idle``, ``stopped``, ``ended``, ``thing``.
-        lines: all its activities, in the verdict's words.
-        is_blamed: the verdict is about it.
-        column, row: its place; without a cycle a waiting box is left of the one that it waits for.
+    ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``.  The verdict is about it if
+    ``is_blamed``.  Without a cycle a waiting box is left of the one that it waits for.
     """
 
     name: str

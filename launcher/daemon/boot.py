@@ -47,12 +47,7 @@ class Boot:
 
 
 def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
-    """Create a node's directories; return its boot configuration.
-
-    Raises:
-        AuthError: the run's directory belongs to, or is accessible to, another user.
-        LaunchError: no directory can be created.
-    """
+    """Create a node's directories; return its boot configuration.  Raises AuthError (another user's) or LaunchError."""
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
     with contextlib.suppress(OSError):  # the link only helps an operator to find the logs; a full disk forbids it

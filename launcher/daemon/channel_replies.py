@@ -162,11 +162,7 @@ class ChannelReplies:
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:
-        """Send all of the items, or none.
-
-        Raises:
-            OSError: no descriptors are free for copies of the items' descriptors.
-        """
+        """Send all of the items, or none; raises OSError if no descriptors are free for copies of theirs."""
         copies = _copies(items)
         for item, fds in zip(items, copies, strict=True):
             body = item.body.size if fds else item.body

@@ -35,12 +35,7 @@ class DaemonControl(Protocol):
 
 
 class StdioControl:
-    """Control over stdin (commands) and stdout (events), one JSON object per line.
-
-    Args:
-        marker: prefix that distinguishes events from other output.
-        rest: bytes of stdin that were read already.
-    """
+    """Control over stdin (commands, after ``rest``) and stdout (events behind ``marker``), a JSON object per line."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, marker: str, rest: bytes) -> None:
         self._loop = loop

@@ -19,14 +19,7 @@ _WORDS: Final = frozenset(("attach", "line", "detach"))
 
 
 class DebugRelay:
-    """Handlers of one daemon.
-
-    Args:
-        gone: endpoints that have ended.
-
-    Attributes:
-        stopped: places where ranks of the whole run stand in the debugger, by endpoint.
-    """
+    """Handlers of one daemon; ``stopped``: places of the whole run's ranks in the debugger, by endpoint."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
@@ -38,12 +31,7 @@ class DebugRelay:
         return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
 
     async def debug_rank(self, requester: Requester, op: operations.DebugRank) -> None:
-        """Forward an operator's line, or its attach or detach, to a rank's debugger.
-
-        Raises:
-            LaunchError: there is no such rank here, or it has ended.
-            ValueError: ``what`` is unknown.
-        """
+        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError without that rank."""
         if op.what not in _WORDS:
             raise ValueError(f"DebugRank: what is one of {', '.join(sorted(_WORDS))}, got {op.what!r}")
         rank = self._router.endpoints.get(op.number)

@@ -12,11 +12,7 @@ from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks; an acquisition is identified by its requester.
-
-    Args:
-        answer: answers a request that has waited.
-    """
+    """The run's device locks; a requester identifies an acquisition, and ``answer`` serves one that has waited."""
 
     def __init__(self, answer: Callable[[Ticket, Any], None]) -> None:
         self._answer = answer

@@ -84,11 +84,7 @@ class Endpoint:
         self.witness = witness if type(witness) is int and witness >= 0 else None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal through the pidfd, so that a reused process id cannot receive it.
-
-        Raises:
-            ProcessLookupError: the process has ended.
-        """
+        """Send a signal through the pidfd, so that a reused process id cannot get it; raises ProcessLookupError."""
         if self.process is not None:
             self.process.send_signal(number)
         elif self.pidfd >= 0:

@@ -175,11 +175,7 @@ class HostedExperience(HostedChannel):
 
 
 class Experiences:
-    """Handlers of the operations on experiences.
-
-    Args:
-        budget: ``max_bytes`` of an experience that is created without one.
-    """
+    """Handlers of the operations on experiences; ``budget`` is their default ``max_bytes``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
@@ -221,11 +217,7 @@ class Experiences:
             self._follow_publication(hosted, setter, name, version, restart=False)
 
     async def set_version(self, requester: Requester, op: operations.SetVersion) -> None:
-        """Set the trainer's version.
-
-        Raises:
-            ValueError: the version decreases, another trainer sets it, or it follows a group's publications.
-        """
+        """Set the trainer's version.  Raises ValueError if it decreases, or if another trainer or a group sets it."""
         hosted = self._find(op.number)
         if of := hosted.options.of:
             raise ValueError(
@@ -277,9 +269,7 @@ class Experiences:
     async def settle_groups(self, requester: Requester, op: operations.SettleGroups) -> None:
         """Remove groups of a lease for good; returns after a durable experience has written the removal.
 
-        Raises:
-            LeaseLost: the lease has expired.
-            OSError: the write failed; the groups are back in the queue.
+        Raises LeaseLost, or OSError if the write failed; the groups are then back in the queue.
         """
         hosted = self._find(op.number)
         settled, done = _settling(self._loop)

@@ -134,22 +134,14 @@ class ForkServer:
         loop.add_reader(self._pidfd, self._ended)
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """Fork a worker as a child of this daemon; return its pid.  The descriptors stay the caller's.
-
-        Raises:
-            LaunchError: the template is dead or silent, or could not fork.
-        """
+        """Fork a worker as a child of this daemon; return its pid.  The caller keeps ``fds``.  Raises LaunchError."""
         facts = await self.ask({**spec, "open_files": self.open_files}, fds)
         if "error" in facts:
             raise LaunchError(f"a worker could not be forked: {facts['error']}")
         return int(facts["pid"])
 
     async def ask(self, spec: Mapping[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """Return the answer to a request.  The descriptors stay the caller's.
-
-        Raises:
-            LaunchError: the template is dead or silent.
-        """
+        """Return the answer; the caller keeps ``fds``.  Raises LaunchError if the template is dead or silent."""
         if self._death is not None:
             raise self._death
         assert self._loop is not None

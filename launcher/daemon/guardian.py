@@ -129,11 +129,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def read_first_line(prepared: str) -> bytes:
-    """Read stdin up to at least its first line, the daemon's configuration; exit if there is none.
-
-    Args:
-        prepared: the run directory that the preflight has created, removed without a line; empty without a preflight.
-    """
+    """Read stdin up to at least its first line, the configuration; without one, remove ``prepared`` and exit."""
     data = b""
     while b"\n" not in data:
         piece = os.read(0, 65536)
@@ -154,10 +150,7 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill the processes that were attached to a node's socket in one of these folders, and their descendants.
-
-    This is the launcher's task, but the launcher may be gone.
-    """
+    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may be gone."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

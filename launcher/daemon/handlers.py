@@ -28,11 +28,7 @@ Op = TypeVar("Op", bound=Operation[Any])
 
 
 class Handlers:
-    """Table of handlers by operation; runs them and sends their answers.
-
-    Args:
-        gone: endpoints that have ended; their waiting requests are refused.
-    """
+    """Handlers by operation: runs them, sends their answers, and refuses waiting requests of ``gone`` endpoints."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router

@@ -75,12 +75,7 @@ class _ProcessAnswer:
 
 
 class Inspection:
-    """Handlers of one daemon for reports of its node.
-
-    Args:
-        gone: endpoints that have ended.
-        in_debugger: places at which ranks stand in the debugger.
-    """
+    """Handlers of one daemon for reports of its node; ``in_debugger``: places at which ranks stand in the debugger."""
 
     def __init__(
         self,

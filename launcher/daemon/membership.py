@@ -29,12 +29,9 @@ logger = own_logger(__name__)
 
 
 class Membership:
-    """Membership state of one node.
+    """Membership state of one node; ``epoch`` is the number of losses that node 0 has declared.
 
-    Attributes:
-        epoch: number of losses that node 0 has declared.
-        on_lost: carries out the loss of another node; gets ``node``, ``name``, ``reason`` and ``epoch``.
-        on_cut_off: ends this node, for the given reason.
+    ``on_lost`` carries out a loss: ``node``, ``name``, ``reason``, ``epoch``; ``on_cut_off`` ends this node.
     """
 
     def __init__(self, router: Router) -> None:

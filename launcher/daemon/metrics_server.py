@@ -25,11 +25,7 @@ _MAX_REQUEST_BYTES: Final = 16 << 10
 
 
 class MetricsServer:
-    """Server of scrapes, one task per connection.
-
-    Args:
-        ask: collects the metrics of all nodes, as ``text_of`` takes them.
-    """
+    """Server of scrapes, one task per connection; ``ask`` collects all nodes' metrics for ``text_of``."""
 
     def __init__(self, ask: Callable[[], Awaitable[Mapping[str, Mapping[str, Any] | None]]]) -> None:
         self._ask = ask

@@ -17,11 +17,7 @@ CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 
 
 async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
-    """Return the metrics of a run as text; other tasks of the loop run after each metric family.
-
-    Args:
-        answers: answers to ``NodeMetrics`` by the node's name; None for a node that did not answer.
-    """
+    """Return metrics by node's name (None: no answer) as text; other tasks of the loop run after each family."""
     parts = []
     for metric in families(answers):
         parts.append(exposition.generate_latest(_One(metric)))

@@ -13,13 +13,7 @@ from .handlers import LATER, Requester
 
 
 class NameService:
-    """Handlers of the operations on names.
-
-    Args:
-        answer: answers a request that has waited.
-        gone: endpoints that have ended; no request of theirs is served.
-        lost: facts of the lost nodes.
-    """
+    """Handlers of operations on names; ``answer`` serves a request that has waited, never one of a ``gone`` process."""
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer

@@ -17,11 +17,7 @@ class Network(Protocol):
         """Listen for daemons of lower number; return the address, or None for a single node."""
 
     async def dial(self, peer: int, address: str) -> PeerLink:
-        """Connect to a daemon of higher number.
-
-        Raises:
-            RLinfAsyncError: the connection failed.
-        """
+        """Connect to a daemon of higher number.  Raises RLinfAsyncError."""
 
     async def stop(self) -> None:
         """Stop listening."""

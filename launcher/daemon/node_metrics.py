@@ -66,11 +66,7 @@ class NodeMetricsReader:
         self._driver_ranks = itertools.count()
 
     async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
-        """Return samples of the framework's metrics.
-
-        Returns:
-            ``samples``, and ``cells``: kind and values by cell name with labels, each value with group and rank.
-        """
+        """Return ``samples``, and ``cells``: kind and values by name with labels, each value with group and rank."""
         samples: Samples = defaultdict(list)
         began = clock.monotonic()
         await asyncio.sleep(0)

@@ -73,11 +73,7 @@ class OperatorRequests:
         return [list(each) for each in self._files.listing()]
 
     async def read_run_file(self, requester: Requester, op: operations.ReadRunFile) -> bytes:
-        """Return a piece of a file from ``list_run_files``.
-
-        Raises:
-            ValueError, LaunchError: the run has no such file, or it cannot be read.
-        """
+        """Return a piece of a run's file; raises ValueError or LaunchError if there is none or it is unreadable."""
         try:
             return self._files.read(op.path, op.offset, op.nbytes)
         except OSError as error:

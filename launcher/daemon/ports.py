@@ -37,11 +37,7 @@ class Ports:
         """Sockets by leased port that mark it as taken for other nodes on this machine."""
 
     def listen(self, purpose: str) -> socket.socket:
-        """Listen on this node's address, on a port that is not leased.
-
-        Raises:
-            LaunchError, OSError: as `listening_sockets`.
-        """
+        """Listen on this node's address, on a port that is not leased.  Raises LaunchError or OSError."""
         return next(listening_sockets(self._address, self._ports, purpose))
 
     async def free_port(self, requester: Requester, op: operations.FreePort) -> int:

@@ -46,13 +46,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class PreloadRequest:
-    """Modules to import before a launch's workers are forked.
-
-    Attributes:
-        node: name of the node, for errors.
-        modules: names in the order of their import.
-        asked: modules that the user named; the launch fails if one does not exist.
-    """
+    """Modules to import in order before a launch's fork; it fails if one that the user ``asked`` for is missing."""
 
     node: str
     modules: tuple[str, ...]
@@ -194,10 +188,7 @@ class Preloads:
         """Context manager: a template with these modules, or ``plain`` if workers can inherit none of them.
 
         The template lives at least until the block ends.  ``on_refused`` is called once for each module that workers
-        have to import themselves.
-
-        Raises:
-            LaunchError: a module that the user named does not exist, or no template could be forked.
+        have to import themselves.  Raises LaunchError if a named module does not exist, or no template could be forked.
         """
         template = await self._find(plain, wanted, on_refused)
         try:

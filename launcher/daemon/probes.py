@@ -24,13 +24,7 @@ _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
 class Probes:
-    """Probes of one node; corrects workers' rendering variables by their results.
-
-    Args:
-        node: name of the node, for errors.
-        environment: environment of the probes and workers.
-        local_path: translates a path of the driver's machine into one of this machine.
-    """
+    """Probes of one node, in its workers' environment; corrects workers' rendering variables by their results."""
 
     def __init__(self, node: str, environment: Mapping[str, str], local_path: Callable[[str], str] = str) -> None:
         self._node = node
@@ -56,12 +50,7 @@ class Probes:
             self._renderers.set_result(found)
 
     async def rendering(self, worker: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-        """Return a worker's variables with the right EGL device.
-
-        Args:
-            worker: variables of the worker alone, with a guessed device.
-            said: all its variables, which tell if EGL renders at all.
-        """
+        """Return a worker's variables with the right EGL device; ``said``, all of them, tell if EGL renders at all."""
         changed = dict(worker)
         if said.get("MUJOCO_GL", "").lower() in _OTHER_RENDERERS:
             for name in ("MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID"):

@@ -42,11 +42,7 @@ def image_of(pid: int) -> Image | None:
 
 
 def state_of(pid: int, image: Image | None) -> str:
-    """Describe the unusual state of a process in words; empty if there is nothing unusual, or if it is unreadable.
-
-    Args:
-        image: the program that it ran at its start; None if unknown.
-    """
+    """Describe the unusual state of a process that began as ``image``; empty if nothing is unusual or readable."""
     try:
         stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]

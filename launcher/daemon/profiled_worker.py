@@ -33,18 +33,10 @@ class NodeSite(Protocol):
 
 
 class ProfiledStarter:
-    """Starter of one worker in an interpreter that runs under a profiler.
+    """Starter of one worker in an interpreter that runs under a profiler.  Raises LaunchError without the tool.
 
-    Args:
-        wrapped: ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; ``{python}`` and
-            ``{log_dir}`` in them are replaced by this node's.
-        environment: environment of the worker; the tool's variables are added.
-        python: the interpreter.
-        flags: options of the interpreter.
-        open_files: the user's limit of open files.
-
-    Raises:
-        LaunchError: the node does not have the tool.
+    ``wrapped`` has ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; this node's values
+    replace ``{python}`` and ``{log_dir}`` in them.  The tool's variables are added to the worker's ``environment``.
     """
 
     def __init__(
@@ -71,11 +63,7 @@ class ProfiledStarter:
         self._open_files = open_files
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int:
-        """Start the profiler; return its pid.  The descriptors stay the caller's.
-
-        Raises:
-            LaunchError: the start failed.
-        """
+        """Start the profiler; return its pid.  The caller keeps ``fds``.  Raises LaunchError."""
         order = {**spec, "open_files": self._open_files, "wrapped": True}
         packet = frames.pack(order)
         own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

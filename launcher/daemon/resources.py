@@ -68,11 +68,7 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_cpus(root: Path = Path("/")) -> int:
-    """Return the CPUs that this process may use: its affinity, bounded by its cgroups' quota; at least 1.
-
-    Args:
-        root: folder of ``proc`` and ``sys``.
-    """
+    """Return the CPUs that this process may use: its affinity, bounded by its cgroups' quota; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     quotas = list(_quotas(root))
     # Rounded down: one thread above the quota makes all of them wait for the next period.
@@ -80,11 +76,7 @@ def count_cpus(root: Path = Path("/")) -> int:
 
 
 def count_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may use: the machine's, bounded by its cgroups' limits.
-
-    Args:
-        root: folder of ``proc`` and ``sys``.
-    """
+    """Return the bytes of memory that this process may use: the machine's, bounded by its cgroups' limits."""
     found = [int(line.split()[1]) << 10 for line in _read(root / "proc/meminfo").splitlines()[:1]]
     for folder, is_second in _groups(root, "memory"):
         limit = _read(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))

@@ -25,11 +25,7 @@ def parse_hop(hop: Any) -> tuple[int, list[int]]:
 
 
 def split_route(route: Any, node: int, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-    """Split a route into (endpoint number, slot) pairs of this node, and hops to other nodes.
-
-    Raises:
-        FrameError: the route is malformed; the descriptors of its frame are closed.
-    """
+    """Split a route into local (number, slot) pairs and hops to other nodes; closes ``fds`` if it raises FrameError."""
     local: list[tuple[int, int]] = []
     remote_hops: list[list[Any]] = []
     try:

@@ -98,11 +98,7 @@ class Router:
     # -- frames from local processes ------------------------------------------------------------------------------
 
     def from_endpoint(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
-        """Route a frame from a local process.
-
-        Raises:
-            FrameError: the frame is malformed; no part of it was forwarded.
-        """
+        """Route a frame from a local process; raises FrameError before any part of a malformed one is forwarded."""
         kind = frame[0]
         frame[2] = source.id
         if type(frame[-1]) is memoryview:
@@ -433,11 +429,7 @@ class Router:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def fail_pending_calls(self, endpoint: Endpoint, report: Any, *, expected: bool) -> None:
-        """Answer all pending calls of a dead worker with its exit report.
-
-        Args:
-            expected: its group is being closed; callers get only that as the reason.
-        """
+        """Answer all pending calls of a dead worker with its exit report, or just "closed" if its end is expected."""
         endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
         closed = frames.pack("its group was closed")

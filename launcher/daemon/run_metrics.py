@@ -25,15 +25,7 @@ _NODE_TIMEOUT_S: Final = 2.0
 
 
 class RunMetrics:
-    """Handler of node 0 that serves the metrics of a run on request.
-
-    Args:
-        name: name of this node.
-        welcome: facts of the run, with its nodes, that every process gets when it attaches.
-
-    Attributes:
-        address: address of the server; empty without one.
-    """
+    """Handler of node 0 that serves the metrics of a run on request, at ``address``; empty without a server."""
 
     def __init__(self, router: Router, name: str, welcome: Callable[[], dict[str, Any]]) -> None:
         self._router = router
@@ -45,11 +37,7 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Serve metrics from now on to the end of the run; return the address with the actual port.
-
-        Raises:
-            ConfigError: the address is invalid or unusable, or the metrics are served elsewhere already.
-        """
+        """Serve metrics from now on; return the address with its port.  Raises ConfigError if served elsewhere, too."""
         async with self._opening:  # two drivers may ask at the same time
             if op.address in (self._asked, self.address) and self.address:
                 return self.address

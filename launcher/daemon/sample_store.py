@@ -48,12 +48,7 @@ Row = tuple[int, int, bytes | None, bytes, int, int, Any]
 
 
 class SampleStore:
-    """Samples of one experience in one file.
-
-    Args:
-        owner: names the experience and its node in errors.
-        on_written: called on the loop with changes and their errors, in order.
-    """
+    """Samples of one experience in one file; ``on_written`` gets changes and their errors, in order, on the loop."""
 
     def __init__(
         self,
@@ -74,11 +69,7 @@ class SampleStore:
         return f"<SampleStore {self._path}>"
 
     async def open(self) -> tuple[dict[str, int], list[Row]]:
-        """Open the file; return the counts and samples of an earlier run.
-
-        Raises:
-            ConfigError: the file cannot be opened, for example because another run has it open.
-        """
+        """Open the file; return an earlier run's counts and samples.  Raises ConfigError, for example if in use."""
         self._thread.start()
         return await self._opened
 

@@ -103,14 +103,9 @@ class StuckRanks:
 
 
 class DaemonService:
-    """Handlers of a daemon's control requests.
+    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner is gone.
 
-    Args:
-        abandon: closes a group whose owner is gone.
-
-    Attributes:
-        welcome: facts of the run that every process of this node gets when it attaches.
-        lost: facts of the lost nodes, as sent to attached processes.
+    Every process of this node gets ``welcome``, facts of the run, when it attaches, and facts of the ``lost`` nodes.
     """
 
     def __init__(
@@ -343,11 +338,7 @@ class DaemonService:
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
-        """Free everything that an endpoint of this node owned, on all nodes.
-
-        Args:
-            ended: False if state shared with its group, such as channels, outlives the endpoint.
-        """
+        """Free all that an endpoint of this node owned, on all nodes; state shared with its group only if ``ended``."""
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
         parts = (
             lambda: self._confirm_taken(gone),  # first: unconfirmed items return to their queues afterwards

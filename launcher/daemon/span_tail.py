@@ -32,16 +32,10 @@ _OPERATIONS: Final = {
 
 
 class SpanTail:
-    """Reader of one process's span log.
+    """Reader of one process's span log.  Raises ValueError for an incomplete or other file, or OSError.
 
-    Attributes:
-        identity: identity of the process.
-        shift: nanoseconds by which this process's clock is ahead of the other's.
-        has_more: the log has unread spans from before the last ``aim``.
-
-    Raises:
-        ValueError: the file is no span log, or an incomplete one.
-        OSError: the file cannot be read.
+    ``shift`` is nanoseconds by which this process's clock is ahead of the other's.  With ``has_more`` the log has
+    unread spans from before the last ``aim``.
     """
 
     def __init__(self, path: Path) -> None:

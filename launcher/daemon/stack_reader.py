@@ -75,11 +75,7 @@ class _Dump:
         self._timers: list[asyncio.TimerHandle] = []
 
     def begin(self, endpoint: Endpoint) -> None:
-        """Send the signal and start to read.
-
-        Raises:
-            OSError: the process has no pipe or no handler; it got no signal.
-        """
+        """Send the signal and start to read; without a pipe or handler it raises OSError and sends none."""
         pid = endpoint.os_pid
         if endpoint.stacks is None:
             raise OSError("it has no pipe for its stacks")

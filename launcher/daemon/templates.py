@@ -49,10 +49,7 @@ def template_command(flags: Sequence[str]) -> list[str]:
 
 
 class Template(ForkServer):
-    """A process that has imported torch.
-
-    It starts at once and imports torch while the daemon goes on; ``fork`` waits for the import.
-    """
+    """A process that imports torch at once, while the daemon goes on; ``fork`` waits for the import."""
 
     def __init__(
         self,

@@ -52,14 +52,7 @@ _CLOCK_AGE_S: Final = 5.0
 
 
 class Traces:
-    """The trace of the run, at one daemon.
-
-    Args:
-        name: name of this node.
-        log_dir: folder of the file by default.
-        welcome: facts of the run that every process gets when it attaches.
-        gone: endpoints that have ended.
-    """
+    """The trace of the run, at one daemon; ``log_dir`` is the folder of the file by default."""
 
     def __init__(
         self,
@@ -89,11 +82,7 @@ class Traces:
     # -- the file -----------------------------------------------------------------------------------------------
 
     async def open_trace(self, requester: Requester, op: operations.OpenTrace) -> dict[str, Any]:
-        """Make this daemon the writer of the trace; return the facts for the other daemons.
-
-        Raises:
-            ConfigError: the file cannot be written, or the run is traced already.
-        """
+        """Make this daemon the writer of the trace; return facts for other daemons.  Raises ConfigError."""
         path = Path(op.path or self._log_dir / "trace.json")
         known = self._welcome().get("trace")
         if known is not None:

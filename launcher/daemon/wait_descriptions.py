@@ -18,11 +18,7 @@ from .templates import Templates
 
 
 class WaitDescriptions:
-    """Handlers that describe in words why a request is waiting; they themselves do not wait.
-
-    Args:
-        state: describes the unusual state of a process in words.
-    """
+    """Handlers that describe in words why a request waits, without waiting; ``state`` describes a process."""
 
     def __init__(
         self,

@@ -51,18 +51,10 @@ def prepare(
     node: str,
     script_env: Mapping[bytes, bytes | None],
 ) -> WorkerEnv:
-    """Return the environment of the workers of one request.
+    """Return the environment of the workers of one request; raises LaunchError if the node lacks ``python``.
 
-    Args:
-        own: the node's variables.
-        env: the group's own variables, which override all others.
-        node_env: variables from the configuration; path lists are added to the node's.
-        python: the group's own interpreter.
-        node: name of the node, for errors.
-        script_env: changes of the launching script, None for a deleted variable; path lists precede the node's.
-
-    Raises:
-        LaunchError: the node does not have the interpreter.
+    The group's ``env`` overrides all others.  Path lists of ``node_env``, from the configuration, are added to the
+    node's; those of ``script_env``, the launching script's changes (None: deleted), precede the node's.
     """
     own = _changed(own, script_env)
     everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))

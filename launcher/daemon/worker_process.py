@@ -50,10 +50,7 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A worker process, child of this daemon.
-
-    ``ended`` resolves to the exit status once the process is dead, its output is read and its descendants are gone.
-    """
+    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
         self._loop = loop

@@ -53,13 +53,7 @@ class Archive:
 
 
 def pack(folder: Path) -> Archive:
-    """Pack a folder: the files that git tracks or would add, or everything but caches without a checkout.
-
-    Blocks while it reads.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """Pack the files that git tracks or would add, else all but caches; blocks.  Raises ConfigError if unreadable."""
     sink = io.BytesIO()
     sizes: list[tuple[int, str]] = []
     left_out: list[str] = []

@@ -71,16 +71,10 @@ def chosen(
     files: Iterable[Path] = (),
     named: Iterable[tuple[str, str | None]] = (),
 ) -> dict[str, str]:
-    """Return the variables for every node, sorted by name.
+    """Return the variables for every node, sorted by name.  Raises ConfigError.
 
-    Args:
-        environ: the user's variables.
-        patterns: shell patterns beside ``EXPORTED``; one that begins with ``!`` excludes names.
-        files: files of ``NAME=value`` lines; they override ``environ``, later ones override earlier ones.
-        named: values of ``-e`` in order; they override all others.  None for a value takes it from ``environ``.
-
-    Raises:
-        ConfigError: a file is missing or has a bad line, a name is reserved, or ``-e NAME`` is not set.
+    Shell ``patterns`` come beside ``EXPORTED``; one that begins with ``!`` excludes names.  Lines of ``files`` override
+    ``environ``, later files earlier ones; ``named`` (``-e``) overrides all others, None takes a value from ``environ``.
     """
     patterns = tuple(patterns)
     wanted = EXPORTED + tuple(each for each in patterns if not each.startswith("!"))
@@ -105,10 +99,7 @@ def chosen(
 def read_env_file(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the variables of a file: ``NAME=value`` lines, with or without ``export``, comments, quotes.
 
-    Quotes around a whole value are removed; nothing is expanded.
-
-    Raises:
-        ConfigError: the file cannot be read, or a line (``file:line:col``) is no assignment.
+    Quotes around a whole value are removed; nothing is expanded.  Raises ConfigError with ``file:line:col``.
     """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")

@@ -37,14 +37,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Preflights of all hosts: their answers, and open lifelines until the daemons start.
-
-    Attributes:
-        lifelines: lifelines by rank; the caller closes them.
-        answers: answers of the preflights by rank.
-        python_path: ``PYTHONPATH`` of every node.
-        archive: archive of ``--sync`` for the other machines.
-    """
+    """Preflights of all hosts: their answers by rank, and open lifelines by rank, which the caller closes."""
 
     def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""

@@ -23,12 +23,7 @@ NODE_RANK: Final = "RLINF_NODE_RANK"
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """One node to start.
-
-    Attributes:
-        rank: index in the list of hosts; a hidden node comes after all others.
-        hidden: it only connects the driver's machine, which is not in the list.
-    """
+    """One node to start; a ``hidden`` one, not in the list and after all others, only connects the driver's machine."""
 
     rank: int
     host: Host
@@ -45,11 +40,7 @@ class PlannedNode:
 
 
 def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
-    """Return the nodes of a run, in the order of their ranks; at least one of them is on this machine.
-
-    Raises:
-        ConfigError: ``--nnodes`` exceeds the number of hosts, or a host's name is invalid.
-    """
+    """Return the nodes of a run by rank, at least one on this machine.  Raises ConfigError without enough hosts."""
     hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
@@ -80,11 +71,7 @@ def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
 
 
 def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts in the order of ``env.RLINF_NODE_RANK=``, if all have it; else as they are listed.
-
-    Raises:
-        ConfigError: only some hosts have it, or the values are not 0 to n-1.
-    """
+    """Return the hosts by ``env.RLINF_NODE_RANK=``, or as listed if none has it.  Raises ConfigError otherwise."""
     ranked = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
     if not ranked:
         return tuple(hosts)

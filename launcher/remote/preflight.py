@@ -379,11 +379,7 @@ class ArchiveStream(io.RawIOBase):
 
 
 def extract(archive: ArchiveStream, target: Path) -> None:
-    """Unpack plain files, folders and links that stay inside ``target``.
-
-    Raises:
-        ValueError: a member is anything else, or lies outside.
-    """
+    """Unpack plain files, folders and links that stay inside ``target``; raises ValueError for all else."""
     target.mkdir(0o700)
     links = []
     with tarfile.open(fileobj=archive, mode="r|gz", bufsize=_BLOCK_BYTES) as members:

@@ -30,13 +30,7 @@ _SCRIPT: Final = (
 
 
 def bootstrap_argv(python: str | None, default: str, prologue: str | None) -> tuple[str, ...]:
-    """Return the command to run on a host.
-
-    Args:
-        python: interpreter that the user has named; a bare name is looked up after the prologue.
-        default: interpreter if none is named.
-        prologue: shell commands.
-    """
+    """Return the command to run on a host; a bare ``python`` is looked up after the prologue."""
     if prologue is None:
         return (python or default, "-c", BOOTSTRAP)
     return ("bash", "-c", _SCRIPT, "rlinf", prologue, python or "", default, BOOTSTRAP)

@@ -62,11 +62,7 @@ class SrunConnector:
 
 
 def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
-    """Return the connector of a node of the job.
-
-    Args:
-        default: interpreter if the user names none.
-    """
+    """Return the connector of a node of the job; ``default`` is the interpreter if the user names none."""
     place = host.slurm or SlurmNode()
     step = [*_STEP, f"--nodelist={host.name}"]
     step += [] if place.component is None else [f"--het-group={place.component}"]

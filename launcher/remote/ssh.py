@@ -45,14 +45,7 @@ class SshConnector:
 
 
 def ssh_connector(host: Host, options: Options, default: str) -> SshConnector:
-    """Return the connector of a host, by its entry in the hosts file and the options.
-
-    Args:
-        default: interpreter if the user names none.
-
-    Raises:
-        ConfigError: ssh could take the host's name for an option, or the name has invalid characters.
-    """
+    """Return the connector of a host; ``default`` is the interpreter if none is named.  Raises ConfigError."""
     if not _HOST.fullmatch(host.name):
         raise ConfigError(f"{host.source or '--hosts'}: {host.name!r} is not a host name\n  fix: check it")
     keys = "accept-new" if options.accept_new_host_keys else "yes"

@@ -20,16 +20,10 @@ _SWEEP_TIMEOUT_S: Final = 60.0
 async def sweep(
     nodes: Sequence[PlannedNode], run: str, *, even_alive: bool = False
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Check all hosts in parallel, then sweep those that answered.
+    """Check all hosts in parallel, then sweep those that answered; with ``even_alive`` a live run as well.
 
-    Args:
-        even_alive: sweep a live run as well; its launcher is told who ended it.
-
-    Returns:
-        Results by rank (``ended`` and ``left``: processes, ``removed``: directories), and error texts by rank.
-
-    Raises:
-        LaunchError: a daemon of the run answers on some host; nothing was killed on any.
+    Return results by rank (``ended`` and ``left``: processes, ``removed``: directories), and error texts by rank.
+    Raises LaunchError, before any kill, if a daemon of the run answers on some host.
     """
     lifelines: dict[int, Lifeline] = {}
     by = f"a sweep (rlinf-launch --sweep, pid {os.getpid()} on {os.uname().nodename})"
