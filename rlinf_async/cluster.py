@@ -272,8 +272,7 @@ class Cluster:
             registry.activate(self._client)
 
     async def _serve_metrics(self) -> str:
-        """Have node 0 serve the run's metrics if requested. Return the address with the chosen port, or an
-        empty text."""
+        """Have node 0 serve metrics if requested. Return the address with the chosen port, or an empty text."""
         if self._metrics is None or self._attached:
             return ""
         operation = operations.ServeMetrics(self._metrics.address)

@@ -643,11 +643,7 @@ def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
 
 
 def _name_of(worker_cls: type, method: Any) -> PublicMethod:
-    """Return the public method for a function of the worker class.
-
-    Raises:
-        TypeError, ValueError: as ``WorkerGroup.call``.
-    """
+    """Return the public method for a function of the worker class; raises as ``WorkerGroup.call``."""
     try:
         return _functions(worker_cls)[method]
     except (KeyError, TypeError):  # TypeError: it has no hash

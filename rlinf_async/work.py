@@ -174,8 +174,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, in the thread that settles it, or now; this does not count as interest in the
-        result."""
+        """Call back at the end, in the thread that settles it, or now; this is no interest in the result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -192,11 +191,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
-        """Check that this process has started the operation.
-
-        Raises:
-            ForkedProcessError: the parent process has started it, and it cannot end here.
-        """
+        """Raise ForkedProcessError if a parent has started the operation, which then cannot end here."""
         if self._pid != process.pid and not self._done:
             raise self._inherited()
 
@@ -590,11 +585,7 @@ class Returnable(Work[T]):
 
 
 class _ThenWork(Whole[Any]):
-    """Work returned by ``then``.
-
-    Attributes:
-        first: the work that has to end before; None once it has.
-    """
+    """Work returned by ``then``; ``first`` is the work that has to end before, None once it has."""
 
     _was_taken = False  # true once its outcome was taken
 

@@ -297,12 +297,7 @@ def script_environment() -> own_start.Changes:
 
 
 def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
-    """Return the group's own variables.
-
-    Raises:
-        TypeError: a name or value is not a string.
-        ValueError: no process could have such a variable.
-    """
+    """Return the group's own variables; TypeError for other types than str, ValueError for impossible variables."""
     for name, value in (extra or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")

@@ -83,13 +83,10 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
 def trace_wanted(
     given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
 ) -> TracerConfig:
-    """Return whether the run is traced, and into which file.
+    """Return whether the run is traced, and into which file; ConfigError for another argument than a path or a bool.
 
     The script's argument wins over ``$RLINF_TRACE``, which ``rlinf-launch --trace`` sets, and that over the
     configuration.
-
-    Raises:
-        ConfigError: the argument is neither a path nor True or False.
     """
     path: str | None
     if given is None:
@@ -110,13 +107,10 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """Return whether a call that fails unawaited ends plain waits.
+    """Return whether a call that fails unawaited ends plain waits; ConfigError for neither yes nor no.
 
     The script's argument wins over ``$RLINF_FAIL_FAST``, which ``rlinf-launch --fail-fast`` sets, and that over the
     configuration.
-
-    Raises:
-        ConfigError: the argument or the variable is neither yes nor no.
     """
     if given is not None:
         if not isinstance(given, bool):

@@ -105,8 +105,7 @@ def _labels(config: ClusterConfig | None, node: NodeInfo) -> list[str]:
 
 
 def _common_variables(config: ClusterConfig | None, node: NodeInfo) -> dict[str, str]:
-    """Return the variables on which all groups of a node agree; none if they disagree, because each group then sets its
-    own."""
+    """Return the variables on which all groups of a node agree; none if they disagree: each then sets its own."""
     try:
         return config.get_node_env_vars(node.node_rank) if config is not None else {}
     except ConfigError:

@@ -33,11 +33,7 @@ async def start_own_nodes(
     user.
 
     Args:
-        run: id of the run.
         lifelines: list to which each started node's lifeline is added; the caller must stop them, even after an error.
-        count: number of nodes.
-        log_dir: folder for the workers' logs.
-        fake_gpus: number of GPUs to declare on each node.
         timeout: seconds for all to be up.
 
     Raises:
@@ -96,11 +92,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """Return the environment for a daemon that must find the same ``rlinf_async`` as this process, and its launcher.
-
-    Raises:
-        LaunchError: this is a checkout that is not installed.
-    """
+    """Return the environment by which a daemon finds this ``rlinf_async``; LaunchError for an uninstalled checkout."""
     environment = {**os.environ, "RLINF_RUN_ID": run}
     home = Path(__file__).resolve().parents[2]
     launcher = importlib.util.find_spec("rlinf_launcher")

@@ -269,8 +269,7 @@ class Supervision:
             del self._client.restarts[what]
 
     async def _start_all(self, ranks: Sequence[int]) -> list[int]:
-        """Start the processes of these ranks, or of all that are away, after their pause. Return the ranks that
-        started."""
+        """Start these ranks, or all that are away, after their pause. Return the ranks that started."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(list(ranks) or sorted(self._away))

@@ -10,12 +10,7 @@ MAX_INTEGER: Final = 2**63 - 1  # largest whole number that fits into a frame
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
-    """Return the int that an argument stands for: an int, a NumPy integer, a tensor of one integer element.
-
-    Raises:
-        TypeError: the argument is no whole number, as 1.5 and 2.0 are not.
-        ValueError: the number is less than ``least``, or more than ``MAX_INTEGER``.
-    """
+    """Return the int that an int, a NumPy integer or a tensor of one integer element stands for; TypeError for 2.0."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -26,26 +21,14 @@ def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
 
 
 def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
-    """Return an argument that must be a bool.
-
-    Args:
-        instead: name of the argument that a number in this place was probably meant for.
-
-    Raises:
-        TypeError: the argument is no bool.
-    """
+    """Return an argument that must be a bool; ``instead`` names the argument that a number was probably meant for."""
     if isinstance(value, bool):
         return value
     raise TypeError(f"{whose}: {argument}= takes True or False, got {value!r} (for {instead}= write its name)")
 
 
 def seconds(timeout: Any, whose: str) -> float:
-    """Return a ``timeout=`` as a float.
-
-    Raises:
-        TypeError: the timeout is no number.
-        ValueError: the timeout is negative, NaN, or more than a float holds.
-    """
+    """Return a ``timeout=`` as a float; TypeError for no number, ValueError for negative, NaN or too large ones."""
     try:
         value = math.fsum((timeout,))  # float() would take a str
     except TypeError:

@@ -169,14 +169,10 @@ def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | No
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value of a body.
+    """Return the value of a body; SerializationError if it is malformed, or cannot be rebuilt in this process.
 
     A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  All else is copied
     out, so that only memory that was read-only at the sender is read-only here.
-
-    Raises:
-        SerializationError: the body is malformed, or this process cannot rebuild the value, for example because it
-            cannot import a module.
     """
     try:
         if body[0] == 0:
@@ -190,11 +186,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that ``encode_arguments`` has encoded.
-
-    Raises:
-        SerializationError: as ``decode``.
-    """
+    """Return the arguments that ``encode_arguments`` has encoded; raises as ``decode``."""
     if body == _NO_ARGUMENTS_BODY:
         return (), {}
     args, kwargs = decode(body)
@@ -202,11 +194,7 @@ def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, .
 
 
 def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """Decode a head and its buffers, which arrived separately; takes the buffers over.
-
-    Raises:
-        SerializationError: as ``decode``.
-    """
+    """Decode a head and its buffers, which arrived separately; takes the buffers over, and raises as ``decode``."""
     try:
         kept = [bytearray(view) if view.nbytes < COPY_MAX_BYTES or view.readonly else view for view in buffers]
         return _load(head, kept)
@@ -347,8 +335,7 @@ class _NotSimpleError(Exception):
 
 
 class _QuickPickler(pickle.Pickler):
-    """Pickler of builtin atoms and containers and a provider's objects of one type, with no Python call per other
-    object."""
+    """Pickler of builtin values and a provider's objects of one type, with no Python call per other object."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
         self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
@@ -411,8 +398,7 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """True if a value consists of builtin values and providers' objects; collects the types of the latter
-    in ``kinds``."""
+    """True if a value consists of builtin values and providers' objects; adds the latter's types to ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True

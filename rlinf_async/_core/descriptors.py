@@ -24,13 +24,7 @@ def limit_met(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained_shortage(host: str, what: str, needed: int) -> Iterator[None]:
-    """Context manager: turns a shortage of file descriptors into a ``LaunchError``.
-
-    Args:
-        host: where this process runs.
-        what: purpose of the descriptors: ``"4 workers"``.
-        needed: approximate number of descriptors.
-    """
+    """Context manager: turns a shortage of descriptors into a ``LaunchError``; ``what`` is their purpose."""
     try:
         yield
     except (OSError, LaunchError) as error:

@@ -25,11 +25,7 @@ def plain_body(value: Any) -> bytes:
 
 
 class OutOfBandBytes(bytearray):
-    """Empty placeholder in a ``PickleBuffer`` for memory on another device.
-
-    Attributes:
-        memory: the object that takes its place among the buffers; has ``nbytes``.
-    """
+    """Empty placeholder in a ``PickleBuffer``; ``memory``, on another device, takes its place among the buffers."""
 
     __slots__ = ("memory",)
 
@@ -39,14 +35,10 @@ class OutOfBandBytes(bytearray):
 
 
 class Encoded:
-    """An encoded value: one pickle, and the memory that it refers to.
+    """An encoded value: one pickle (``head``), and ``buffers``, the memory that it refers to, flat and contiguous.
 
-    The parts are the value's own memory, not copies: write them before the value may change.
-
-    Attributes:
-        head: the pickle.
-        buffers: the memory out of band, each piece flat and contiguous; the caller must replace device memory.
-        nbytes: size of the body in bytes.
+    The parts are the value's own memory, not copies: write them before the value may change.  The caller must replace
+    device memory.
     """
 
     __slots__ = ("_chunks", "buffers", "nbytes")

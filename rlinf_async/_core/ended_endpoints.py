@@ -10,11 +10,6 @@ class EndedEndpoints:
 
     Each node numbers its endpoints consecutively and nearly all of them end, so the set stores intervals: about as many
     as there are processes alive, however many have ended.
-
-    Example:
-        ended = EndedEndpoints()
-        ended.add(5)
-        5 in ended, 6 in ended      # True, False
     """
 
     __slots__ = ("_firsts", "_lasts")

@@ -58,8 +58,7 @@ def make(kind: type[BaseException], *arguments: Any) -> BaseException:
 
 
 def restore(error: BaseException, parts: Parts) -> BaseException:
-    """Set arguments and attributes of an exception from ``make``, bypassing properties and ``__setattr__`` of its
-    class."""
+    """Set arguments and attributes of an exception from ``make``, bypassing the setters of its class."""
     arguments, attributes = parts
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a descriptor
     members = _members_of(type(error))

@@ -9,13 +9,7 @@ MAX_KINDS: Final = 256  # number of kinds that are counted; a new kind evicts th
 
 
 class FailureCounts:
-    """Counts of failures by kind; a failure is logged the first time, then at powers of ten.
-
-    Example:
-        >>> counts = FailureCounts()
-        >>> [counts.add("ValueError in step()") for _ in range(10)]
-        [1, None, None, None, None, None, None, None, None, 10]
-    """
+    """Counts of failures by kind; a failure is logged the first time, then at powers of ten."""
 
     __slots__ = ("_counts",)
 

@@ -76,10 +76,7 @@ _FIELDS: Final[dict[str, Any]] = {
 
 
 def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
-    """Return the exception as a failure of the worker that ``where`` describes.
-
-    Never raises, whatever the exception's own methods do.
-    """
+    """Return the exception as a failure of the worker ``where``; never raises, whatever its own methods do."""
     type_name = type_name_of(type(exception))
     text = text_of(exception)
     return Failure(
@@ -106,11 +103,7 @@ def pack(failure: Failure) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Failure:
-    """Return the failure that ``pack`` has packed; unpickles nothing.
-
-    Raises:
-        SerializationError: these bytes are not a failure.
-    """
+    """Return the failure that ``pack`` has packed, unpickling nothing; SerializationError for other bytes."""
     try:
         facts = msgpack.unpackb(
             data,

@@ -211,11 +211,7 @@ def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list
 
 
 def demand_of(target: Any) -> dict[str, Any]:
-    """Return the demand of a GET as attributes of ``Demand`` (``_channels/state/queue_client.py``).
-
-    Raises:
-        TypeError: the target has none of the forms that a GET allows.
-    """
+    """Return a GET's demand as attributes of ``Demand`` (``_channels/state/queue_client.py``), or raise TypeError."""
     parts = target if type(target) is list else [target]
     match None if any(type(part) is bool for part in parts) else target:
         case None if target is None:
@@ -280,11 +276,7 @@ class FrameReader:
         )
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """Return the frames that these bytes complete, in order.
-
-        Raises:
-            FrameError: the bytes are not a frame.
-        """
+        """Return the frames that these bytes complete, in order; FrameError if they are no frames."""
         frames: list[list[Any]] = []
         lengths = LENGTHS
         try:

@@ -74,11 +74,7 @@ _finder: Final = _Finder()
 
 
 def install() -> None:
-    """Provide ``rlinf.scheduler``, under RLinf's rules, in this process and in those that it starts.
-
-    Raises:
-        ImportError: RLinf's own scheduler was imported before.
-    """
+    """Provide ``rlinf.scheduler`` here and in child processes; ImportError if RLinf's own was imported before."""
     if _finder in sys.meta_path:
         return
     if (imported := sys.modules.get(ROOT)) is not None:

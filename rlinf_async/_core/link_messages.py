@@ -68,14 +68,7 @@ class OutgoingMessages:
         return message
 
     def acknowledge(self, received: int) -> None:
-        """Drop the messages that the receiver has; a smaller count than before is outdated and ignored.
-
-        Args:
-            received: number of messages that the receiver has had in all.
-
-        Raises:
-            ValueError: more were acknowledged than sent.
-        """
+        """Drop the first ``received`` messages; a smaller count is outdated, and one above those sent a ValueError."""
         if received - self.acknowledged > self._taken:
             raise ValueError(f"{received} messages were acknowledged, and {self.acknowledged + self._taken} sent")
         while self.acknowledged < received:
@@ -84,11 +77,7 @@ class OutgoingMessages:
             self.kept_bytes -= sum(map(len, self._kept.popleft()))
 
     def resume(self, received: int) -> None:
-        """Rewind after a reconnect: all messages beyond the first ``received`` are taken again.
-
-        Raises:
-            ValueError: more were received than sent, or fewer than were acknowledged.
-        """
+        """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged, or unsent."""
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
         self._taken = len(self._kept)
@@ -102,11 +91,7 @@ class OutgoingMessages:
 
 
 class IncomingMessages:
-    """Counts of one stream's received and acknowledged messages.
-
-    Attributes:
-        received: number of messages that have come.
-    """
+    """Counts of one stream's received and acknowledged messages."""
 
     __slots__ = ("_acknowledged", "_bytes", "received")
 

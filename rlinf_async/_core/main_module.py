@@ -43,12 +43,7 @@ class MainModule(ModuleType):
 
 
 class Script:
-    """Program that ``__main__`` stands for.
-
-    Args:
-        path: its file; None if it is none (standard input, ``-c``, a notebook).
-        name: the module that ``python -m`` runs.
-    """
+    """Program that ``__main__`` stands for: its file, if it is one, and the module that ``python -m`` runs."""
 
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
@@ -68,8 +63,7 @@ class Script:
             module.__package__ = self._name.rpartition(".")[0]
 
     def load(self) -> ModuleType | None:
-        """Return the script, imported under the name ``__mp_main__``; None if that fails, with the reason in
-        ``failure``."""
+        """Return the script, imported as ``__mp_main__``; None if that fails, with the reason in ``failure``."""
         with self._lock:
             # _import sets self.module before the code runs, so that look-ups by the script itself find what it has
             # defined so far.
@@ -126,12 +120,7 @@ os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
 
 def renew(path: str | None, name: str | None = None) -> None:
-    """Replace the ``__main__`` of the template by the script's.
-
-    Args:
-        path: path of the script, if it is a file.
-        name: name of its module, if ``python -m`` runs it.
-    """
+    """Replace the ``__main__`` of the template by the script's, with its file and its module of ``python -m``."""
     global script
     script = Script(path, name)
     module = MainModule("__main__")
@@ -163,8 +152,7 @@ def register(definition: Any) -> None:
 
 
 def keep(names: dict[str, Any]) -> None:
-    """Add names that annotations of an arrived class refer to to a worker's ``__main__``, unless they are defined
-    there."""
+    """Add undefined names, to which annotations of an arrived class refer, to a worker's ``__main__``."""
     main = sys.modules["__main__"]
     if type(main) is MainModule:
         for name, value in names.items():
@@ -188,11 +176,7 @@ def imported_space() -> dict[str, Any] | None:
 
 
 def resolve(name: str) -> Any:
-    """Return the object of the script that travelled by name.
-
-    Raises:
-        AttributeError: this process does not have it.
-    """
+    """Return the script's object that travelled by name; AttributeError if this process does not have it."""
     main = sys.modules["__main__"]
     try:
         return getattr(main, name)

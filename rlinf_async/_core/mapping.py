@@ -37,16 +37,9 @@ def _access(writable: bool) -> int:
 def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
     """Map a part of a file, shared with other mappings, with all pages present: access causes no page fault.
 
-    Args:
-        offset: start of the part; a multiple of the page size.
-
-    Returns:
-        ``size`` bytes as a ctypes array, mapped until the last tensor or view made from it is gone; finalizers attached
-        to it (``weakref.finalize``) run before.  A write to memory that is not ``writable`` is a fault (SIGSEGV), not
-        an exception, whatever the view claims.
-
-    Raises:
-        OSError: the system refuses it.
+    The part begins at a multiple of the page size.  The ctypes array stays mapped until the last tensor or view made
+    from it is gone; finalizers attached to it (``weakref.finalize``) run before.  A write to memory that is not
+    ``writable`` is a fault (SIGSEGV), not an exception, whatever the view claims.
     """
     address = _LIBC.mmap(None, size, _access(writable), mmap.MAP_SHARED, fd, offset)
     if address == _FAILED:
@@ -64,11 +57,7 @@ def _unmap(address: int, size: int) -> None:
 
 
 def protect(memory: Any, *, writable: bool) -> None:
-    """Allow or forbid writing to mapped memory of a file that is open for writing.
-
-    Raises:
-        OSError: the system refuses it.
-    """
+    """Allow or forbid writing to mapped memory of a file that is open for writing."""
     if _LIBC.mprotect(ctypes.addressof(memory), len(memory), _access(writable)):
         raise _error(f"the protection of {len(memory)} bytes cannot be changed")
 

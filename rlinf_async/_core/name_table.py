@@ -53,12 +53,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class NameTable(Generic[E]):
-    """Entries by number and by name, and lookups that wait.
-
-    Args:
-        kind: noun for the named thing: ``"group"``.
-        entry: makes an entry from its number, name and owner.
-    """
+    """Entries by number and by name, and lookups that wait; ``kind`` is the noun for the thing: ``"group"``."""
 
     def __init__(self, kind: str, entry: Callable[[int, str, int], E]) -> None:
         self.kind = kind
@@ -79,11 +74,7 @@ class NameTable(Generic[E]):
         return entry.number
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Publish a roster. Return None, or the roster of the entry that already has the name.
-
-        Raises:
-            KeyError: this owner has not reserved the name with this number.
-        """
+        """Publish a roster. Return None, or the roster that has the name; KeyError unless reserved by this owner."""
         entry = self.entries.get(number)
         if entry is None or (entry.name, entry.owner, entry.roster) != (name, owner, None):
             raise KeyError(f"{self.kind} '{name}' (number {number}) is not reserved by the process that publishes it")
@@ -95,15 +86,10 @@ class NameTable(Generic[E]):
         return None
 
     def find(self, waiter: Waiter, name: str, rank: int | None = None, after: int = 0) -> Any:
-        """Return the roster, or ``PENDING`` if ``settle`` will return it later.
+        """Return the roster, or ``PENDING`` if ``settle`` will return it later; ClosedError if the entry is closed.
 
-        Args:
-            rank: for a group that members join, a roster with this rank is enough.
-            after: endpoint of an ended process of that rank; if the rank is restarted, the lookup waits for its
-                successor.
-
-        Raises:
-            ClosedError: the entry of that name is closed.
+        A roster with ``rank`` is enough for a group that members join.  If the process ``after`` of that rank has ended
+        and the rank is restarted, the lookup waits for its successor.
         """
         if (answer := self.look(name, rank, after)) is PENDING:
             self._lookups[waiter] = name, rank, after
@@ -215,11 +201,7 @@ class GroupNames(NameTable[GroupEntry]):
         super().__init__("group", GroupEntry)
 
     def reserve(self, name: str, owner: int) -> int:
-        """Reserve a name for a group that is about to be launched.
-
-        Raises:
-            ValueError: the name is taken.
-        """
+        """Reserve a name for a group that is about to be launched; ValueError if the name is taken."""
         if name in self.named:
             raise ValueError(
                 f"a group named '{name}' exists already: close it first, or give this one another name= in launch()"
@@ -230,11 +212,7 @@ class GroupNames(NameTable[GroupEntry]):
         return number
 
     def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> None:
-        """Register a member that joins its group by itself.
-
-        Raises:
-            ValueError: another group has the name, the rank is taken, or other members joined with another size.
-        """
+        """Register a member that joins by itself; ValueError if name or rank is taken, or the size is another."""
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
         if name not in self.named:
@@ -251,11 +229,7 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster = [entry.members[rank][1] for rank in range(size)]
 
     def replace(self, number: int, owner: int, rank: int, was: int, member: Any) -> None:
-        """Register the restarted process of a rank, or that there will be none.
-
-        Args:
-            was: endpoint of the ended process.
-            member: roster entry of the new process; None if the rank is not restarted.
+        """Register the restarted process of a rank in place of the endpoint ``was``; None if there will be none.
 
         Raises:
             KeyError: this owner has published no such group, or the group has no such rank.
@@ -312,9 +286,6 @@ class ChannelNames(NameTable[ChannelEntry]):
     """Names of channels, one open channel to each, and the channels themselves, by number.
 
     A channel that is not in the table has ended, so ended channels take no memory.
-
-    Args:
-        is_gone: true for an endpoint that no longer exists.
     """
 
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
@@ -323,11 +294,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         self.kept: dict[str, ChannelEntry] = {}  # channel by the promise that it has fulfilled
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Publish a roster, as ``NameTable.publish``.
-
-        Raises:
-            ValueError: the roster has no nodes.
-        """
+        """Publish a roster, as ``NameTable.publish``; ValueError if it has no nodes."""
         nodes = roster.get("nodes") if isinstance(roster, dict) else None
         if not isinstance(nodes, list) or not all(type(node) is int for node in nodes):
             raise ValueError(f"a channel's roster has nodes, got {roster!r}")

@@ -18,11 +18,7 @@ _FILE: Final = re.compile(r"(?:daemon_\d+|template_\d+_\d+)\.log")
 
 
 def check_group_name(name: object) -> None:
-    """Check the name of a group.
-
-    Raises:
-        TypeError, ValueError: the name is not allowed; the text says why and what to do.
-    """
+    """Check the name of a group; the TypeError or ValueError says why it is not allowed, and what to do."""
     name = _text(name, "group", _MAX_GROUP_BYTES)
     if not name or name in (".", "..") or not name.isprintable() or "/" in name:
         raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
@@ -31,11 +27,7 @@ def check_group_name(name: object) -> None:
 
 
 def check_channel_name(name: object, noun: str = "channel") -> None:
-    """Check the name of a channel or an experience.
-
-    Raises:
-        TypeError, ValueError: the name is not allowed; the text says why and what to do.
-    """
+    """Check the name of a channel or an experience; errors as for a group's."""
     _text(name, noun, _MAX_CHANNEL_BYTES)
 
 

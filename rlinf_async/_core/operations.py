@@ -233,11 +233,7 @@ OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Waiti
 
 
 def read(name: str, fields: Any) -> Operation[Any]:
-    """Return the operation that a request names, with its fields.
-
-    Raises:
-        ValueError: the operation is unknown, or its fields are wrong; the text names the operation and the field.
-    """
+    """Return the operation that a request names; the ValueError names the unknown operation or the wrong field."""
     kind = OPERATIONS.get(name)
     if kind is None:
         raise ValueError(f"a daemon knows no operation {name!r}")

@@ -49,12 +49,7 @@ _start: tuple[Mapping[str, str], Changes] = (_read_environment(), {})
 
 
 def begin(environment: Mapping[str, str], carried: Changes) -> None:
-    """Reset the reference for changes.
-
-    Args:
-        environment: variables of this process as it starts.
-        carried: changes that came with the launch of this process.
-    """
+    """Reset the reference for changes; ``carried`` are those that came with the launch of this process."""
     global _start
     _start = (dict(environment), carried)
 
@@ -75,9 +70,6 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
     The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
     environment, and flags that repeat them would require a second template.  ``-S`` is left out, because the template
     finds torch through ``site``.
-
-    Args:
-        argv: a command line; by default this process's own.
     """
     words = iter((sys.orig_argv if argv is None else argv)[1:])
     flags: list[str] = []

@@ -15,11 +15,7 @@ Body = bytes | memoryview  # received body: bytes, or a private mapping of the s
 
 
 def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
-    """Return the body field of the frame, and the descriptors that ride on the frame.
-
-    Raises:
-        MemoryError: a large body does not fit into this machine's memory.
-    """
+    """Return the body field of a frame, and the descriptors that ride on it; MemoryError if memory is short."""
     if isinstance(encoded, bytes):
         if len(encoded) <= MAX_INLINE_BYTES:
             return encoded, ()
@@ -30,12 +26,7 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """Return the bytes of a body; closes the descriptor.
-
-    Raises:
-        TransferFailed: the content was lost; the text says why.
-        SerializationError, OSError: as ``map_private``.
-    """
+    """Return the bytes of a body, and close its descriptor; TransferFailed if lost, else as ``map_private``."""
     if not fds:
         if isinstance(body, str):
             raise TransferFailed(body)

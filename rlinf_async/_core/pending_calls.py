@@ -30,15 +30,7 @@ WAIT, FINISH, CANCEL_OTHERS, NOTHING = TallyStep
 
 
 class Tally:
-    """Answers to one call, slot by slot.
-
-    Example:
-        >>> tally = Tally(2)
-        >>> tally.answer(0, Status.OK, b"a")
-        <TallyStep.WAIT: 1>
-        >>> tally.answer(1, Status.OK, b"b")
-        <TallyStep.FINISH: 2>
-    """
+    """Answers to one call, slot by slot."""
 
     __slots__ = ("answers", "failed", "missing", "whole")
 

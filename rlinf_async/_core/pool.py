@@ -99,17 +99,10 @@ class Pool:
         return f"<Pool {len(self._segments)} segments [{kept / (1 << 20):.1f} MiB]>"
 
     def write(self, parts: Sequence[Part], nbytes: int) -> int:
-        """Return a read-only descriptor of sealed memory that begins with the parts, one after the other.
+        """Return a read-only descriptor of sealed memory that begins with the parts; raises as ``write_segment``.
 
         The caller passes the descriptor on and closes it.  The content does not change while the descriptor, or
         anything made from it, is open in any process.
-
-        Args:
-            parts: flat and contiguous memory.
-            nbytes: size of all parts together.
-
-        Raises:
-            MemoryError, OSError: as ``write_segment``.
         """
         segment = self._take(nbytes)
         try:
@@ -123,11 +116,7 @@ class Pool:
                 self._put(segment)
 
     def borrow(self, nbytes: int) -> PooledSegment:
-        """Return a segment to be filled piece by piece (``write_at``), then given to ``finish``, or closed.
-
-        Raises:
-            MemoryError, OSError: as ``allocate_segment``.
-        """
+        """Return a segment to be filled (``write_at``), then given to ``finish``, or closed; raises as ``write``."""
         segment = self._take(nbytes)
         if segment is None:
             size = _rounded(nbytes)

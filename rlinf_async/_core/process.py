@@ -40,12 +40,7 @@ imports_script = _ImportsScript()
 
 
 def forked(what: str, owner: int) -> ForkedProcessError:
-    """Return the error for a forked child that uses an object of an ancestor.
-
-    Args:
-        what: the object in words: ``"channel 'obs'"``.
-        owner: pid of the process that it belongs to.
-    """
+    """Return the error for a forked child that uses an object (``what``) of an ancestor, whose pid is ``owner``."""
     return ForkedProcessError(
         f"{what} belongs to process {owner}, from which this one (pid {pid}) was forked: a forked child has copies of "
         f"its objects, and none of its sockets, threads and loops. Do this in process {owner} and hand its results to "

@@ -84,14 +84,7 @@ class Unacknowledged:
         self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
-        """Drop the frames that the receiver has.
-
-        Args:
-            received: number of frames that the receiver has had in all.
-
-        Raises:
-            FrameError: more were acknowledged than sent.
-        """
+        """Drop the first ``received`` frames, which the receiver has; FrameError if more than were sent."""
         kept = len(self._frames)
         if received - self.acknowledged > kept:
             raise FrameError(f"{received} frames were acknowledged, and {self.acknowledged + kept} sent")
@@ -121,8 +114,7 @@ class Unacknowledged:
         return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
-        """Remove and return the frames after the first ``received`` ones, unpacked; the caller closes the
-        descriptors."""
+        """Remove and return, unpacked, the frames after the first ``received``; the caller closes descriptors."""
         self.acknowledge(received)
         taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
@@ -297,8 +289,7 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """Yield a packed frame for sending without descriptors: the content in pieces, then the frame; a socket is left
-    out."""
+    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is left out."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):

@@ -35,11 +35,6 @@ class DeviceLocks:
     A request for devices that its holder already has is granted at once; any other request waits until all its devices
     are free and no earlier request waits for one of them.  So requests for one device are served in order, and each
     gets all of its devices or none.  ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
-
-    Example:
-        locks.take(Ticket(7, 1), "actor:0", [0, 1])      # True
-        locks.take(Ticket(8, 1), "rollout:0", [1])       # False: it waits
-        locks.release(Ticket(7, 1))                      # [Ticket(8, 1)]: tell it
     """
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)
@@ -48,14 +43,7 @@ class DeviceLocks:
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
-        """Lock the devices. Return False if the ticket has to wait.
-
-        Args:
-            name: the holder in words, shown to others that wait.
-
-        Raises:
-            ValueError: the ticket was used before.
-        """
+        """Lock devices for the holder ``name``. Return False if it has to wait; ValueError for a used ticket."""
         if ticket in self.held or ticket in self.waiting:
             raise ValueError(f"{ticket} has been used for another acquisition")
         request = _LockRequest(name, frozenset(devices))
@@ -149,11 +137,7 @@ class PortLeases:
 
 
 def parse_port_range(text: str) -> tuple[int, int]:
-    """Return first and last port of ``"20000-20099"``.
-
-    Raises:
-        ValueError: the text is no range, or includes a port that needs privileges.
-    """
+    """Return first and last port of ``"20000-20099"``; ValueError for no range, or ports that need privileges."""
     first, _, last = (part.strip() for part in text.partition("-"))
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (first, last)):
         raise ValueError(f"{text!r} is no range of ports")

@@ -16,17 +16,10 @@ _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in 
 
 
 def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple[int, list[str]]:
-    """Find the failure that caused the others.
+    """Return the index of the failure that caused the others, and lines about these, with equal ones folded.
 
     A rank's own death comes first, then deaths that ranks report of others, then errors, then cancellations; the
     earliest wins among equals.
-
-    Args:
-        failures: rank and failure, at least one.
-
-    Returns:
-        Its index in ``failures``, and lines about the others, with equal ones folded: ``"ranks 0-2,5: ConnectionError:
-        peer is gone"``.
     """
     root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
     ranks: dict[str, list[int]] = {}
@@ -52,12 +45,7 @@ def choose_root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
-    """Return ranks as a short text.
-
-    Example:
-        >>> fold_ranks([0, 1, 2, 5])
-        '0-2,5'
-    """
+    """Return ranks as a short text: ``'0-2,5'``."""
     ordered = sorted(set(ranks))
     runs = itertools.groupby(enumerate(ordered), key=lambda place: place[1] - place[0])
     folded = ([rank for _, rank in run] for _, run in runs)

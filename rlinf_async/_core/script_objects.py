@@ -190,8 +190,7 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return an equivalent object of that name in ``__main__`` if there is one, else the new object,
-    registered there."""
+    """Return the equivalent object of that name in ``__main__``, or else the new one, now registered there."""
     # An object in a class arrives with the class, which is filled in once: it needs no look-up.
     if place is None or "." in place:
         return made

@@ -23,15 +23,9 @@ _MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
 
 
 def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None) -> int:
-    """Write the parts, one after the other, into a new segment.
+    """Write the parts, flat and contiguous memory, into a new segment of ``nbytes`` bytes, or a larger ``size``.
 
-    Args:
-        parts: flat and contiguous memory.
-        nbytes: size of all parts together.
-        size: size of the segment in bytes, if it has to be larger.
-
-    Returns:
-        Its file descriptor, which is not inherited; the caller closes it.
+    Return its file descriptor, which is not inherited; the caller closes it.
 
     Raises:
         MemoryError: this machine, or this process's container, has not enough memory.
@@ -58,12 +52,9 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
 
 
 def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
-    """Return an empty segment of ``nbytes`` bytes, to be filled with ``os.pwrite`` and then sealed.
+    """Return an empty segment, to be filled with ``os.pwrite`` and then sealed; raises as ``write_segment``.
 
     The memory is reserved now, so that a shortage raises here instead of killing the process by SIGBUS later.
-
-    Raises:
-        MemoryError, OSError: as ``write_segment``.
     """
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -78,11 +69,7 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
 
 
 def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
-    """Allocate the memory of a part of a segment.
-
-    Raises:
-        MemoryError, OSError: as ``write_segment``.
-    """
+    """Allocate the memory of a part of a segment; raises as ``write_segment``."""
     try:
         if nbytes:
             os.posix_fallocate(fd, offset, nbytes)
@@ -95,11 +82,7 @@ def seal_segment(fd: int) -> None:
 
 
 def copy_fds(fds: Sequence[int]) -> list[int]:
-    """Duplicate descriptors, all or none; the caller closes the duplicates.
-
-    Raises:
-        OSError: the process may open no more files.
-    """
+    """Duplicate descriptors, all or none; the caller closes the duplicates."""
     copies: list[int] = []
     try:
         for fd in fds:

@@ -28,11 +28,7 @@ def open_standard_descriptors() -> None:
 
 
 def check() -> None:
-    """Check for the system calls and files that the framework needs.
-
-    Raises:
-        LaunchError: one is missing; the text has the remedy.
-    """
+    """Check for the system calls and files that the framework needs; a LaunchError has the remedy."""
     working_directory()
     try:
         own = Path("/proc/self").readlink().name
@@ -69,11 +65,7 @@ def check() -> None:
 
 
 def working_directory() -> str:
-    """Return the working directory.
-
-    Raises:
-        LaunchError: it has been removed.
-    """
+    """Return the working directory; LaunchError if it has been removed."""
     try:
         return str(Path.cwd())
     except OSError as error:

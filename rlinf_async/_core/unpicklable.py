@@ -37,13 +37,7 @@ class Guilty:
 
 
 def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[], pickle.Pickler]) -> Guilty:
-    """Find the part of a value that cannot be pickled.
-
-    Args:
-        value: value whose pickling failed.
-        root: start of each path; a tuple names the items of a tuple.
-        new_pickler: makes a pickler like the one that failed, whose output is discarded.
-    """
+    """Find the part that cannot be pickled; ``new_pickler`` makes a pickler like the one that failed."""
     search = _Search(new_pickler)
     children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
     path, part = search.find(value, root if isinstance(root, str) else "", children) or ("", value)
@@ -63,14 +57,7 @@ def nested_too_deeply(describe: str, root: str | tuple[str, ...], error: BaseExc
 def cannot_travel(
     describe: str, root: str | tuple[str, ...], error: BaseException, guilty: Guilty, fix: str = ""
 ) -> SerializationError:
-    """Return the error that says which part of a value cannot be pickled, where it is, and how to fix it.
-
-    Args:
-        describe: the value in words.
-        root: as for ``find_guilty``.
-        error: the pickler's exception.
-        fix: remedy that replaces the usual one.
-    """
+    """Return the error that says which part cannot be pickled, where it is, and how to fix it (``fix``)."""
     path, kind = guilty.path or _name_of(root), _name(type(guilty.part))
     if isinstance(guilty.part, Coroutine):
         fix = "`await` it, and its result travels"

@@ -17,12 +17,6 @@ class WaitTable:
 
     Attributes:
         rows: waiting object and start of the wait in seconds of the monotonic clock, by key; the oldest first.
-
-    Example:
-        table.rows[future] = (work, clock.monotonic())
-        ...
-        for key, work, since, nth in table.due(now, marks): ...    # ``nth`` mark has just been passed
-        table.rows.pop(future, None)
     """
 
     __slots__ = ("_said", "_usual", "rows")
@@ -36,8 +30,7 @@ class WaitTable:
         return f"<WaitTable [{len(self.rows)} wait, {len(self._said)} for long]>"
 
     def due(self, now: float, marks: Sequence[float]) -> list[tuple[Hashable, Any, float, int]]:
-        """Return the rows that have passed another of the ``marks`` (seconds, ascending): key, object, start, marks
-        passed."""
+        """Return key, object, start and passed marks of the rows that have passed another of the ascending marks."""
         self.learn()
         found = []
         for key, (what, since) in list(self.rows.copy().items()):  # other threads begin and end waits meanwhile
@@ -47,12 +40,7 @@ class WaitTable:
         return found
 
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
-        """Count a warning about a row. Return True if the warning is to be logged.
-
-        Args:
-            place: line of code that waits; None if unknown.
-            passed: number of marks that the wait has passed.
-            last: number of all marks.
+        """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
         If waits at a place have ended well after ``n`` warnings, waits there usually take so long: their first ``n``
         warnings are not logged again.  The ``last`` warning always is.

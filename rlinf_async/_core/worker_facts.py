@@ -14,10 +14,6 @@ def pack_hardware(infos: Sequence[Any]) -> bytes:
 
 
 def read_worker(facts: Mapping[str, Any]) -> WorkerInfo:
-    """Return the worker's info from plain data, with ``hardware_infos`` as ``pack_hardware`` returns it.
-
-    Raises:
-        SerializationError: this process cannot import the classes of a kind of hardware.
-    """
+    """Return a worker's info from plain data; SerializationError if its hardware's classes cannot be imported."""
     packed = facts.get("hardware_infos") or b""
     return WorkerInfo.from_facts({**facts, "hardware_infos": codec.decode(packed) if packed else ()})

@@ -33,11 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return the arguments of every rank, or None if all get the same.
-
-    Raises:
-        ValueError: an ``each`` does not have one value per rank.
-    """
+    """Return the arguments of every rank, or None if all get the same; ValueError for an ``each`` of another size."""
     if not args and not kwargs:
         return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]

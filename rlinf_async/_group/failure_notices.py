@@ -56,9 +56,6 @@ class FailureNotices:
 
     A failure concerns the failed call itself, the calls open at that time, and the calls open at its end: a rank that
     is called again after its failure is out of step with ranks that are still inside.
-
-    Args:
-        open_calls: open calls of the group, by ``id``.
     """
 
     def __init__(self, client: NodeClient, open_calls: Mapping[int, CallHandle]) -> None:

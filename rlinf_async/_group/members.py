@@ -48,11 +48,7 @@ Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 
 
 class Supervisor(Protocol):
-    """Owner's side of the restarts of a group.
-
-    Attributes:
-        port: port of the group's store.
-    """
+    """Owner's side of the restarts of a group; ``port`` is that of the group's store."""
 
     port: int
 

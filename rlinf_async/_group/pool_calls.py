@@ -112,11 +112,7 @@ class PoolCalls:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def submit(self, call: PooledCall, encoded: Encoded | bytes) -> None:
-        """Send a call, or queue it until a rank has room; its arguments are already encoded.
-
-        Raises:
-            ClosedError: the group or its cluster is closed.
-        """
+        """Send a call, or queue it until a rank has room; ClosedError if the group or its cluster is closed."""
         members, request = self.members, call._request
         handler: Any = call
         if not members.admits(handler, call._method):

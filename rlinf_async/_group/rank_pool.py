@@ -174,8 +174,7 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls whose ranks have been silent for too long; new calls avoid these ranks until a
-        sign of life."""
+        """Return the calls of ranks that are silent for too long; new calls avoid these until a sign of life."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -194,8 +193,7 @@ class RankPool:
         return min(moments, default=None)
 
     def _owed(self) -> Iterator[tuple[int, list[tuple[Attempt, float]]]]:
-        """Yield the ranks that owe a sign of life to calls with a stall timeout, with these calls and their
-        timeouts."""
+        """Yield ranks that owe a sign of life to calls with a stall timeout, with these calls and timeouts."""
         for rank, attempts in enumerate(self.open):
             owed = [
                 (each, each.request.stall_timeout)

@@ -14,15 +14,7 @@ MAX_PAUSE_S: Final = 10.0
 
 
 class RestartBudget:
-    """Count of the restarts of each rank (or of the group as one) within the policy's window.
-
-    Example:
-        budget = RestartBudget(RestartPolicy("rank", max_restarts=2, window=60))
-        budget.spend(3, now=0.0)      # 0.1: seconds until rank 3 may be restarted
-        budget.spend(3, now=1.0)      # 0.2
-        budget.spend(3, now=2.0)      # None: no restart is left
-        budget.spend(3, now=61.0)     # 0.1: the first one is no longer counted, and the last one is long ago
-    """
+    """Count of the restarts of each rank (or of the group as one, rank -1) within the policy's window."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
@@ -30,11 +22,7 @@ class RestartBudget:
         self._last: dict[int, tuple[float, float]] = {}
 
     def spend(self, rank: int, now: float) -> float | None:
-        """Count a restart. Return the seconds to wait before it; None if no restart is left.
-
-        Args:
-            rank: -1 for the group as a whole.
-        """
+        """Count a restart. Return the seconds to wait before it; None if no restart is left."""
         spent = self._restarts.setdefault(rank, deque())
         while spent and now - spent[0] >= self.policy.window:
             spent.popleft()

@@ -26,11 +26,6 @@ class Substitutes:
     A rank without hardware of its own goes to the node with the fewest ranks.  A node with accelerators is replaced as
     a whole, by a spare one: the same accelerators, none of them in use.  So ranks that shared devices share them again,
     and no rank gets the devices of another.
-
-    Example:
-        substitutes = Substitutes(nodes)
-        node = substitutes.choose(placement, lost={1}, residents=[Resident(0, True), Resident(2, False)])
-        placement = substitutes.moved(placement, node, neighbours=0)
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
@@ -38,11 +33,7 @@ class Substitutes:
         self._spares: dict[int, int] = {}
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
-        """Return the node for a rank whose node is lost; None if there is none.
-
-        Args:
-            residents: living ranks of all groups.
-        """
+        """Return the node for a rank whose node is lost, or None; ``residents`` are living ranks of all groups."""
         groups = {label for node in self._nodes for label in node.node_labels}
         label = placement.node_group_label
         living = [

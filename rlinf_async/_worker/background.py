@@ -81,15 +81,7 @@ class BackgroundTasks:
         self.is_closed = False
 
     def begin(self, coroutine: Any, caller: FrameType | None) -> BackgroundTask:
-        """Run a coroutine as a task; any thread may call this.
-
-        Args:
-            caller: frame of the caller, for errors.
-
-        Raises:
-            TypeError: the argument is no coroutine.
-            ClosedError: the worker is ending.
-        """
+        """Run a coroutine as a task; any thread.  TypeError for no coroutine, ClosedError if the worker is ending."""
         if not isinstance(coroutine, Coroutine):
             hint = "" if not callable(coroutine) else "; call it: self.background(self.refresh())"
             raise TypeError(f"background() takes a coroutine, such as that of an async def, got {coroutine!r}{hint}")

@@ -60,12 +60,7 @@ class Watched:
 
 
 class CollectiveWatch:
-    """Failed ranks of a worker's group, and the actions against its own pending collectives.
-
-    Args:
-        calls: open calls of this worker.
-        world_size: number of ranks in the group.
-    """
+    """Failed ranks of a worker's group, and the actions against its own pending collectives."""
 
     def __init__(self, client: NodeClient, calls: Mapping[tuple[int, int], Call], world_size: int) -> None:
         self._client = client

@@ -93,8 +93,7 @@ class ConcurrentCalls:
 
 
 async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | None = None) -> None:
-    """Wait until cancelled tasks have ended, even if one of them cancels all tasks of the loop, the waiting one
-    included."""
+    """Wait until cancelled tasks have ended, even if one of them cancels all of the loop, the waiting one included."""
     loop = asyncio.get_running_loop()
     until = None if seconds is None else loop.time() + seconds
     while left := [each for each in waited if not each.done()]:

@@ -39,36 +39,21 @@ _parent: Identity | None = None
 
 
 def require_client() -> NodeClient:
-    """Return this worker's client of its daemon.
-
-    Raises:
-        RuntimeError: this process is no worker.
-        ForkedProcessError: this process is a forked child of a worker.
-    """
+    """Return this worker's client; RuntimeError if this process is no worker, ForkedProcessError in a forked child."""
     if client is None:
         raise _no_worker("this process is no worker")
     return client
 
 
 def require_exchange() -> Exchange:
-    """Return this worker's exchange for messages.
-
-    Raises:
-        RuntimeError: this process is no worker.
-        ForkedProcessError: this process is a forked child of a worker.
-    """
+    """Return this worker's exchange for messages; raises as ``require_client``."""
     if exchange is None:
         raise _no_worker("only a worker has others to send to: this process is none")
     return exchange
 
 
 def require_background() -> BackgroundTasks:
-    """Return this worker's background tasks.
-
-    Raises:
-        RuntimeError: this process was not launched as a worker.
-        ForkedProcessError: this process is a forked child of a worker.
-    """
+    """Return this worker's background tasks; raises as ``require_client``, also in a worker that was not launched."""
     if background is None:
         raise _no_worker("background() is for a worker that was launched: this process is none")
     return background

@@ -70,12 +70,7 @@ _RESUMED_S: Final = 0.2  # pause between stops below which a step is not reporte
 
 
 class Debugger:
-    """Debugger of one worker process.
-
-    Args:
-        loop: loop of the main thread.
-        calls: returns the calls that run now.
-    """
+    """Debugger of one worker process; ``loop`` is that of the main thread."""
 
     def __init__(
         self,

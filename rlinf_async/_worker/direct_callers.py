@@ -45,12 +45,7 @@ class DirectFrameHandler(Protocol):
 
 
 class DirectCallers:
-    """Direct sockets between a worker and its callers.  Any thread may call the methods.
-
-    Args:
-        granted: true if the daemon allows this worker direct sockets.
-        inbox: handler of the callers' frames.
-    """
+    """Direct sockets, if the daemon has ``granted`` them, between a worker and its callers; for any thread."""
 
     def __init__(self, client: NodeClient, granted: bool, inbox: DirectFrameHandler) -> None:
         self._client = client

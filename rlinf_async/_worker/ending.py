@@ -57,11 +57,7 @@ class Ending:
         self.watch(grace)
 
     def run(self) -> None:
-        """Cancel the open calls, wait for their cleanup, and call ``on_close``; the main thread runs it, with its loop
-        stopped.
-
-        An error of the hook is logged.
-        """
+        """Cancel the open calls, await their cleanup, call ``on_close``; on the main thread, with its loop stopped."""
         self.has_begun = True
         self._complete(self._wind_down())
         if self._methods.worker is None:
@@ -129,11 +125,7 @@ def _drop_main() -> None:
 
 
 class EndWatch:
-    """Watchdog that ends this process once an orderly end takes too long, and logs the stacks.
-
-    Args:
-        loop: loop of the thread that reads sockets.
-    """
+    """Watchdog on the sockets' loop that logs the stacks and ends this process if an orderly end takes too long."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ending: Ending, name: str) -> None:
         self._loop = loop

@@ -92,12 +92,8 @@ def assemble(
 ) -> Runtime:
     """Assemble the parts of a worker, and register them in this process; runs on its main thread.
 
-    Args:
-        sock: socket to the daemon.
-        spec: description of the worker, as the daemon has written it.
-        socket_loop: loop that reads the sockets while user code runs; not running yet.
-        reader: reads the sockets on the main thread while that is idle.
-        leave: ends this process with an exit code.
+    ``socket_loop``, not running yet, reads the sockets while user code runs; ``reader`` reads them on the main thread
+    while that is idle.
     """
     own_start.begin(identity.environment, spec["script_env"])
     wait_at(reader.gate)

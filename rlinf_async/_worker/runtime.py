@@ -384,8 +384,7 @@ class Runtime:
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-        """Start a call in the thread of concurrent calls; None if it has begun before, as a call may be submitted
-        twice."""
+        """Start a call in the thread of concurrent calls; None if an earlier submission has begun it."""
         if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
