@@ -30,7 +30,11 @@ def own_activities(
     ages: WaitAges | None = None,
     blocked: asyncio.AbstractEventLoop | None = None,
 ) -> list[Activity]:
-    """Return the activities of this process, on any thread.  Until a ``blocked`` loop turns, no wait gets an answer."""
+    """Return the activities of this process; any thread may call it.
+
+    Args:
+        blocked: the loop that handles frames, if it is blocked: until it turns, no wait gets an answer.
+    """
     ages = WaitAges() if ages is None else ages
     ages.begin()
     look = _Look(list(calls()), ages)

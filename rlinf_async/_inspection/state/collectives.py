@@ -61,7 +61,7 @@ def is_rendezvous(name: str) -> bool:
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """True if ranks in these may be partners: ``all_reduce`` fits any ``all_reduce#0``, and variants' data may fit."""
+    """True if ranks in these operations may meet: ``all_reduce`` fits ``all_reduce#0``, and variants' data may fit."""
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:
         return False
