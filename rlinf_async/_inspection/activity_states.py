@@ -29,15 +29,11 @@ Key = Any  # A task, or the id of a thread
 
 @dataclass
 class Observation:
-    """Observed state of a task or thread.
+    """Observed state of a task or thread: frames outermost first, age of its wait in seconds, None if unknown.
 
     Attributes:
-        frames: its frames, outermost first.
         is_users: true if a report includes it even if nothing reported waits for it.
-        age: age of its wait in seconds; None if unknown.
-        awaits: other tasks and threads for all of which it waits.
-        one_of: tasks and threads of which one has to end.
-        call: call that it serves.
+        awaits, one_of: other tasks and threads for all of which it waits, and of which one has to end.
         loop_thread: for a task that may continue, now or later, the thread that has to run it.
         blocks: true if it keeps the event loop of its thread from running.
         is_row: true if its wait is a row of the table of waits.
@@ -59,12 +55,7 @@ class Observation:
 
 
 class States:
-    """Finds the states of tasks and threads.
-
-    Args:
-        tasks: all tasks of the process.
-        stacks: frames by thread id, outermost first.
-    """
+    """Finds the states of all tasks and threads; ``stacks`` has frames by thread id, outermost first."""
 
     def __init__(
         self,
@@ -150,8 +141,7 @@ class States:
         return seen
 
     def _native_id(self, ident: int) -> int | None:
-        """Return the kernel's number of a thread; a forked process of Python 3.11 has the parent's number of the main
-        thread."""
+        """Return the kernel's number of a thread; Python 3.11's forks have the parent's number of the main thread."""
         if ident == threading.main_thread().ident:
             return os.getpid()
         return self._threads[ident].native_id if ident in self._threads else None

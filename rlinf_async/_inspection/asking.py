@@ -54,8 +54,7 @@ async def report(client: InspectionClient, parts: Sequence[str] = PARTS) -> RunR
 
 
 async def why(client: InspectionClient) -> Verdict:
-    """Return the verdict on the run, from two reports half a second apart; waits for the verdict itself
-    are left out."""
+    """Return the verdict on the run, from two reports half a second apart, without the waits for the verdict itself."""
     before = await report(client)
     await _after(ASK_AGAIN_S)
     return judge(_without_askers(await report(client)), _without_askers(before), client.endpoint)
@@ -74,8 +73,7 @@ def _asks(activity: Activity) -> bool:
 
 
 async def log_verdict(client: InspectionClient) -> None:
-    """Log the verdict on the run, unless it says only that others are at work, as the warning about the wait already
-    does."""
+    """Log the verdict on the run, unless all it says is that others are at work, as the wait's warning already does."""
     try:
         verdict = await why(client)
     except RLinfAsyncError as error:  # the cluster is closing, most likely

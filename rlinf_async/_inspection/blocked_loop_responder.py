@@ -23,10 +23,7 @@ _MAX_READ_BYTES: Final = 4096  # bytes that are answered at once: each daemon re
 
 
 class BlockedLoopResponder:
-    """Thread that answers until ``close``.
-
-    Attributes:
-        fd: descriptor that the daemon opens.
+    """Thread that answers until ``close``; the daemon opens ``fd``.
 
     Raises:
         OSError, RuntimeError: the process cannot have another descriptor, or another thread.

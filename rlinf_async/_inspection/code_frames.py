@@ -25,11 +25,9 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""The installed framework, and packages with threads and tasks of their own, which wait for work, write logs or
-run the user's code.
+"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code.
 
-grpc is not among them: its thread lives as long as a call is open, and the answer's callback sets an event of the
-user's.
+grpc is not among them: its thread lives as long as an open call, and its callback sets an event of the user's.
 """
 
 

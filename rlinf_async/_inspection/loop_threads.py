@@ -22,14 +22,12 @@ _RUN: Final = ("run_until_complete", "run_forever")  # methods of loops; those o
 
 @dataclass(frozen=True)
 class Occupied:
-    """A thread and its event loop, if it runs one.
+    """A thread and the event loop that it runs, if any.
 
     Attributes:
-        loop: the running loop; None if it runs none.
         main: task whose end stops the loop, if known.
         task: task of that loop that is running.
-        outer: frames that run the loop, outermost first; empty without a loop.
-        inner: frames that the loop runs; all frames without a loop.
+        outer, inner: frames that run the loop, and that it runs, outermost first; without a loop, all are ``inner``.
     """
 
     ident: int
@@ -66,8 +64,7 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
 
 
 def turn_age(where: Occupied) -> float | None:
-    """Return the seconds since the present turn of the loop began; None if its frames do not show it, as
-    with uvloop."""
+    """Return the seconds since the loop's present turn began; None if its frames do not show it, as with uvloop."""
     turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
     began = None if turn is None else turn.f_locals.get("end_time")  # the loop's clock, before what is ready runs
     return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None

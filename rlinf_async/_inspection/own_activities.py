@@ -33,8 +33,6 @@ def own_activities(
     """Return the activities of this process; any thread may call it.
 
     Args:
-        calls: returns the calls that the process serves.
-        ages: ages kept from one report to the next.
         blocked: the loop that handles frames, if it is blocked: until it turns, no wait gets an answer.
     """
     ages = WaitAges() if ages is None else ages
@@ -127,8 +125,7 @@ class _Look:
     # -- what they have to do with each other -------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
-        """Return the thread of each loop; a worker's loop has its main thread even while a ``def`` method occupies
-        that."""
+        """Return the thread of each loop; for a worker's, the main thread even while a ``def`` method occupies that."""
         found = {task.get_loop(): self._main for task in self._calls}
         found |= dict(slow_waits.loops())
         found |= {where.loop: ident for ident, where in self._occupied.items() if where.loop is not None}

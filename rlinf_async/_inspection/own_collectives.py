@@ -24,11 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for the other ranks of a collective, with unknown age; None if the frames are in none.
-
-    Args:
-        frames: outermost first.
-    """
+    """Return the wait for a collective's other ranks, of unknown age; None outside of one.  Frames: outermost first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None

@@ -41,7 +41,6 @@ class Awaited:
     """Objects that a suspended task awaits.
 
     Attributes:
-        tasks: awaited tasks.
         futures: awaited futures of other threads, or of processes.
         row: the wait in the table of waits, if it is one.
         kind, primitive: primitive of asyncio at which the user's code waits: ``event`` and ``asyncio.Event.wait()``.
@@ -106,10 +105,7 @@ def awaited_by(task: Task) -> Awaited:
 
 
 def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
-    """Return the futures that the innermost function of a task awaits, and whether it awaits all of them.
-
-    Functions of asyncio interpose a future of their own, and keep the original ones in their variables.
-    """
+    """Return the futures that a task awaits behind those that asyncio interposes, and whether it awaits all of them."""
     future: Any = getattr(task, "_fut_waiter", None)
     if frames and future is not None:
         code, variables = frames[-1].f_code, frames[-1].f_locals
@@ -148,8 +144,7 @@ def _unfold(first: Any, found: Awaited) -> None:
 
 
 def _behind(future: Any) -> Iterator[Any]:
-    """Yield the origins of a future that only passes an outcome on: the inner one of ``shield``, or one of another
-    thread."""
+    """Yield the origins of a future that passes an outcome on: the inner one of ``shield``, or another thread's."""
     for callback, *_ in list(getattr(future, "_callbacks", None) or ()):
         if getattr(callback, "__name__", "") in ("_outer_done_callback", "_call_check_cancel"):
             yield from (
@@ -166,8 +161,7 @@ def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop has yet to create; asyncio's
-    own loops only."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop of asyncio's has yet to create."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
@@ -187,10 +181,7 @@ def _left(task: Task) -> float | None:
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """Return kind and name of the lock, event or queue of asyncio's at which the user's own code waits.
-
-    If a package waits at one, the callback of a socket may end the wait, which cannot be seen here.
-    """
+    """Return kind and name of the primitive at which the user's own code waits; a socket may end a package's wait."""
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""
     caller = next((frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_FOLDER)), None)

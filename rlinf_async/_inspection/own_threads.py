@@ -29,15 +29,13 @@ _FUTURES: Final = _base.__file__
 
 @dataclass(frozen=True)
 class Doing:
-    """State of a thread.
+    """State of a thread, with its seconds in it, if known.
 
     Attributes:
         kind, what: kind and description of its wait; a wait for something outside of the process counts as running.
         sleeps: number of times that it has gone to sleep in its life.
-        thread: awaited thread.
         future: awaited future, which a thread or task of this process may end, or another process.
         ends: true if it waits for all non-daemon threads.
-        age: seconds in this state, if known.
     """
 
     state: ActivityState
@@ -51,12 +49,7 @@ class Doing:
 
 
 def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
-    """Return the state of a thread that is in none of the table's waits.
-
-    Args:
-        frames: outermost first.
-        native_id: the thread's number in the kernel; None if unknown.
-    """
+    """Return the state of a thread that is in none of the table's waits; its frames are outermost first."""
     call = system_call_of(native_id)
     if call.name in ("nanosleep", "clock_nanosleep"):
         return Doing(ActivityState.SLEEPING)

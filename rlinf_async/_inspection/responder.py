@@ -28,12 +28,8 @@ logger = own_logger(__name__)
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:
     """Have this process answer inspections, on the thread that handles its frames, until the client is closed.
 
-    Args:
-        calls: returns the calls that the process serves.
-
     Returns:
-        Facts for the client's HELLO: the descriptor into which stacks are written, and the one that wakes the thread
-        which answers for the user's loop; each is left out if it cannot be had.
+        Facts for the client's HELLO: the descriptors for stacks, and for waking the answering thread, if there are any.
     """
     responder = _Responder(client, calls)
     client.events.on("inspect", responder.answer)

@@ -9,11 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """Running call of this worker.
+    """Running call of this worker, by caller and the caller's number; without a task it has the main thread (``def``).
 
     Attributes:
-        source, number: caller, and the caller's number of the call.
-        task: task that runs it; None for a ``def`` method, on the main thread.
         is_paused: true if its generator waits for the caller to take items.
     """
 

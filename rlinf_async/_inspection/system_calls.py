@@ -45,11 +45,7 @@ _FUTEX_PRIVATE: Final = 128
 
 @dataclass(frozen=True)
 class SystemCall:
-    """System call of a thread.
-
-    Attributes:
-        name: empty for an irrelevant call, and for a thread outside of system calls.
-    """
+    """System call of a thread; the name is empty for an irrelevant call, and outside of system calls."""
 
     name: str = ""
     arguments: tuple[int, ...] = (0,) * 6

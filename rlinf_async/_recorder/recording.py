@@ -98,13 +98,7 @@ _tracer: object = None
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Start recording, once for all clusters of this process; later calls do nothing.
-
-    Args:
-        owner: key for ``detach``.
-        logs: directory of the run's logs on this machine.
-        identity: see ``RingContents``.
-    """
+    """Start recording beside the run's ``logs``, once for all clusters of this process; ``owner`` is for ``detach``."""
     global ring, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
@@ -201,11 +195,7 @@ def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | N
 
 
 def version(model: str, role: str, number: int) -> None:
-    """Record that this process has published or applied weights, as an event and as a metric.
-
-    Args:
-        role: ``published`` or ``applied``.
-    """
+    """Record that this process has ``published`` or ``applied`` weights (``role``), as an event and as a metric."""
     current = ring
     if current is not None:
         current.point(EventKind.VERSION, f"{role} {model}", number)

@@ -32,8 +32,7 @@ def bundle_name(run: str) -> str:
 
 
 class RunFile(NamedTuple):
-    """File of a run: its path relative to the log directory, its size, and its modification time (seconds
-    since 1970)."""
+    """File of a run: path relative to the log directory, size, and modification time in seconds since 1970."""
 
     path: str
     nbytes: int

@@ -27,11 +27,7 @@ _NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES  # a name that is too long i
 
 
 class _UserMetric:
-    """Value of one name with its labels, in the present ring of the process, if there is one.
-
-    Args:
-        cell: name with labels; empty for a metric that is not kept.
-    """
+    """Value of one name with its labels, in the process's present ring, if any; ``cell`` is empty if it is not kept."""
 
     __slots__ = ("_cell",)
     kind: MetricKind

@@ -99,12 +99,7 @@ def moment_of(time: float, rate: float) -> float:
 
 
 class SimLog:
-    """The events of a run, one per line; identical in every run of a seed.
-
-    Attributes:
-        digest: hash of all lines.
-        kept: the last lines.
-    """
+    """Events of a run, one per line, identical in every run of a seed: a hash of all lines, and the last ones."""
 
     def __init__(self, kept: int = 4000) -> None:
         self.kept: deque[str] = deque(maxlen=kept)
@@ -206,11 +201,7 @@ class Scheduler:
         self.at(self.now + seconds, callback)
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Run turns until ``done`` returns True.
-
-        Raises:
-            SimulationError: no actor can run, now or later.
-        """
+        """Run turns until ``done`` returns True; raise SimulationError if no actor can run, now or later."""
         while not done():
             self._step()
 

@@ -72,7 +72,6 @@ class SimGate:
 
 
 _scheduler: Scheduler | None = None
-"""Scheduler of the running simulation."""
 
 
 def sleep(seconds: float) -> None:
@@ -201,11 +200,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return size, [], flags | socket.MSG_CTRUNC, address
 
     def accepted_bytes(sock: socket.socket, size: int, has_descriptors: bool) -> int:
-        """Return how many of ``size`` bytes the socket accepts.
-
-        Raises:
-            BlockingIOError, OSError: the socket accepts none, with the kernel's error.
-        """
+        """Return how many of ``size`` bytes the socket accepts; if none, raise the kernel's error (OSError)."""
         if not scheduler.in_simulation() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
             return size
         how = scheduler.writes.choice(("part", "part", "none", "short"))

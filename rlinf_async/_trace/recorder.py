@@ -23,11 +23,7 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, name: str) -> None:
-    """Have this process record its latest events, and spans once its daemon reports that the run is traced.
-
-    Args:
-        name: name of the process in the trace.
-    """
+    """Have this process record its latest events, and spans once its daemon reports that the run is traced."""
 
     def greeted() -> None:
         welcome = client.welcome
@@ -49,10 +45,7 @@ def attach(client: NodeClient, name: str) -> None:
 
 
 async def open_trace(client: NodeClient, path: str | None) -> None:
-    """Start tracing the run, this process included.
-
-    Args:
-        path: absolute path of the file; None for a file in the folder of the logs.
+    """Trace the run, also here, into an absolute ``path``; None for one in the folder of the logs.
 
     Raises:
         ConfigError: the file cannot be written, or the run is traced into another one.
@@ -72,10 +65,7 @@ async def close_trace(client: NodeClient) -> None:
 
 
 async def collect(client: NodeClient) -> str | None:
-    """Complete the file with the spans that all processes have recorded so far. Return its path.
-
-    Nodes that do not answer in time are left out.
-    """
+    """Complete the file with the spans recorded so far on nodes that answer in time. Return its path."""
     facts: dict[str, Any] | None = client.welcome.get("trace")
     if facts is None:
         return None

@@ -55,11 +55,7 @@ class LoopBound(Protocol):
 
 
 class LoopWatch:
-    """Watch of one wait, which checks that the loop turns.
-
-    Attributes:
-        due: time of the next ``check``, in seconds of the monotonic clock.
-    """
+    """Watch of one wait: checks that the loop turns; ``due`` is the next time, in seconds of the monotonic clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: LoopBound) -> None:
         self._loop = loop
@@ -78,11 +74,7 @@ class LoopWatch:
         self._has_turned = True
 
     def check(self) -> None:
-        """Check the loop; call this once it is due.
-
-        Raises:
-            LoopNotRunning: the loop is closed, or has not turned.
-        """
+        """Raise LoopNotRunning if the loop is closed, or has not turned; call this once it is due."""
         check_open(self._loop, self._work._describe)
         if not self._has_turned and not self._loop.is_running():
             raise LoopNotRunning(
@@ -112,11 +104,7 @@ class LoopWatch:
 
 
 def check_open(loop: asyncio.AbstractEventLoop, describe: Callable[[], str]) -> None:
-    """Check that a loop is open.
-
-    Raises:
-        LoopNotRunning: the loop is closed; the text has the result of ``describe``.
-    """
+    """Raise LoopNotRunning, with the result of ``describe``, if a loop is closed."""
     if loop.is_closed():
         raise closed(loop, describe())
 
@@ -129,7 +117,7 @@ def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
 
 
 def watch(work: LoopBound, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
-    """Return the watch for a wait on the loop ``own``, or in a thread; None if the wait needs no loop of the user's.
+    """Return the watch for a wait on the loop ``own``, or in a thread; None if it needs no loop of the user's.
 
     Raises:
         LoopNotRunning: the loop is closed.

@@ -77,13 +77,11 @@ class PeerActivity(Protocol):
 
 @dataclass(frozen=True)
 class WaitRecord:
-    """Row of the tables, as data.
+    """Row of the tables, as data; ``since`` is in seconds of the monotonic clock.
 
     Attributes:
         kind: ``call``, ``send``, ``recv``, ``put``, ``get``, ``lock``, ``request``, ``task``, ...
-        what: description of the awaited event.
         whom: processes that have to act; empty if unknown.
-        since: seconds of the monotonic clock.
         owner: the waiting task or thread.
         line: line of the user's code; None if only the framework waits.
     """
@@ -110,11 +108,7 @@ def snapshot() -> list[WaitRecord]:
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the tables.
-
-    Attributes:
-        until: time at which the wait ends itself, by the monotonic clock; ``FOREVER`` if it does not.
-    """
+    """Row of the tables; ``until`` is the monotonic time at which the wait ends itself, or ``FOREVER``."""
 
     work: Waitable
     since: float
@@ -150,8 +144,7 @@ class LoopWaits:
     """Waits of the tasks of one loop; all methods but ``read`` run on that loop.
 
     Attributes:
-        loop: the tasks' loop.
-        thread: id of the thread that runs it.
+        thread: id of the thread that runs the loop.
         rows: work and start of the wait, by the future on which a task waits.
         armed: true if the timer is set, or need not be.
     """
@@ -260,8 +253,6 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
 
 
 class LongWaitListener(Protocol):
-    """Object that acts on warnings about long waits."""
-
     def _on_long_wait(self) -> None:
         """Act after warnings were logged, in the logging thread; an exception is logged, and ends no wait."""
 
@@ -290,8 +281,7 @@ def _warn_once(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> No
 
 
 def with_peer_activity(work: Waitable, then: Callable[[str], None]) -> None:
-    """Call ``then`` with the daemons' description of the other side once it has arrived; with an empty text if there is
-    none."""
+    """Call ``then`` with the daemons' description of the other side once it has arrived; an empty text without one."""
     peer_activity = work._peer_activity()
     if peer_activity is None:
         then("")

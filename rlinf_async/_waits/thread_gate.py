@@ -41,12 +41,9 @@ class LockGate:
 
 
 class EndableWaits:
-    """Blocking waits of one thread within a block, which any thread can end with an error.
+    """Blocking waits of one thread in a ``with`` block; any thread may ``end`` them with an error.
 
-    Example:
-        with EndableWaits() as waits:      # the waiting thread
-            work.wait()
-        waits.end(PeerLost("rank 1 has died"))      # another thread: present and later waits raise a copy
+    Present and later waits of the block raise copies of the error.
     """
 
     def __init__(self) -> None:
@@ -156,8 +153,7 @@ def must_await() -> bool:
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it runs no loop, and is not handling received frames, which other
-    waits depend on."""
+    """True if this thread may block: it runs no loop, and does not handle received frames, which other waits need."""
     return not _per_thread.reads and not must_await()
 
 

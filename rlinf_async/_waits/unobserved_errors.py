@@ -236,11 +236,7 @@ def warning_suffix() -> str:
 
 
 class ErrorWatch:
-    """Plain wait in a process with ``fail_fast``.
-
-    Attributes:
-        error: the error that has ended it; None until then.
-    """
+    """Plain wait in a process with ``fail_fast``, and the error that has ended it."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end

@@ -41,7 +41,6 @@ class Waiter:
     """Waiting task or thread.
 
     Attributes:
-        name: name of the task or thread.
         line: innermost line of the user's code on its stack, ``train.py:12 in main()`` with the full path.
         internal: true if its stack has only code of the framework.
     """
@@ -93,8 +92,7 @@ def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
 
 
 def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
-    """Return the task that continues when a future is done, through ``gather``, ``shield``, ``wait`` and
-    ``TaskGroup``."""
+    """Return the task that goes on once a future is done, through ``gather``, ``shield``, ``wait`` or ``TaskGroup``."""
     for _ in range(_MAX_AWAITERS):
         following = None
         for callback, *_ in getattr(future, "_callbacks", None) or ():
@@ -129,8 +127,7 @@ def time_left(task: asyncio.Task[Any]) -> float | None:
 
 
 def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
-    """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' clock, the
-    monotonic one."""
+    """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' monotonic clock."""
     for awaitable, frame in suspended(task):
         if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
             timer: Any = frame.f_locals.get(name)  # None, or a handle of the loop's own kind
@@ -160,8 +157,7 @@ def suspended(task: asyncio.Task[Any]) -> Iterator[tuple[Any, FrameType]]:
 
 
 def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
-    """Return the inner part of a step of an async generator, of a coroutine's awaitable, or of an operation run as a
-    task."""
+    """Return the inner part of an async generator's step, a coroutine's awaitable, or an operation run as a task."""
     drivers = getattr(awaitable, "_drivers", None)
     if isinstance(drivers, dict):
         return drivers.get(task)

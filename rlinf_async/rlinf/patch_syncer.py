@@ -118,11 +118,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._sender_initialized = True
 
     def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
-        """Return the weights that the inits send.
-
-        Raises:
-            ValueError: there is nothing below a prefix.
-        """
+        """Return the weights that the inits send; raise ValueError if there is nothing below a prefix."""
         named = {name_of(path): tensor for path, tensor in everything.items()}
         if self.init_sync_prefixes is None:
             return named
@@ -221,11 +217,7 @@ class PatchWeightSyncer(WeightSyncer):
         return self.version
 
     def _check_base(self, patch: WeightPatch | EmptyWeightPatch, manifest: Manifest | None) -> None:
-        """Compare a patch with the weights here.
-
-        Raises:
-            StaleVersion, WrongBase: it is for others.
-        """
+        """Compare a patch with the weights here; raise StaleVersion or WrongBase if it is for others."""
         names = () if manifest is None else map(name_of, manifest.by_path)
         here = self._here or Sending.beginning({name: self._sums.get(name) for name in names})
         patch.sending.check_after(here, "which is here")

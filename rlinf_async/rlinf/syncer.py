@@ -167,11 +167,7 @@ class WeightSyncer:
         return self._sender_initialized
 
     def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
-        """Yield the messages of one sending, made in a thread.
-
-        Args:
-            call: the call that gathers sharded weights.
-        """
+        """Yield the messages of one sending, made in a thread; ``call`` gathers sharded weights."""
         raise NotImplementedError
 
     def _sent(self, sending: Sending) -> None:
@@ -235,11 +231,7 @@ class WeightSyncer:
             call.found_sharded()  # before this rank could refuse the call by itself
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Return the tensors of those keys.
-
-        Raises:
-            WeightMismatch: one is missing.
-        """
+        """Return the tensors of those keys; raise WeightMismatch if one is missing."""
         tree = ParamTree.of(
             state_dict,
             lambda name, value: (

@@ -26,13 +26,7 @@ _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class _Inside:
-    """Activity in a collective.
-
-    Attributes:
-        name: ``all_reduce#0``; without the group's name if that is unknown.
-        others: ranks of the other members; empty if unknown.
-        members: known members of the process group, this one included.
-    """
+    """Activity in a collective, with the other members' ranks, and all known members of the group; empty if unknown."""
 
     process: ProcessReport
     name: str

@@ -37,9 +37,6 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
 
     The outermost operation counts: ``all_gather_object`` calls ``all_gather``, and users know the former.  Wrappers of
     ``c10d_logger.py`` are further out.  Callbacks from inside, to pickle an object, run and do not wait.
-
-    Args:
-        stack: outermost frame first.
     """
     for place, frame in enumerate(stack):
         if frame.file.endswith(_FILE) and is_collective(frame.function):
@@ -64,13 +61,7 @@ def is_rendezvous(name: str) -> bool:
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """True if two ranks inside these operations may be each other's partners.
-
-    Variants of an operation count as one, because their data may fit.
-
-    Args:
-        one, other: ``all_reduce``, or with the group's name ``all_reduce#0``; a missing name stands for any group.
-    """
+    """True if ranks in these operations may meet: ``all_reduce`` fits ``all_reduce#0``, and variants' data may fit."""
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:
         return False

@@ -13,13 +13,7 @@ from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 @dataclass(frozen=True)
 class Core:
-    """Waits from which all other hopeless ones follow.
-
-    Attributes:
-        nodes: in a circle, each node waits for the next.
-        needs: unmet needs, each with its node.
-        is_circle: true if the last node waits for the first.
-    """
+    """Waits from which all other hopeless ones follow; a circle's nodes wait for the next, the last for the first."""
 
     nodes: list[WaitNode]
     needs: list[tuple[WaitNode, Need]]

@@ -56,7 +56,6 @@ class Liveness:
     """Activities of one report that are alive, and the reasons.
 
     Args:
-        needs: needs of that report.
         earlier: liveness of the previous report; None without one.
         working: endpoints whose processes used CPU between the two reports.
         stopped_go_on: treat stopped processes as alive.
@@ -64,8 +63,7 @@ class Liveness:
     Attributes:
         anyone: true if something alive, or unknown, may do whatever any activity of the run can.
         child: a child process of the run that may act, with its parent.
-        alive: reason by node.
-        hopeless: the other nodes, except idle ones.
+        hopeless: the nodes that are not ``alive``, except idle ones.
     """
 
     def __init__(

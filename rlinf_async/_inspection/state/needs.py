@@ -53,8 +53,7 @@ def needs_of(graph: WaitGraph, node: WaitNode) -> list[Need]:
 
 
 def is_in_collective(wait: Wait) -> bool:
-    """True if a wait is for other ranks in torch.distributed; ``send`` and ``recv`` are names of this framework as
-    well."""
+    """True if a wait is for other ranks in torch.distributed; this framework has a ``send`` and ``recv`` as well."""
     if not wait.targets:
         return is_collective(wait.kind) and not is_point_to_point(wait.kind)
     return any(target.kind is TargetKind.COLLECTIVE for target in wait.targets)
@@ -140,8 +139,7 @@ def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for a version; if another group waits for the same weights in other words, a version is on its
-    way."""
+    """Return the need for a version; it is on its way if another group waits for the weights in other words."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:

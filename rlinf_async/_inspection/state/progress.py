@@ -106,8 +106,7 @@ class Progress:
         ]
 
     def _finished(self, group: str, late: set[int]) -> int:
-        """Return the number of ranks that have answered a call that a driver awaits, and that the late ranks have not
-        answered."""
+        """Return how many ranks have answered a call that a driver awaits, and that late ranks have not answered."""
         graph = self._liveness.graph
         for node in graph.nodes:
             if node.process.role != "driver" or node.wait is None or node.wait.kind != "call":

@@ -29,8 +29,6 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 
 class ActivityState(StrEnum):
-    """State of an activity."""
-
     RUNNING = "running"  # code runs, or waits for something outside of the run (a socket, a file, a subprocess)
     SLEEPING = "sleeping"  # the activity continues by itself at a known time
     WAITING = "waiting"  # ``Activity.wait`` or ``Activity.awaits`` has the awaited event
@@ -54,11 +52,7 @@ class TargetKind(StrEnum):
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a stack.
-
-    Attributes:
-        users: true if it runs the user's code, not the framework's, the standard library's or an installed package's.
-    """
+    """One frame of a stack; ``users`` is false in the framework, the standard library and installed packages."""
 
     file: str
     line: int
@@ -81,14 +75,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait of an activity.
+    """Wait of an activity; ``every`` is true if all ``targets`` have to act, false if one is enough.
 
     Attributes:
         kind: kind in the table of waits, ``call``, ``recv``, ``get``, or the name of a collective: ``all_reduce``.
-        what: description of the awaited event.
         age: age of the wait in seconds.
-        targets: actions that would end it.
-        every: true if all targets have to act; False if one is enough.
         left: seconds to its deadline; None without one.
     """
 
@@ -106,15 +97,12 @@ class Activity:
 
     Attributes:
         name: unique in its process: ``thread MainThread``, ``task Task-7``.
-        state: its state.
-        age: seconds in that state; None if unknown.
+        age: seconds in its state; None if unknown.
         method: method of the call that it serves; empty if it serves none.
-        source: endpoint of that call's caller.
-        number: number of that call at its caller.
+        source, number: endpoint of that call's caller, and the caller's number of it.
         wait: its wait, if that is for something outside of the process.
         awaits: names of activities of this process for all of which it waits.
         line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without one.
-        stack: its frames, outermost first.
         blocks: true if it keeps the event loop of its thread from running.
     """
 
@@ -149,12 +137,7 @@ LOOP_BLOCKED: Final = "does not run its event loop"
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Process started by one of the run, and unknown to the daemons: it may join, put or send.
-
-    Attributes:
-        age: seconds since its start.
-        cpu: CPU seconds used.
-    """
+    """Process started by one of the run, unknown to the daemons: it may join, put or send.  Age and CPU: in seconds."""
 
     pid: int
     age: float
@@ -168,8 +151,7 @@ class ProcessReport:
     Attributes:
         role: ``driver``, ``worker`` or ``subprocess`` (of a worker).
         name: ``rollout:3``, or ``driver``; unique with ``pid``.
-        group: empty for a driver.
-        rank: -1 for a driver.
+        group, rank: empty and -1 for a driver.
         trouble: why it reports nothing itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
             it does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
         answered: true if it has reported its activities itself; otherwise they come from its stacks, or are missing.
@@ -197,11 +179,7 @@ class ProcessReport:
 
 @dataclass(frozen=True)
 class LeftDriver:
-    """Driver that has closed its cluster, and whose process lives on.
-
-    Attributes:
-        age: seconds since it has left the run.
-    """
+    """Driver that closed its cluster ``age`` seconds ago, and whose process lives on."""
 
     pid: int
     node_name: str
@@ -213,12 +191,9 @@ class QueueReport:
     """Queue of a channel on one node.
 
     Attributes:
-        number: number of the channel.
-        items: number of items, over all keys.
-        nbytes: size of these items.
+        items, nbytes: number of items over all keys, and their size.
         full: true if a put waits for room.
-        producers: endpoints that have put items.
-        consumers: endpoints that have got items, or wait for one.
+        producers, consumers: endpoints that have put items; that have got items, or wait for one.
         clients: all endpoints that use the queue.
         gone: ranks that have put items and have ended since, by group.
         ledger: for an experience, numbers of samples put, taken, present, leased and dropped.
@@ -243,8 +218,7 @@ class RunReport:
     """State of a run at one moment.
 
     Attributes:
-        missing: reason by node that did not answer.
-        ended: how each ended endpoint of the run has ended.
+        missing, ended: reason by node that did not answer; how each ended endpoint has ended.
         left: drivers that have left and whose processes live on, the latest first.
     """
 
@@ -282,11 +256,7 @@ def to_data(report: Any) -> Any:
 
 
 def from_data(kind: type[R], data: Any) -> R:
-    """Return a report of that kind from the data of ``to_data``.
-
-    Raises:
-        TypeError, KeyError, ValueError: the data is something else, perhaps from another version.
-    """
+    """Return such a report from data of ``to_data``; raise TypeError, KeyError or ValueError for another version's."""
     found: R = _read(kind, data)
     return found
 

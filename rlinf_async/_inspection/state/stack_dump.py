@@ -40,12 +40,7 @@ _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """Thread of a dump.
-
-    Attributes:
-        name: ``MainThread``; for other threads the system's name, or their id.
-        frames: outermost first.
-    """
+    """Thread of a dump, frames outermost first; named ``MainThread``, as by the system, or by its id."""
 
     ident: int
     name: str
@@ -87,11 +82,7 @@ def is_users(file: str) -> bool:
 
 
 def activities(text: str, silent: float) -> list[Activity]:
-    """Return the threads of a dump that run the user's code; without any, the main thread.
-
-    Args:
-        silent: seconds for which the process has not answered: a lower bound for the age of its waits.
-    """
+    """Return a dump's threads in the user's code, else the main one; their waits last ``silent`` seconds or longer."""
     threads = parse(text)
     chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
     return [_activity(thread, silent) for thread in chosen or threads[-1:]]

@@ -25,8 +25,6 @@ from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode, is_sto
 
 
 class VerdictKind(StrEnum):
-    """Kind of verdict."""
-
     DEADLOCK = "deadlock"
     NOBODY_LEFT = "nobody left"
     STOPPED = "stopped"
@@ -52,7 +50,6 @@ class Verdict:
     """Verdict in words.
 
     Attributes:
-        headline: one sentence.
         lines: all participants, and the processes that wait for them, folded over alike ranks.
         advice: actions that would help.
         participants: endpoints of the processes in the headline.
@@ -71,7 +68,6 @@ class Verdict:
         return self.kind in _STUCK
 
     def to_data(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {**dataclasses.asdict(self), "kind": str(self.kind), "is_stuck": self.is_stuck}
 
     def __str__(self) -> str:
@@ -150,8 +146,7 @@ def _wait_for(core: Core) -> str:
 
 
 def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
-    """Return the verdict on stopped processes that others wait for, or on a stopped driver without which nothing
-    continues."""
+    """Return the verdict on stopped processes that others wait for, or on a stopped driver if nothing else goes on."""
     graph = liveness.graph
     stopped = stopped_ones(liveness)
     is_drivers = any(node.process.role == "driver" for node in stopped) and not any(map(_acts, liveness.alive))

@@ -66,11 +66,7 @@ class WaitNode:
 
 
 class WaitGraph:
-    """Activities of a report, by process and by the call that they serve.
-
-    Args:
-        asker: endpoint of a driver that, if otherwise idle, does not count as able to do anything.
-    """
+    """Activities of a report, by process and by call; an idle driver ``asker`` counts as able to do nothing."""
 
     def __init__(self, report: RunReport, asker: int = 0) -> None:
         self.report = report

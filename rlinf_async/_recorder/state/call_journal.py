@@ -84,11 +84,7 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Row of each caller's highest number, and key of its call 0; a caller gets its row with its first call.
-
-    Raises:
-        IndexError: no row is left.
-    """
+    """Row of a caller's highest number, and key of its call 0, from its first call on; IndexError if no row is left."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -112,14 +108,9 @@ def _finisher(words: memoryview, free: deque[int]) -> Finish:
 
 
 class JournalContents:
-    """Contents of a dead worker's journal."""
+    """Contents of a dead worker's journal; ValueError if the data does not have ``JOURNAL_BYTES`` bytes."""
 
     def __init__(self, data: bytes) -> None:
-        """
-
-        Raises:
-            ValueError: the data does not have ``JOURNAL_BYTES`` bytes.
-        """
         if len(data) != JOURNAL_BYTES:
             raise ValueError(f"a journal of calls has {JOURNAL_BYTES} bytes, this has {len(data)}")
         self._data = data
@@ -137,13 +128,7 @@ class JournalContents:
 
 @dataclass(frozen=True)
 class _JournalCalls:
-    """Calls in a journal.
-
-    Attributes:
-        running, finished: calls by ``_key``.
-        started: highest number of a started call, by caller.
-        has_all: true if every started call is in ``running`` or ``finished``.
-    """
+    """Calls in a journal by ``_key``; ``started`` has each caller's highest number; ``has_all`` if none is missing."""
 
     running: frozenset[int]
     finished: frozenset[int]

@@ -82,11 +82,7 @@ class MetricKind(IntEnum):
 
 
 class BeginEvent(Protocol):
-    """Records the beginning of an operation, or a point, and returns its number.
-
-    Args:
-        of: see ``SpanLog.begin``; a ring ignores it.
-    """
+    """Records the beginning of an operation, or a point; returns its number.  Only a ``SpanLog`` uses ``of``."""
 
     def __call__(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int: ...
 
@@ -106,11 +102,7 @@ def size_of(slots: int) -> int:
 
 
 def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
-    """Write the first part of a ring.
-
-    Raises:
-        ValueError: the identity is too long.
-    """
+    """Write the first part of a ring; raise ValueError if the identity is too long."""
     encoded = json.dumps(identity).encode()
     if HEADER.size + len(encoded) > NAMES_AT:
         raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(encoded)}")
@@ -119,11 +111,7 @@ def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any])
 
 
 def identity_of(head: bytes) -> dict[str, Any]:
-    """Return the identity in the first ``NAMES_AT`` bytes of a ring.
-
-    Raises:
-        ValueError: the bytes belong to something else.
-    """
+    """Return the identity in the first ``NAMES_AT`` bytes of a ring; raise ValueError if they are no ring's."""
     if len(head) < NAMES_AT or not head.startswith(MAGIC):
         raise ValueError("no ring of a flight recorder")
     _, _, nbytes, _ = HEADER.unpack_from(head)
@@ -162,18 +150,14 @@ class EventRing:
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
-        slots: number of events that are kept; a power of two.
-        identity: identity of the process, as JSON up to 4000 bytes.
+        slots: number of events that are kept; a power of two, or ValueError is raised.
+        identity: identity of the process, as JSON up to 4000 bytes; ValueError if it is longer.
         clock: returns nanoseconds.
 
     Attributes:
         begin: ``begin(kind, name, value)`` records the beginning of an operation. Returns its number, never 0.
         end: ``end(operation, failed)`` records the end of an operation.
         point: ``point(kind, name, value)`` records an event. Returns its number.
-        journal: journal of the calls that this process runs.
-
-    Raises:
-        ValueError: ``slots`` is no power of two, or the identity is too long.
     """
 
     def __init__(
@@ -209,11 +193,7 @@ class EventRing:
     # -- metrics ------------------------------------------------------------------------------------------------
 
     def cell(self, kind: MetricKind, name: str) -> int | None:
-        """Return the place of a metric's value; None if there is no room for another metric.
-
-        Args:
-            name: name with labels, as Prometheus writes it: ``return{task="cheetah"}``.
-        """
+        """Return the place of a metric's value, by name with labels as in Prometheus; None if all places are taken."""
         place = self._cells.get(name)
         if place is None:
             with self._lock:
@@ -227,11 +207,7 @@ class EventRing:
         return place
 
     def store(self, place: int, value: float) -> None:
-        """Set a metric's value at a place that ``cell`` returned.
-
-        Raises:
-            TypeError: the value is no number; its conversion may raise other exceptions.
-        """
+        """Set the value at a place of ``cell``'s; if it is no number, raise TypeError or its conversion's error."""
         self._values[place] = value
 
     def add(self, place: int, amount: float) -> None:
@@ -242,9 +218,7 @@ class EventRing:
 def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
-    """Return ``begin``, ``end`` and ``point`` of a ring, as closures: attribute look-ups of methods would take a fifth
-    of an event's time.
-    """
+    """Return ``begin``, ``end`` and ``point`` as closures: methods' look-ups would take a fifth of an event's time."""
     number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # from 1 on: 0 is no operation
 
     # pack_into writes the time last: if the process is killed inside it, the slot keeps the oldest time of the ring,

@@ -16,12 +16,7 @@ _PROCESS: Final = ("group", "rank")
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric of the framework.
-
-    Attributes:
-        labels: labels in addition to ``node``.
-        about: its HELP text.
-    """
+    """A metric of the framework: ``labels`` are those in addition to ``node``, ``about`` is its HELP text."""
 
     name: str
     about: str

@@ -26,13 +26,7 @@ _MAX_SHARE: Final = 256
 
 
 class RingAdmission:
-    """Token bucket, iterated over in shares: the answers for the next few operations.
-
-    Args:
-        slots: number of events in the ring; an operation has two.
-        left_out: called with the number of operations left out so far.
-        clock: returns nanoseconds.
-    """
+    """Token bucket, iterated over in shares; ``left_out`` gets the number left out so far; ``clock``: nanoseconds."""
 
     def __init__(
         self, slots: int, left_out: Callable[[int], None], clock: Callable[[], int] = time.monotonic_ns

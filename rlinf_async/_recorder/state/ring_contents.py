@@ -30,13 +30,11 @@ _TORN: Final = 8  # oldest events of a full ring that are skipped: each thread m
 
 
 class RingEvent(NamedTuple):
-    """RingEvent of a ring.
+    """Event of a ring, in nanoseconds of the machine's monotonic clock; see ``EventKind`` about ``value``.
 
     Attributes:
-        time: nanoseconds of the machine's monotonic clock.
         kind: ``END`` for the end of an operation, which has an empty name.
         operation: common number of an operation's begin and end.
-        value: see ``EventKind``.
     """
 
     time: int
@@ -48,7 +46,7 @@ class RingEvent(NamedTuple):
 
 
 class RingMetric(NamedTuple):
-    """RingMetric of a ring: its name with labels as Prometheus writes it, and its value."""
+    """Metric of a ring: its name with labels as Prometheus writes it, and its value."""
 
     kind: MetricKind
     name: str
@@ -74,11 +72,7 @@ class RingContents:
 
     @classmethod
     def read(cls, data: bytes) -> RingContents:
-        """Parse a ring.
-
-        Raises:
-            ValueError: the bytes are no ring, or not a whole one.
-        """
+        """Parse a ring; raise ValueError if the bytes are no ring, or not a whole one."""
         identity, slots, wall_offset = _header(data)
         names = _names(data)
         events, is_full = _events(data, slots, names)
@@ -93,11 +87,7 @@ def has_metrics(cell: bytes) -> bool:
 
 
 def metrics_of(data: bytes) -> list[RingMetric]:
-    """Return the metrics of a ring, of which the first ``SLOTS_AT`` bytes are enough.
-
-    Raises:
-        ValueError: the bytes are no ring.
-    """
+    """Return the metrics in the first ``SLOTS_AT`` bytes of a ring; raise ValueError if the bytes are no ring."""
     if len(data) < SLOTS_AT or not data.startswith(MAGIC):
         raise ValueError(f"no ring of a flight recorder: {len(data)} bytes that begin with {data[:8]!r}")
     return _metrics(data, _names(data))

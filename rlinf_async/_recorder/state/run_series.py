@@ -19,12 +19,7 @@ _APPLIED: Final = "applied "
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """Versions of one model over time.
-
-    Attributes:
-        published: the latest published version, over all publishers.
-        applied: the applied version, by process.
-    """
+    """Versions of one model over time: the latest published one, of all publishers, and the applied one by process."""
 
     published: Steps = field(default_factory=list)
     applied: dict[str, Steps] = field(default_factory=dict)
@@ -44,10 +39,8 @@ class ModelVersions:
 class PhaseTimes:
     """Durations in nanoseconds of one phase: served calls or spans of the user's with one name.
 
-    An operation that was running when its process died counts as failed, and ends at the death.
-
-    Attributes:
-        windows: median of the durations that ended in each window; None for a window without any.
+    An operation that was running when its process died counts as failed, and ends at the death.  ``windows`` has the
+    median of the durations that ended in each window; None for a window without any.
     """
 
     kind: EventKind
@@ -79,9 +72,7 @@ def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
 
 
 def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) -> dict[str, Steps]:
-    """Return the number of items by channel: ended puts minus ended gets, over all processes.
-
-    A get counts as one item, even a ``get_batch``.
+    """Return the number of items by channel: ended puts minus ended gets, ``get_batch`` as one, over all processes.
 
     Args:
         items: known numbers of items at the end; for other channels the lowest number is taken as 0.
@@ -106,11 +97,7 @@ def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) ->
 
 
 def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int) -> list[PhaseTimes]:
-    """Return the phases by total duration, the longest first.
-
-    Args:
-        begin: start of the first window; ``end`` is the end of the last.
-    """
+    """Return the phases by total duration, the longest first; all windows together last from ``begin`` to ``end``."""
     width = max(1, (end - begin + windows - 1) // windows)
     durations: dict[tuple[EventKind, str], list[tuple[int, int]]] = defaultdict(list)
     failed: dict[tuple[EventKind, str], int] = defaultdict(int)

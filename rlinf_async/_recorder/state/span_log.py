@@ -54,11 +54,6 @@ class SpanLog:
 
     Args:
         buffer: ``RECORDS_AT + size`` bytes, all zero.
-        identity: identity of the process, as in a ring.
-        ring: writers of the ring.
-
-    Attributes:
-        run: run of the process.
     """
 
     def __init__(
@@ -84,8 +79,7 @@ class SpanLog:
         return f"<SpanLog [{self._words[1]} begun, {self._words[0]} bytes written]>"
 
     def begin(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
-        """Record the beginning of an operation, as ``EventRing.begin``; the number is negative if the ring leaves it
-        out.
+        """Record an operation's beginning as ``EventRing.begin``; its number is negative if the ring leaves it out.
 
         Args:
             of: handle of a call that is made, or the call that is served; category of a span, alone or with arguments.

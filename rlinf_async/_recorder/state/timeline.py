@@ -23,12 +23,9 @@ WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
 
 
 class TimelineSpan(NamedTuple):
-    """Operation on a timeline.
+    """Operation on a timeline; ``end`` is None if it has not ended; see ``EventKind`` about ``value``.
 
     Attributes:
-        begin: its beginning.
-        end: its end; None if it has not ended.
-        value: see ``EventKind``.
         failed: true if it ended with an error.
         lane: 0 for an operation that runs alone; one that begins while others run gets the first free lane.
     """
@@ -43,7 +40,7 @@ class TimelineSpan(NamedTuple):
 
 
 class Point(NamedTuple):
-    """RingEvent without duration: a version of weights, a warning about a long wait."""
+    """Event without duration: a version of weights, a warning about a long wait."""
 
     time: int
     kind: EventKind
@@ -56,13 +53,10 @@ class Timeline:
     """Activity of one process over time.
 
     Attributes:
-        identity: see ``RingContents``.
         spans: operations in the order of their begins.
         bubbles: begins and ends of the times in which a rank served no call, or its calls only waited (see
             ``_bubbles``), in order; empty for a process that serves no calls, as a driver.
-        begin: time of the first event; 0 without one.
-        latest: time of the last event; 0 without one.
-        is_full: true if older events were overwritten.
+        begin, latest: times of the first and of the last event; 0 without one.
         skipped: number of operations that were left out at a high rate.
         died: time of an abnormal end; operations open at that time have failed.
     """
@@ -79,12 +73,7 @@ class Timeline:
 
     @classmethod
     def of(cls, ring: RingContents, until: int, died: int | None = None) -> Timeline:
-        """Return the timeline of a ring.
-
-        Args:
-            until: end of the process, or the present time if it lives; an open bubble ends there.
-            died: that end, if it was abnormal.
-        """
+        """Return a ring's timeline ``until`` its process's end, or now if it lives; ``died`` is an abnormal end."""
         offset = ring.wall_offset
         ends = {event.operation: event for event in ring.events if event.phase in _ENDS}
         begins = [event for event in ring.events if event.phase is Phase.BEGIN]

@@ -26,10 +26,6 @@ class ClockOffset:
 
     It is a function of their time that never changes for a time once converted, and never jumps: the order of converted
     times is that of the original ones, whatever samples arrive later.
-
-    Example:
-        offset.add_sample(asked, theirs, heard)    # several times; again every few seconds
-        ours = offset.to_ours(theirs)
     """
 
     def __init__(self) -> None:

@@ -29,14 +29,7 @@ Caller = tuple[int, int]  # endpoint of a caller, and its number of the call
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """Process in the trace.
-
-    Attributes:
-        endpoint: its id in the run.
-        name: its name for people, such as ``rollout:3``.
-        node: name of its machine.
-        pid: its process id there.
-    """
+    """Process in the trace: its endpoint, its name for people (``rollout:3``), its machine and its process id there."""
 
     endpoint: int
     name: str
@@ -58,12 +51,9 @@ class TraceFile:
     """Trace file that grows.  Not thread-safe.
 
     Args:
-        path: path of the file, which is replaced; its folder is made.
+        path: path of the file, which is replaced; its folder is made.  OSError if it cannot be written.
         began: time zero of the trace, in nanoseconds of the clock to which all times are converted.
         about: plain data that is kept with the trace.
-
-    Raises:
-        OSError: the file cannot be written.
     """
 
     def __init__(self, path: str | Path, began: int, about: Mapping[str, Any]) -> None:
@@ -144,8 +134,7 @@ class TraceFile:
     # -- arrows -------------------------------------------------------------------------------------------------
 
     def _connect(self, place: _CallPlace, name: str, flow: Sequence[int]) -> list[str]:
-        """Return the arrows that are now complete; ``flow`` is ``[endpoint, call]`` of a caller, with a slot for a
-        callee."""
+        """Return the arrows now complete; ``flow`` is ``[endpoint, call]`` of a caller, with a slot for a callee."""
         caller = (flow[0], flow[1])
         if len(flow) > 2:
             start = self._callers.get(caller)

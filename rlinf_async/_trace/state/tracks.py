@@ -21,12 +21,7 @@ DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
 
 
 class _Track:
-    """Line of spans.
-
-    Attributes:
-        last: time of the latest event on it.
-        open: entered spans, innermost last.
-    """
+    """Line of spans: time of the latest event on it, and entered spans, innermost last."""
 
     __slots__ = ("last", "number", "open", "who")
 
@@ -50,12 +45,7 @@ class _Open:
 
 
 class Tracks:
-    """Tracks of one process.
-
-    Attributes:
-        names: names of new tracks.
-        spans: ended spans; the reader clears both.
-    """
+    """Tracks of one process; the reader clears the names of new tracks, and the ended spans."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {1: "main"}
@@ -87,11 +77,7 @@ class Tracks:
             self._close(self._open.pop(next(iter(self._open))))
 
     def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
-        """End an operation; ignored if it is not open.
-
-        Args:
-            args: further arguments.
-        """
+        """End an operation, with further ``args``; ignored if it is not open."""
         span = self._open.pop(operation, None)
         if span is None:
             return

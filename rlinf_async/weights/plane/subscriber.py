@@ -175,11 +175,7 @@ class Subscriber(Versioned):
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receive, unless it serves, until the condition is true; return False after ``timeout`` seconds.
-
-        Args:
-            what: awaited event in words.
-        """
+        """Receive, unless it serves, until the condition is true (``what``, in words); False after ``timeout``."""
         self._check_process()
         begun = clock.monotonic()
         while not condition():

@@ -35,11 +35,7 @@ class WorkerRoster:
         return True
 
     async def _find_workers(self, timeout: float | None) -> None:
-        """Find the workers that are not known.
-
-        Raises:
-            DeadlineExceeded: they are not there within ``timeout`` seconds.
-        """
+        """Find the workers that are not known; raise DeadlineExceeded if that takes over ``timeout`` seconds."""
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
         if worker_idx not in self._transports:

@@ -97,11 +97,7 @@ class WeightStrategy:
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
-    """Return a strategy by its name.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """Return a strategy by its name; raise ValueError if there is none of that name."""
     if strategy not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(strategy, **options)
