@@ -132,7 +132,7 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return the counts of all queues. Raise ClosedError if the channel is closed and empty, NodeLost if a node is."""
+    """Return all queues' counts. Raise ClosedError if the channel is closed and empty, NodeLost if a node is lost."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

@@ -105,7 +105,7 @@ def new_server(
 ) -> Any:
     """Return a server of the two streams, which does not listen yet. Call it on a loop.
 
-    A connection has ``patience`` seconds for TLS. Those beyond ``most_connections``, authenticated or not, are closed.
+    A connection has ``patience`` seconds for TLS. Any beyond ``most_connections``, authenticated or not, is closed.
     """
     server = grpc.aio.server(options=_server_options(lease, patience, most_connections))
     methods = {
