@@ -81,11 +81,7 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
-    """Return the roster of that name, as ``find_name``.
-
-    Raises:
-        ConfigError: the name belongs to the other kind.
-    """
+    """Return the roster of that name, as ``find_name``. Raise ConfigError if the name belongs to the other kind."""
     roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
     return roster
@@ -125,11 +121,7 @@ def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) 
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return the channel of a promise; None if it is closed or its maker is gone.
-
-    Raises:
-        ClosedError: it could not be created.
-    """
+    """Return a promise's channel, None if it is closed or its maker is gone. Raise ClosedError if it has none."""
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
@@ -140,12 +132,7 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return the counts of all queues together.
-
-    Raises:
-        ClosedError: the channel is closed and empty.
-        NodeLost: a node of the channel is lost.
-    """
+    """Return all queues' counts. Raise ClosedError if the channel is closed and empty, NodeLost if a node is lost."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

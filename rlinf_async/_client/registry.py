@@ -68,12 +68,7 @@ def client_of(cluster: HasClient | None) -> NodeClient:
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """Return the client of this process in a run; ``what``, as "channel 'obs'", is for the error of a forked child.
-
-    Raises:
-        RuntimeError: it has none there.
-        ForkedProcessError: as ``current``.
-    """
+    """Return this process's client in a run, or raise as ``current``; ``what``, as "channel 'obs'", is for errors."""
     for client in _active:
         if client.welcome.get("run") == run:
             return client

@@ -106,12 +106,7 @@ class Tasks:
         self._is_over = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
-        """Start a coroutine, from any thread.
-
-        Raises:
-            ClosedError: the loop is closed.
-            ForkedProcessError: the loop runs in the parent of this process.
-        """
+        """Start a coroutine, from any thread; raise as ``on_loop`` does."""
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:

@@ -35,11 +35,7 @@ class WantedRequest(Get[Any]):
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
-    """Return the options of ``Experience.create``.
-
-    Raises:
-        TypeError, ValueError: an option has an invalid value; the text names it, the experience and the valid ones.
-    """
+    """Return the options of ``Experience.create``. Raise TypeError or ValueError, which names the valid values."""
     whose = f"experience '{name}'"
     if of is not None:
         check_group_name(of)

@@ -18,15 +18,9 @@ if TYPE_CHECKING:
 
 
 class DevicePayload(Payload):
-    """Outgoing value with buffers in GPU memory, and a plain form in CPU memory for other transports.
+    """Outgoing value with buffers in GPU memory, and a plain form in CPU memory, made at the first request.
 
-    Nothing is copied to the CPU before the plain form is requested. Both forms share one head, so the value is pickled
-    once.
-
-    Args:
-        kind, about: as for any payload.
-        encoded: the value, whose buffers may be GPU tensors; or the flat bytes of one tensor.
-        own: the GPU of this worker.
+    Both forms share one head, so the value is pickled once. ``encoded`` may also be the flat bytes of one tensor.
     """
 
     is_on_gpu = True
@@ -41,11 +35,7 @@ class DevicePayload(Payload):
         self._plain: Payload | None = None
 
     def make_plain(self) -> Payload:
-        """Return the plain form, copied to the CPU at the first call.
-
-        Raises:
-            RuntimeError: CUDA fails.
-        """
+        """Return the plain form, copied to the CPU at the first call. Raise RuntimeError if CUDA fails."""
         if self._plain is None:
             self._own.follow(self._written)
             source, to_cpu = self._source, self._own.to_cpu
@@ -102,13 +92,7 @@ class DevicePayload(Payload):
 
 
 class DeviceContent(Content):
-    """Content that has arrived from a GPU.
-
-    Args:
-        rest: the part that came in the frame.
-        places: indices of the GPU tensors among all buffers.
-        tensors: GPU tensors, in the order of ``places``.
-    """
+    """Content that has arrived from a GPU: ``places`` are indices of ``tensors``, and ``rest`` came in the frame."""
 
     __slots__ = ("_places", "_tensors")
 
@@ -126,11 +110,7 @@ class DeviceContent(Content):
 
 
 def encode_on(own: OwnGpu, value: Any, piggyback: Any) -> Payload:
-    """Encode a value that may contain tensors on the given GPU.
-
-    Raises:
-        SerializationError: as ``encode``.
-    """
+    """Encode, as ``encode`` does, a value that may contain tensors on the given GPU."""
 
     def make(kind: int, about: Any, encoded: Encoded | bytes) -> Payload:
         if isinstance(encoded, bytes) or all(isinstance(view, memoryview) for view in encoded.buffers):

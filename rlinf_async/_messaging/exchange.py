@@ -60,9 +60,7 @@ class Exchange:
         timeout: float | None,
         stream: str | None = None,
     ) -> Work[None]:
-        """
-        Args:
-            stream: name of a private stream between the two workers; None selects the stream of user messages."""
+        """Start a send, on the stream of user messages or on ``stream``, a private one between the two workers."""
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
@@ -222,10 +220,7 @@ class Exchange:
     # -- groups -------------------------------------------------------------------------------------------------
 
     def find_group(self, group: str) -> Work[int]:
-        """Return the world size of a group, after waiting for a group that does not exist yet.
-
-        Callers that look for the same group get their answers in the order of their calls.
-        """
+        """Return the world size of a group, after waiting for a group that does not exist yet."""
         work = GroupSearch(self._client, group, self._mailbox.names)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
@@ -364,11 +359,7 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Look up the first missing member in the roster of its group.
-
-        Args:
-            after: endpoint of the dead process of that rank when the roster was requested, or 0.
-        """
+        """Look up the first missing member; ``after`` is the endpoint of its rank's dead process, or 0."""
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)

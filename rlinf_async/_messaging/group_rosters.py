@@ -43,11 +43,7 @@ class Roster:
         return entry is not None and bool(entry.get("supervised"))
 
     def find(self, rank: int) -> tuple[int, str, int]:
-        """Return the endpoint of a rank, the name of its node, and its pid.
-
-        Raises:
-            ValueError: there is no such rank; the text lists the ranks that exist.
-        """
+        """Return endpoint, node name and pid of a rank. Raise ValueError, which lists the ranks, if there is none."""
         if not 0 <= rank < len(self._entries):
             ranks = fold_ranks(range(len(self._entries)))
             raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
@@ -64,8 +60,7 @@ _Key = tuple[str, int | None, int]
 
 
 def _key(group: str, rank: int, after: int) -> _Key:
-    """Return the key under which lookups are shared. Subprocesses of a worker join rank by rank, so each rank has a
-    key."""
+    """Return the key under which lookups are shared: one per rank, as a worker's subprocesses join rank by rank."""
     return group, rank if after or ":" in group else None, after
 
 
@@ -79,10 +74,7 @@ class _Lookup:
 
 
 class GroupRosters:
-    """Rosters by group name, with a wait for names that do not exist yet.
-
-    Callers that look for the same name get their answers in the order of their calls.
-    """
+    """Rosters by group name, with a wait for names that do not exist yet. Callers of one name are served in order."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
@@ -145,11 +137,7 @@ class GroupRosters:
             self._rosters.pop(group, None)
 
     def late(self, group: str, seconds: float, on_roster: Callable[[Exception], object], lookup: int = -1) -> None:
-        """Call back with an error that says that there was no such group, and lists the groups that exist.
-
-        Args:
-            lookup: number of the lookup's request, which ends with it.
-        """
+        """Call back with the error that there was no such group, which lists those that exist; end its ``lookup``."""
         late = end_lookup(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
         def said() -> None:

@@ -27,11 +27,7 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """Receiving end of a stream of messages.
-
-    Attributes:
-        others: peers besides the source whose end stops the stream.
-    """
+    """Receiving end of a stream of messages. The end of a peer in ``others`` stops it, too."""
 
     __slots__ = ("arrivals", "id", "others", "source")
 
@@ -77,11 +73,7 @@ class Inbox:
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, receiving: ReceiveWork[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
-        """Post a receive of the next message.
-
-        Args:
-            others: further peers that must live for a message to come.
-        """
+        """Post a receive of the next message, for which the peers in ``others`` must live, too."""
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
         receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
@@ -257,10 +249,7 @@ class Inbox:
         places: list[list[int]],
         work: Any,
     ) -> None:
-        """
-        Args:
-            rest: content of the frame, or the error of a daemon that could not pass the frame on.
-            places: indices of the buffers that came from GPU to GPU."""
+        """The buffers at ``places`` came from GPU to GPU; ``rest`` is the frame's content, or a daemon's error."""
         try:
             buffers = work._result()
         except Exception as error:
@@ -287,15 +276,11 @@ class Inbox:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def forget(self, source: Peer, stream_id: Any) -> None:
-        """Drop the state of a stream that is not used any more."""
         self._streams.pop((source.endpoint, stream_id), None)
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
-        """Fail the receives that depend on a peer that has ended.
-
-        Args:
-            is_back: the peer's name means another process by now, so its queued messages have no receiver.
-        """
+        """Fail the receives that depend on a peer that has ended. If its name means another process by now
+        (``is_back``), its queued messages have no receiver."""
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)

@@ -27,11 +27,7 @@ class Room(Protocol):
         """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
-        """Name the memory, now that the payload is complete.
-
-        Raises:
-            Exception: the memory cannot be used.
-        """
+        """Name the memory, now that the payload is complete; raise if the memory cannot be used."""
 
     def abandon(self) -> None:
         """Give the memory up; late pieces may still be written to it."""
@@ -245,7 +241,6 @@ class _Landing:
                 self._room, self._coming = None, []
 
     def fail(self, error: Exception) -> None:
-        """End the payload with an error."""
         with self._lock:
             self._error = self._error or error
             coming = self._coming

@@ -27,12 +27,7 @@ logger = own_logger(__name__)
 
 
 class Mailbox:
-    """Inbox, outbox, peers and group names of one worker.
-
-    Args:
-        introduction: group, rank, node name and pid of this worker.
-        address: IP address of its node.
-    """
+    """Inbox, outbox, peers and group names of one worker, which introduces itself by group, rank, node name and pid."""
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
         self.names = GroupRosters(client)

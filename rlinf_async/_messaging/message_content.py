@@ -17,10 +17,7 @@ from rlinf_async._transports.shared_memory import SharedSegment
 class Payload:
     """Outgoing value. It refers to the value's own memory until it is packed.
 
-    Attributes:
-        kind, about: description that the receiver gets ahead of the content.
-        nbytes: size of the content.
-        is_on_gpu: True for a ``DevicePayload``, which may be sent from GPU memory.
+    The receiver gets the description, ``kind`` and ``about``, ahead of the content.
     """
 
     is_on_gpu = False
@@ -32,11 +29,7 @@ class Payload:
         self.nbytes = len(encoded) if isinstance(encoded, bytes) else encoded.nbytes
 
     def pack(self) -> tuple[bytes | int, Sequence[int]]:
-        """Return the body of a frame and its descriptors; the value may change from then on.
-
-        Raises:
-            MemoryError, OSError: as ``pack_body``.
-        """
+        """Return the body of a frame and its descriptors, as ``pack_body``; the value may change from then on."""
         encoded = self._encoded
         if not isinstance(encoded, memoryview):
             return pack_body(encoded)
@@ -82,15 +75,7 @@ def encode(
     keep: Callable[[Any], bool] | None = None,
     make: Callable[[int, Any, Encoded | bytes], Payload] = Payload,
 ) -> Payload:
-    """Encode an object as a payload.
-
-    Args:
-        keep: as ``codec.encode``.
-        make: makes the payload from kind, description and encoded value.
-
-    Raises:
-        SerializationError: the value or the piggyback cannot travel.
-    """
+    """Encode an object as a payload. Raise SerializationError if the value or the piggyback cannot travel."""
     kind = OBJECT if piggyback is None else PAIR
     root: str | tuple[str, ...] = "object"
     if piggyback is not None:
@@ -102,11 +87,9 @@ def encode(
 
 
 class Content:
-    """Content that has arrived.
+    """Content that has arrived: the body of the frame or the memory that came with it, and buffers from a link.
 
-    Attributes:
-        body: body of the frame, or the memory that came with it.
-        buffers: buffers received by a link; a body that is not empty is then the pickle that refers to them.
+    If there are buffers, a body that is not empty is the pickle that refers to them.
     """
 
     __slots__ = ("body", "buffers")
@@ -116,11 +99,7 @@ class Content:
         self.buffers = buffers
 
     def value(self) -> Any:
-        """Rebuild the object, which takes over the memory.
-
-        Raises:
-            SerializationError: it cannot be rebuilt here.
-        """
+        """Rebuild the object, which takes over the memory. Raise SerializationError if that is impossible here."""
         if self.buffers is None:
             return codec.decode(self.body.open() if isinstance(self.body, SharedSegment) else self.body)
         if self.body:
@@ -132,11 +111,7 @@ class Content:
 
 
 def content_of(body: Any, fds: list[int]) -> Content:
-    """Return the content of a frame and take ownership of the descriptor.
-
-    Raises:
-        OSError: the memory cannot be read.
-    """
+    """Return the content of a frame and take ownership of the descriptor. Raise OSError if it cannot be read."""
     if not fds:
         return Content(body)
     segment = SharedSegment(fds[0], body)

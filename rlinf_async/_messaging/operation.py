@@ -29,12 +29,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, group: Any, rank: Any) -> Member:
-        """Make a member from a group name and a rank, or from a root group's name and a path of ranks below it.
-
-        Raises:
-            TypeError: group or rank has another type.
-            ValueError: the path is empty.
-        """
+        """Make a member from a group's name and a rank, or a root group's name and a path of ranks below it."""
         if type(rank) is int and type(group) is str:
             return cls(group, rank)
         if not isinstance(group, str):
@@ -178,11 +173,8 @@ class Acceptor(Protocol):
 class ReceiveWork(Returnable[T], MessageOperation[T]):
     """Receive of one message, done when the message has been delivered to it.
 
-    If the last waiter is cancelled before its wait returns, the message goes back to the head of its stream, as if it
-    had not been received.
-
-    Attributes:
-        back: puts a message back.
+    If the last waiter is cancelled before its wait returns, ``back`` puts the message at the head of its stream
+    again, as if it had not been received.
     """
 
     _kind = "recv"
@@ -194,11 +186,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if the operation was done before and the message is to go back.
-
-        Raises:
-            Exception: the content does not match the announcement; the operation has failed with the same error.
-        """
+        """Take the message. Return False if it is to go back, as this was done; raise if the content does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:
@@ -247,10 +235,6 @@ def expand(groups: Any, src: Any) -> tuple[list[Member], Member]:
     Args:
         groups: ``(name, ranks)`` pairs; ranks are an int, a list of ints, a path (tuple), or a list of paths.
         src: a ``(name, rank or path)`` pair; by default the first member.
-
-    Raises:
-        ValueError: there is no member, or the source is not a member.
-        TypeError: an argument has another type than described above.
     """
     if groups is None or (isinstance(groups, list) and not groups):
         raise ValueError("broadcast() needs groups=: a list of (group name, ranks) pairs, the same on every member")

@@ -67,8 +67,6 @@ class InFlight(WindowEntry):
 
 
 class SendStream:
-    """Sending end of a stream of messages."""
-
     __slots__ = ("id", "is_same_node", "open", "order", "other_nodes", "receivers", "window")
 
     def __init__(self, stream_id: Any, receivers: Sequence[Peer], node: int) -> None:
@@ -193,9 +191,7 @@ class Outbox:
         return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
     def _transmit(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
-        """
-        Raises:
-            Exception: the content cannot be packed; nothing has left."""
+        """Raise if the content cannot be packed; nothing has left then."""
         if transport in GPU_LINKS:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
@@ -312,9 +308,7 @@ class Outbox:
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
 
     def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
-        """
-        Raises:
-            Exception: the content cannot be packed; nothing has left."""
+        """Raise if the content cannot be packed; nothing has left then."""
         here = node_of(self._peers.me)
         near = [peer for peer in stream.receivers if peer.node == here]
         far = [peer for peer in stream.receivers if peer.node != here]
@@ -343,7 +337,6 @@ class Outbox:
             relay.on_message(source, *message)
 
     def forget(self, stream_id: Any) -> None:
-        """Drop the state of a stream that is not used any more."""
         self._streams.pop(stream_id, None)
 
     # -- ends ---------------------------------------------------------------------------------------------------

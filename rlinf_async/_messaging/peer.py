@@ -13,11 +13,7 @@ _MAX_FAILURES: Final = 3
 
 
 class LinkHealth:
-    """Record of a link's failures and successes.
-
-    Attributes:
-        is_proven: True if a message has come through.
-    """
+    """Record of a link's failures and successes. The link is proven once a message has come through."""
 
     __slots__ = ("_failures", "is_proven")
 
@@ -39,8 +35,6 @@ class Peer:
     """Another worker: its endpoint and names, the error that ended it, its GPU, the links to it.
 
     Attributes:
-        endpoint: its id in the run.
-        group, rank, label: its names for people.
         error: reason why it sends nothing more; None while it lives.
         returns: True if it has died and its rank is being restarted under another endpoint.
         is_supervised: True if its rank is known to be restarted after a death.

@@ -40,7 +40,6 @@ class Peers:
     """All workers that this one has exchanged messages with, itself included.
 
     Args:
-        introduction: group, rank, node name and pid of this worker.
         on_end: called with every peer that has ended, and again when its rank is back.
         on_facts: takes facts and body that this worker posts to itself.
     """
@@ -159,12 +158,8 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """Return the link of that name to a peer, made at the first use: a ``Link``, or a ``DeviceLink`` for
-        ``GPU_LINKS``.
-
-        Raises:
-            ValueError: there is no such link.
-        """
+        """Return the named link to a peer, made at the first use; a ``DeviceLink`` for ``GPU_LINKS``. Raise ValueError
+        if there is no such link."""
         link = peer.links.get(name)
         if link is None:
             with self._lock:
@@ -271,9 +266,6 @@ class Devices:
     CUDA is never initialised for this purpose. A worker that learns of another's GPU therefore announces its own with
     the next message that it sends or receives while CUDA is in use.
 
-    Args:
-        send_gpu: posts the facts of a GPU to a peer.
-
     Raises:
         ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
 
@@ -327,11 +319,7 @@ class Devices:
         return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Make the link, as ``OwnGpu.make_link``.
-
-        Raises:
-            ValueError: as there, or this worker has announced no GPU.
-        """
+        """Make the link, as ``OwnGpu.make_link``. Raise ValueError also if this worker has announced no GPU."""
         if self.own is None:
             raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
         return self.own.make_link(name, post, first, address)

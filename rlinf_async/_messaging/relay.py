@@ -27,9 +27,6 @@ class Relay:
     Args:
         source: called with the lock held, one call at a time.
         lock: reentrant lock held for events and actions, in any thread.
-
-    Attributes:
-        plan: decides; its events are passed to ``act``.
     """
 
     def __init__(self, source: RelaySource, lock: threading.RLock, chain_from: int) -> None:

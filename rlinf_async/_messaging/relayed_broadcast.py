@@ -77,11 +77,7 @@ def memory_of(buffers: Sequence[memoryview]) -> memoryview:
 
 
 def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Content:
-    """Return the content of a message that has landed on this node.
-
-    Raises:
-        Exception: the host is gone, or has released the memory.
-    """
+    """Return the content of a message that has landed on this node; raise if the host has released it, or is gone."""
     path, inode = memory
     places = places_of(sizes)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -95,12 +91,9 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by their
-    endpoints.
+    """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by endpoint.
 
-    Args:
-        outbox, inbox: of this worker; a source needs no inbox.
-        about: stream and number of the message.
+    A source needs no inbox; ``about`` has stream and number of the message.
     """
 
     def __init__(self, peers: Peers, outbox: Any, inbox: Any, peer: Peer, *about: Any) -> None:
@@ -251,11 +244,7 @@ def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
 
 
 class BroadcastHosts:
-    """Broadcasts for which this process is the host of its node. Called where frames are read.
-
-    Args:
-        mailbox: peers, outbox and inbox of this worker.
-    """
+    """Broadcasts for which this process is the host of its node. Called where frames are read."""
 
     def __init__(self, *mailbox: Any) -> None:
         self._mailbox = mailbox

@@ -13,11 +13,8 @@ from rlinf_async.work import Returnable, Whole, Work
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
     """Result of ``send_to`` and ``recv_from``: done when all parts are, failed with the first part that fails.
 
-    The waiter's thread merges the parts. If that waiter is cancelled before, the parts go back to their senders'
-    streams.
-
-    Args:
-        timeout: seconds for the whole operation, from now on.
+    ``timeout`` is for all parts together. The waiter's thread merges them. If that waiter is cancelled before, they
+    go back to their senders' streams.
     """
 
     def __init__(self, what: str, timeout: float | None = None) -> None:
@@ -49,11 +46,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Wait for these parts.
-
-        Args:
-            finalize: makes the result from the parts' results, called once; by default the result is None.
-        """
+        """Wait for these parts; ``finalize``, called once, makes the result from theirs; by default it is None."""
         self._share_time(parts)
         self._parts = parts
         self._finalize = finalize

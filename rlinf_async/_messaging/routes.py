@@ -49,7 +49,6 @@ class Route:
     """Arguments of one ``send_to`` or ``recv_from``, except data and functions.
 
     Attributes:
-        group: group on the other side.
         channel: channel that carries the shards; None if they are sent between the workers.
         queue_size: shards that this rank sends or takes at once in decoupled mode; 0 for all of its part.
     """
@@ -66,12 +65,7 @@ class Route:
     timeout: float | None
 
     def check(self, enable_p2p: bool) -> None:
-        """Check the arguments.
-
-        Raises:
-            ConfigError: they do not fit together.
-            TypeError, ValueError: the timeout is not a number of seconds.
-        """
+        """Raise ConfigError if the arguments do not fit together, TypeError or ValueError for the timeout."""
         if self.decoupled and enable_p2p:
             raise ConfigError("enable_p2p is not supported in decoupled_mode: any rank may serve any other there")
         if self.timeout is not None:

@@ -197,8 +197,7 @@ class GlooPair(Pair):
             self._submit(sending, tag, start)
 
     def _find_connection(self) -> TcpConnection:
-        """Return the connection of the new group. A group is used only once its connection is known, so that any of its
-        operations can be ended."""
+        """Return the connection of the new group: without it, an operation of the group could not be ended."""
         own, peers = (self._store.get(f"0/{rank}") for rank in (self._rank, 1 - self._rank))
         connection = TcpConnection.find(lambda _, far: is_named_in(peers, far))
         if connection is not None:  # this side made the connection

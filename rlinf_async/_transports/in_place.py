@@ -50,10 +50,7 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 def fill(tensor: torch.Tensor, content: bytes | memoryview | SharedSegment | torch.Tensor, after: Any = None) -> None:
     """Copy the bytes of a tensor of the same dtype and shape into this one, whatever its device and strides.
 
-    The copy is complete on return: any stream may read it.
-
-    Args:
-        after: result of ``gpu_tensors.mark`` for this tensor.
+    The copy begins ``after`` a ``gpu_tensors.mark``, and is complete on return: any stream may read it.
     """
     target = tensor.detach()
     if target.nbytes:

@@ -51,11 +51,7 @@ class _InlineReceive(Work[list[memoryview]]):
         self.offset = 0
 
     def take(self, piece: bytes) -> None:
-        """Write a piece behind the previous one.
-
-        Raises:
-            ValueError: the buffers are full.
-        """
+        """Write a piece behind the previous one. Raise ValueError if the buffers are full."""
         while self.place < len(self.buffers) and self.offset == self.buffers[self.place].nbytes:
             self.place, self.offset = self.place + 1, 0
         self.buffers[self.place][self.offset : self.offset + len(piece)] = piece

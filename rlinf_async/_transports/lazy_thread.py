@@ -26,8 +26,7 @@ class _JobQueue:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs and no thread runs them; the caller, which holds the lock, must then call
-        ``_do_all``."""
+        """True if there are jobs and no thread runs them; the caller, which holds the lock, then calls ``_do_all``."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first
         return is_first
@@ -56,10 +55,7 @@ class _JobQueue:
 class LazyThread(_JobQueue):
     """Runs jobs in a thread of its own, which exists only while there are any.
 
-    Args:
-        name: name of the thread.
-        linger_s: seconds that the idle thread waits for another job before it ends; waking it is faster than a new
-            start.
+    The idle thread waits ``linger_s`` seconds for another job: waking it is faster than a new start.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
@@ -68,11 +64,8 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job, whose error is logged; from any thread.
-
-        Raises:
-            RuntimeError: no thread can be started; the next job tries again.
-        """
+        """Queue a job, whose error is logged, from any thread. Raise RuntimeError if no thread can be
+        started; the next job tries again."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():

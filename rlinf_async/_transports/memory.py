@@ -27,11 +27,7 @@ class Memory(Protocol):
     """Allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Return writable memory, exclusive to the caller while the view or anything made from it lives.
-
-        Raises:
-            MemoryError: there is none.
-        """
+        """Return writable memory, exclusive to its caller while anything made from it lives, or raise MemoryError."""
 
 
 class GivenMemory:

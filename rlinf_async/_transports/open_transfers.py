@@ -28,11 +28,7 @@ class TransferRequest(NamedTuple):
 
 
 class OpenTransfers(Generic[Buffer]):
-    """Open transfers of a link, by number, which is per direction.
-
-    Attributes:
-        sendings, receivings: transfers that were requested and are not done.
-    """
+    """Open transfers of a link, requested and not done, by number, which is per direction."""
 
     def __init__(self) -> None:
         self.sendings: dict[int, SendTransfer] = {}
@@ -50,11 +46,7 @@ class OpenTransfers(Generic[Buffer]):
         return f"<OpenTransfers {len(self.sendings)} to send, {len(self.receivings)} to receive>"
 
     def offer(self, sending: SendTransfer) -> TransferRequest | TransferFailed | None:
-        """Add a transfer to send. Return the peer's earlier request or refusal.
-
-        Raises:
-            ValueError: its number is in use.
-        """
+        """Add a transfer to send. Return an earlier request or refusal. Raise ValueError if its number is in use."""
         number = sending.number
         if number in self.sendings:
             raise ValueError(f"transfer {number} is being sent already")
@@ -68,11 +60,7 @@ class OpenTransfers(Generic[Buffer]):
         self._abandoned.add(number)
 
     def request(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
-        """Add a transfer to receive. Return the peer's earlier withdrawal.
-
-        Raises:
-            ValueError: its number is in use.
-        """
+        """Add a transfer to receive. Return an earlier withdrawal. Raise ValueError if its number is in use."""
         number = receiving.number
         if number in self.receivings:
             raise ValueError(f"transfer {number} is being received already")

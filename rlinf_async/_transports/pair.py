@@ -56,11 +56,9 @@ class PairOwner(Protocol):
         """Have the peer call ``admit`` with our end of the connection that this side made."""
 
     def begins(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> int | None:
-        """Return the first chunk that has not arrived, from which the peer may now send; None: the transfer is not
-        wanted.
+        """Return the first missing chunk, from which the peer may now send; None: the transfer is not wanted.
 
-        Raises:
-            MemoryError: there is no room for it; the pair must call ``refuses``.
+        MemoryError means that there is no room for it; the pair must call ``refuses``.
         """
 
     def ready(self, pair: Pair, receiving: ReceiveTransfer[Any], tag: int, start: int) -> None:

@@ -18,9 +18,7 @@ from rlinf_async.errors import TransferFailed
 class PeerStore(Store):
     """Keys and values that two processes share while they create a process group.
 
-    Args:
-        publish: called with each key and value set here, in the thread that sets it; the other side's store must get
-            them by ``on_set``.
+    ``publish`` gets each key and value in the thread that sets it; the other side's store must get them by ``on_set``.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
@@ -54,11 +52,8 @@ class PeerStore(Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
-        """Return once all keys are set. torch's timeout is ignored, as the peer may be busy for long.
-
-        Raises:
-            TransferFailed: the store was closed.
-        """
+        """Return once all keys are set; torch's timeout is ignored, as the peer may be busy for long. Raise
+        TransferFailed if the store was closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self.check(keys))
             if self._is_closed:

@@ -47,8 +47,6 @@ class PairedLink(ABC, Generic[Buffer]):
     Args:
         post: sends facts to the peer's link: tuples of strings, integers, bytes and lists of integers. It must not
             raise and may be called from any thread.
-        first: true on exactly one of the two sides.
-        address: address of this node.
     """
 
     def __init__(self, post: Post, first: bool, address: str) -> None:

@@ -49,11 +49,7 @@ class SharedSegment:
         return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
-        """Return writable private memory with the content.
-
-        Raises:
-            SerializationError, OSError: as ``map_private``.
-        """
+        """Return writable private memory with the content, as ``map_private``."""
         if self.is_small:
             memory = memoryview(bytearray(self.nbytes))
             self.read_into(memory)
@@ -61,11 +57,7 @@ class SharedSegment:
         return map_private(self._fd, self.nbytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Copy the content to flat memory of the same size.
-
-        Raises:
-            SerializationError: the content is smaller than the sender said.
-        """
+        """Copy the content to flat memory of the same size. Raise SerializationError if it is smaller than that."""
         offset = 0
         while offset < self.nbytes:
             read = os.preadv(self._fd, [memory[offset:]], offset)
@@ -108,11 +100,7 @@ def _warn(limit: int) -> None:
 
 @functools.cache
 def budget() -> int:
-    """Return the bytes of shared memory on this machine, or in this container, up to which messages are shared.
-
-    Raises:
-        ValueError: the variable is not a size.
-    """
+    """Return the bytes up to which this machine or container shares messages. Raise ValueError if they are no size."""
     wanted = os.environ.get(BUDGET)
     if wanted is None:
         limits = [limit for limit, _ in map(_limit_and_usage, _control_groups()) if limit is not None]

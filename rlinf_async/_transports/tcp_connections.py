@@ -35,11 +35,7 @@ class TcpConnection:
 
     @classmethod
     def find(cls, is_wanted: Callable[[Address, Address], bool]) -> TcpConnection | None:
-        """Return the only unheld connection for which ``is_wanted(near, far)`` is true.
-
-        Raises:
-            TransferFailed: there are several, as when two pairs connect at the same moment.
-        """
+        """Return the only wanted connection that is not held. Raise TransferFailed if two pairs connect at once."""
         with cls._lock:
             found: dict[tuple[Address, Address], TcpConnection] = {}
             for duplicate in connections():

@@ -27,11 +27,7 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """Memory that a tensor covers; pickled once, however many tensors cover it.
-
-    Args:
-        keep: True for memory that stays on its GPU and is sent by a GPU link.
-    """
+    """Memory that a tensor covers; pickled once, however many tensors cover it. With ``keep`` it stays on its GPU."""
 
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
@@ -55,10 +51,6 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous. A CUDA tensor arrives on
     the receiver's current CUDA device, or on the CPU if there is none; it travels by way of the CPU, unless it is kept
     (``codec.KEEP``). A received tensor is writable, but cannot be resized to something larger.
-
-    Args:
-        obj: any object.
-        state: data of this pickle, in which regions are kept.
     """
     if type(obj) is not torch.Tensor or not _is_simple(obj):
         return NotImplemented

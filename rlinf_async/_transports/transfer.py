@@ -33,7 +33,6 @@ class Transfer(Work[T]):
     """Transfer that was requested of a link.
 
     Attributes:
-        number: its id on both sides.
         sizes: sizes of its buffers in bytes.
         tries: number of starts since the last chunk arrived.
     """
@@ -85,11 +84,7 @@ class ReceiveTransfer(Transfer[list[Buffer]]):
 
     @abstractmethod
     def allocate(self) -> None:
-        """Allocate the buffers.
-
-        Raises:
-            MemoryError: there is no memory.
-        """
+        """Allocate the buffers. Raise MemoryError if there is no memory."""
 
     def complete(self) -> None:
         buffers, self.buffers, self.chunks = self.buffers, [], []
@@ -137,8 +132,7 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Return the buffers with chunks of their own, those that share one with their offsets, and the size of that
-    chunk."""
+    """Return the buffers with chunks of their own, the others with their offsets in a common chunk, and its size."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):

@@ -43,12 +43,7 @@ TRANSPORTS: Final = {
 
 
 def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
-    """Return the transport for a message of so many bytes.
-
-    Args:
-        same_node: True if its receivers are all on this machine.
-        direct: True if it has one receiver, to which a connection is possible.
-    """
+    """Return the transport for a message; ``direct`` means one receiver, to which a connection is possible."""
     if not same_node and direct:
         for name, transport in TRANSPORTS.items():
             if nbytes >= transport.min_bytes:
@@ -57,11 +52,7 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """Make the link of that name; see ``Link``.
-
-    Raises:
-        ValueError: there is no such link; the peer may run other code.
-    """
+    """Make the link of that name. Raise ValueError if there is none, as the peer may run other code."""
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")
     return TRANSPORTS[name].make(post, first, address)

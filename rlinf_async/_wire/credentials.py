@@ -43,13 +43,7 @@ def node_name(run: str, node: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class NodeCredentials:
-    """PEM texts with which one node proves its identity and verifies others.
-
-    Attributes:
-        ca: certificate of the run's authority.
-        cert: this node's certificate.
-        key: its private key, unencrypted.
-    """
+    """PEM texts with which one node proves its identity and verifies others; the private key is unencrypted."""
 
     ca: str
     cert: str
@@ -97,14 +91,8 @@ async def explain_refusal(
 ) -> AuthError | None:
     """Repeat a failed TLS handshake, which gRPC reports only as "socket closed", to find the cause.
 
-    Args:
-        host: IP address of the server.
-        name: the DNS name that its certificate must have.
-        credentials: this node's own, which pass their `check`.
-        timeout: seconds for everything.
-
-    Returns:
-        The error to raise; None if authentication is not the cause: nobody listens, or the handshake succeeds.
+    Return the error to raise, within ``timeout`` seconds in all; None if authentication is not the cause: nobody
+    listens, or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
     """
     where = f"{host}:{port}, which should be {name},"
     try:

@@ -137,8 +137,6 @@ class PeerLink:
     delivered, and nothing is lost, until all three are set. An exception of a callback ends the link.
 
     Args:
-        peer: the other node's rank.
-        wire: the first connection.
         lease: seconds without any message of the other side, plus at most a tenth, that end the link.
         address: where the peer's daemon listens; if it refuses connections, the daemon is gone. Empty: unknown.
         accepts: probes whether that address accepts connections; None if there is no answer within so many seconds.
@@ -363,11 +361,7 @@ class PeerLink:
             self._interruption.set_result(error)
 
     async def _replace(self, wire: Wire, why: str) -> Wire:
-        """Return another connection in place of a broken one, before the lease is over.
-
-        Raises:
-            LinkEnded: there will be none.
-        """
+        """Return another connection for a broken one, within the lease. Raise LinkEnded if there will be none."""
         self._resumption = self._loop.create_future()
         wire.over.set()
         left = self._last_arrival + self.lease + self._beat_s - clock.monotonic()
@@ -412,21 +406,13 @@ class PeerLink:
         return self._resumption.result()
 
     async def _check_peer(self, why: str) -> None:
-        """End the link if the peer's machine refuses connections: its daemon is gone, so there is nothing to wait for.
-
-        Raises:
-            LinkEnded: it refuses them.
-        """
+        """Raise LinkEnded if the peer's machine refuses connections: its daemon is gone, with nothing to wait for."""
         if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the current connection, because the peer has begun another. Return the numbers to send to the peer.
-
-        Raises:
-            LinkEnded: the link is over, or about to be.
-        """
+        """Stop the connection, as the peer has begun another. Return the numbers for the peer, or raise LinkEnded."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
             # The numbers must not change any more when the peer gets them: a message counted afterwards would be sent
@@ -569,11 +555,7 @@ class PeerLink:
         self._close_reader()
 
     def _take_numbers(self, data: bytes) -> None:
-        """Take the numbers that the other side has received.
-
-        Raises:
-            LinkEnded: the other side ends the link, or its numbers are impossible.
-        """
+        """Take the numbers that the other side has received. Raise LinkEnded if it ends the link or they are wrong."""
         if data.startswith(_BREAK_OFF):
             raise LinkEnded(data[_HEADER.size :].decode(errors="replace"))
         try:

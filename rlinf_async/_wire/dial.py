@@ -80,10 +80,8 @@ class _DialParameters:
     async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
         """Open both streams, each over a connection of its own. Return the wire, and the peer's Hello.
 
-        Raises:
-            NodeLost: there is no answer in time.
-            Broken: nothing answers, or the answer is invalid.
-            AuthError, VersionMismatch: as ``dial``.
+        NodeLost means that there is no answer in time, Broken that nothing answers or the answer is invalid. Further
+        errors are those of ``dial``.
         """
         host, _ = split_endpoint(self.address)
         target, name = f"ipv{parse_ip(host).version}:{self.address}", node_name(self.run, self.peer)

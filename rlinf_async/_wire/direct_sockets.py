@@ -51,11 +51,7 @@ class DirectSockets:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
-        """Add a socket to an endpoint.
-
-        Args:
-            others: the table with the sockets that the other side has made, or has been given.
-        """
+        """Add a socket; the other side has made, or has been given, the sockets of the table ``others``."""
         self.connections[peer] = connection
         sibling = others.find(peer) if others is not None else None
         if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:

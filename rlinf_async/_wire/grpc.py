@@ -105,9 +105,7 @@ def new_server(
 ) -> Any:
     """Return a server of the two streams, which does not listen yet. Call it on a loop.
 
-    Args:
-        patience: seconds that a connection has for TLS.
-        most_connections: limit of simultaneous connections, authenticated or not; further ones are closed at once.
+    A connection has ``patience`` seconds for TLS. Any beyond ``most_connections``, authenticated or not, is closed.
     """
     server = grpc.aio.server(options=_server_options(lease, patience, most_connections))
     methods = {

@@ -72,11 +72,7 @@ class Hello:
         return packed
 
     def check(self, data: bytes, identities: list[str]) -> Hello:
-        """Decode the peer's Hello and compare it with this one.
-
-        Args:
-            data: received bytes, none of which is trusted.
-            identities: the names in the peer's certificate.
+        """Decode the peer's Hello, which is not trusted, and compare it with this one and its certificate's names.
 
         Raises:
             AuthError: not a Hello, another run, or not the node of the certificate.

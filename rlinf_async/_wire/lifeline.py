@@ -57,7 +57,6 @@ class Lifeline:
 
     Attributes:
         name: the host, as the user wrote it.
-        marker: prefix of the far side's lines.
         pid: process id of the local process (the guardian, or the ssh client).
         on_stderr: called on the loop with every line of the far side's stderr, without its line end.
     """
@@ -109,10 +108,6 @@ class Lifeline:
         """Start ``argv`` in a session of its own and write ``prelude`` to its stdin.
 
         If the far side ends before it has read all of ``prelude``, ``receive`` raises the cause.
-
-        Args:
-            env: the whole environment; None inherits this process's.
-            explain: makes the text of a ``LaunchError`` from the remains of a far side that has ended.
 
         Raises:
             LaunchError: ``argv[0]`` cannot be run, or not watched.
@@ -218,11 +213,7 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """End the far side of a node that is known to be lost, within a second: it may never answer.
-
-        Args:
-            is_here: True if it is a process of this machine. Elsewhere the end of its stdin must suffice.
-        """
+        """End the far side of a lost node, which may not answer, within a second; elsewhere by its stdin's end."""
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)

@@ -36,10 +36,6 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
 
     The search begins at a random port of the range, so that two nodes of one machine rarely try the same ports.
 
-    Args:
-        ports: candidate ports; None lets the kernel choose.
-        what: purpose of the sockets, for the error.
-
     Raises:
         LaunchError: no port of the range is left; the text names the holders that are known.
         OSError: the address is not this machine's; no descriptor is left.

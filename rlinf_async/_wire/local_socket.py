@@ -22,11 +22,7 @@ def peer_of(sock: socket.socket) -> tuple[int, int]:
 
 
 def check_peer(sock: socket.socket) -> int:
-    """Return the peer's process id.
-
-    Raises:
-        AuthError: the other end belongs to another user.
-    """
+    """Return the peer's process id. Raise AuthError if the other end belongs to another user."""
     pid, uid = peer_of(sock)
     if uid != os.geteuid():
         raise AuthError(f"the other end of the UNIX socket belongs to user {uid}, this process to {os.geteuid()}")
@@ -36,13 +32,10 @@ def check_peer(sock: socket.socket) -> int:
 def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
     """Connect to this user's process that listens at ``path``; bytes are an abstract address, outside any directory.
 
-    Args:
-        waits: wait for a listener that does not accept, because it is stopped; False makes that an error.
-
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
         ConnectionError, FileNotFoundError: nothing listens there.
-        BlockingIOError: it does not accept.
+        BlockingIOError: it does not accept, because it is stopped; only if ``waits`` is False.
     """
     if isinstance(path, str):
         status = Path(path).parent.lstat()

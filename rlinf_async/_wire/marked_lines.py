@@ -13,12 +13,7 @@ _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
-    """Parser that turns bytes into JSON objects, one per line behind a marker.
-
-    Attributes:
-        messages: the objects, oldest first; their reader removes them.
-        noise: the last lines that were not marked.
-    """
+    """Parser that turns bytes into JSON objects, one per line behind a marker; their reader removes them."""
 
     def __init__(self, marker: str) -> None:
         self.messages: deque[dict[str, Any]] = deque()

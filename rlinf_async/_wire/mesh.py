@@ -92,8 +92,6 @@ async def on_all_nodes(
 
     Args:
         deadline: time of the loop's clock; None waits for ever.
-        doing: current activity of a node that never answered, for the error text.
-        said: returns the output so far of a node that never answered.
     """
     results: dict[int, _Result] = {}
     failures: dict[int, str] = {}

@@ -64,12 +64,7 @@ class NodeConfig:
 
     @classmethod
     def from_json(cls, line: bytes) -> NodeConfig:
-        """Make a configuration from the output of ``to_json``.
-
-        Raises:
-            VersionMismatch: the launcher speaks another protocol.
-            TypeError: a field is missing, or unknown.
-        """
+        """Read the output of ``to_json``. Raise VersionMismatch at another protocol, TypeError at wrong fields."""
         fields: dict[str, Any] = json.loads(line)
         if (protocol := fields.pop("protocol", None)) != PROTOCOL:
             raise VersionMismatch(

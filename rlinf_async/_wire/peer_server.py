@@ -32,8 +32,6 @@ class PeerServer:
     """Server that accepts links from nodes of the same run, on one address of this machine.
 
     Args:
-        node: this node's rank.
-        run: the run's id.
         bind: the IP address to listen on.
         ports: candidate ports; None for a port of the kernel's choice.
         on_link: called on the loop with every new link, which is up in both directions.
@@ -181,11 +179,7 @@ class PeerServer:
         return hello
 
     def _check_link(self, hello: Hello) -> None:
-        """Check that the Hello is for a new link to a node without one, or continues the link to the same daemon.
-
-        Raises:
-            AuthError: it is neither.
-        """
+        """Raise AuthError unless the Hello begins a link to a node without one, or continues the same daemon's."""
         incarnation, link = self._peers.get(hello.node, ("", None))
         if incarnation and incarnation != hello.incarnation:
             if link is not None:

@@ -7,13 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteExit:
-    """Remains of a far side that has ended.
-
-    Attributes:
-        exit_code: as in ``subprocess``, negative for a signal; None while the process has not been reaped.
-        noise: last unmarked lines of its stdout.
-        stderr: last lines of its stderr.
-    """
+    """Remains of a far side that has ended; its exit code is None while the process has not been reaped."""
 
     exit_code: int | None
     noise: tuple[str, ...] = ()

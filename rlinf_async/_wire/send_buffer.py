@@ -66,11 +66,7 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame, and keep it until it is acknowledged; then its descriptors are closed.
-
-        Args:
-            nbytes: size of the content that the descriptors carry.
-        """
+        """Append a packed frame, kept until it is acknowledged; its descriptors, of ``nbytes``, are then closed."""
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
@@ -98,10 +94,8 @@ class SendBuffer:
     def restart(self, received: int) -> None:
         """Send everything after the first ``received`` frames again, without descriptors.
 
-        The queue keeps its content: part of it may have left, and the other side skips it.
-
-        Raises:
-            FrameError, OSError: that is impossible.
+        The queue keeps its content: part of it may have left, and the other side skips it. FrameError or OSError means
+        that this is impossible.
         """
         self.add_control(_RESTART)
         for data, fds, nbytes in self.kept.since(received):

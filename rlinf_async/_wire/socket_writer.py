@@ -141,11 +141,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
-        """Send several frames in as few system calls as their descriptors allow; on the loop's thread.
-
-        Raises:
-            ValueError: as ``send``; then none of them has left.
-        """
+        """Send several frames in few system calls, on the loop's thread. A ValueError means that none has left."""
         with self.lock:
             if self.is_closed:
                 for _, fds in sent:

@@ -45,12 +45,7 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queue whole lines for a stream; count lines that do not fit.
-
-        Args:
-            who: beginning of the line that reports missing lines.
-            where: end of that line: where they can be read.
-        """
+        """Queue whole lines. The line that counts those not fitting begins with ``who`` and ends with ``where``."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._end_by is not None or stream is None:

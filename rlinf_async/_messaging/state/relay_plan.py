@@ -71,7 +71,6 @@ class RelayJob:
 
     Args:
         number: later payloads have higher ones.
-        nbytes: its size.
         seconds: time for its receivers, once it is published.
 
     Attributes:
@@ -134,7 +133,6 @@ class NodeTransfer:
         sender: host of another machine that passes it on; None: the source sends it.
         failed_hosts: hosts of the machine that could not receive it.
         works: sends of its pieces, kept by the owner.
-        since: start time.
     """
 
     job: RelayJob
@@ -215,8 +213,7 @@ class RelayPlan:
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_stream_id = secrets.randbits(48)
-        """Machines know their neighbours by stream, so ids must differ between sources: they start at a random number.
-        """
+        """Machines know their neighbours by stream, so ids of two sources must differ: the first one is random."""
 
     def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -258,8 +255,7 @@ class RelayPlan:
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
-        """Remove a receiver that is gone. If it was the host, the next receiver becomes host and gets the current
-        payload."""
+        """Remove a receiver that is gone. If it was the host, the next one becomes host, with the current payload."""
         machine = self._machine_of(receiver)
         if machine is None:
             return
@@ -398,8 +394,7 @@ class RelayPlan:
                 self._advance(transfer)
 
     def _is_chaining(self) -> bool:
-        """True if machines pass on a payload that is not overdue. A waiting one takes its place in the chain
-        afterwards."""
+        """True if machines pass on a payload that is not overdue. A waiting one joins the chain afterwards."""
         transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
         return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 

@@ -41,11 +41,6 @@ class CudaIpcLink(DeviceLink):
 
         sender    "offer", 7, handles ──►                      ──► "kept", 7    send(7) is done
         receiver       opens, copies, closes, "received", 7 ──►                 receive(7) is done
-
-    Args:
-        post, first, address: as for every link.
-        device: device of received tensors.
-        memory: replaces CUDA's memory functions.
     """
 
     def __init__(
@@ -92,8 +87,7 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """Offer the buffers when the stream has written them. Runs in a thread of the link, as that may take
-        seconds."""
+        """Offer the buffers once the stream has written them: in a thread of the link, as that may take seconds."""
         try:
             written.synchronize()
         except Exception as error:

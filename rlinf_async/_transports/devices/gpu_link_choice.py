@@ -35,7 +35,6 @@ def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) ->
     """Return the fastest link that works. Both sides get the same answer if both can reach the other's GPU.
 
     Args:
-        ours, theirs: the GPUs that the two workers use.
         reachable: uuids of other GPUs of this machine that both processes see and whose memory they can address. A
             worker that sees only its own GPU can open memory of no other.
 

@@ -41,13 +41,7 @@ class _DeviceReceive(ReceiveTransfer[torch.Tensor]):
 
 
 class NcclLink(PairedLink[torch.Tensor], DeviceLink):
-    """Link for GPU memory over two NCCL groups of two, made with the first transfer.
-
-    Args:
-        post, first, address: as for every link; NCCL finds its own addresses.
-        device: device of this side.
-        make_group: replaces NCCL's constructor.
-    """
+    """Link for GPU memory over two NCCL groups of two, made with the first transfer. NCCL finds its own addresses."""
 
     def __init__(
         self, post: Post, first: bool, address: str, device: torch.device, make_group: MakeGroup | None = None

@@ -40,12 +40,6 @@ class NcclPair(Pair):
     Neither side therefore enters one before the other is about to: the receiver waits for "coming", the sender for
     "ready". For the same reason each direction has a stream of its own: work in a stream waits for the operation that
     was entered before.
-
-    Args:
-        owner: link to report to.
-        first: true on exactly one of the two sides.
-        device: device of the memory sent and received.
-        make_group: replaces NCCL's constructor.
     """
 
     def __init__(
@@ -179,11 +173,7 @@ class NcclPair(Pair):
 
 
 def make_nccl_group(store: Store, rank: int) -> Any:
-    """Make a private NCCL group on the current device.
-
-    Raises:
-        TransferFailed: torch was built without NCCL.
-    """
+    """Make a private NCCL group on the current device. Raise TransferFailed if torch was built without NCCL."""
     try:
         from torch.distributed import ProcessGroupNCCL
     except ImportError:

@@ -57,11 +57,7 @@ class OwnGpu:
         return memoryview(memory)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Make the link of that name; see ``DeviceLink``.
-
-        Raises:
-            ValueError: there is no such link.
-        """
+        """Make the link of that name. Raise ValueError if there is no such link."""
         if name == CUDA_IPC:
             return CudaIpcLink(post, first, address, self.device)
         if name == NCCL:

@@ -71,12 +71,7 @@ def _flat(view: memoryview) -> torch.Tensor:
 
 
 class StagedLink(PairedLink[torch.Tensor], DeviceLink):
-    """Link from GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side.
-
-    Args:
-        post, first, address: as for every link.
-        device: device of received tensors.
-    """
+    """Link from GPU to CPU, over Gloo, and from CPU to GPU, with one copy on either side."""
 
     def __init__(self, post: Post, first: bool, address: str, device: torch.device) -> None:
         super().__init__(post, first, address)

@@ -81,11 +81,7 @@ class ReadArbiter:
 
 
 class IdleReader:
-    """Reader of one thread, made there. ``add`` and ``remove`` may be called from any thread.
-
-    Attributes:
-        loop: loop of that thread.
-    """
+    """Reader of one thread and its loop, made there. ``add`` and ``remove`` may be called from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
         self.loop = loop
