@@ -17,7 +17,7 @@ from rlinf_async.engines import Completion
 from tests.engines.conformance import KINDS, PROMPT, Followed, followed
 from tests.engines.tiny_model import make_model
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_cluster]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_cluster, pytest.mark.slow]
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 

@@ -15,7 +15,7 @@ from rlinf_async.engines.transformers_engine import _settled
 from tests.engines.engine_trainers import NoiseTrainer
 from tests.engines.tiny_model import make_model
 
-pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_cluster]
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.shared_cluster, pytest.mark.slow]
 
 PROMPT = [5, 6, 7]
 ONE = NodePlacementStrategy([0])

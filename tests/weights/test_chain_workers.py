@@ -14,7 +14,7 @@ import pytest
 from rlinf_async import Cluster
 from tests.weights.weight_workers import Launch, Rollout, Trainer, begin as begin_weights
 
-pytestmark = pytest.mark.shared_cluster
+pytestmark = [pytest.mark.shared_cluster, pytest.mark.slow]
 
 NBYTES = 36_000_000
 

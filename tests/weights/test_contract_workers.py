@@ -16,7 +16,7 @@ from tests._support.dying_model import Fragile
 from tests.weights.ends import Tied
 from tests.weights.scheme_workers import CALLS, Rollout, Told, Trainer
 
-pytestmark = pytest.mark.shared_cluster
+pytestmark = [pytest.mark.shared_cluster, pytest.mark.slow]
 
 Launch = Callable[..., Any]
 

@@ -14,6 +14,8 @@ from rlinf_async import MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme
 from rlinf_async.errors import DeadlineExceeded
 from tests.weights.ends import both
 
+pytestmark = pytest.mark.slow
+
 SCHEMES = pytest.mark.parametrize("scheme", [MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme])
 
 

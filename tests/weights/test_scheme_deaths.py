@@ -19,7 +19,7 @@ from tests._support.weight_parts import StoreMail
 from tests.weights.children import Child, child
 from tests.weights.scheme_child import SCHEMES, half_way, scheme_of
 
-pytestmark = pytest.mark.usefixtures("fork_server")
+pytestmark = [pytest.mark.usefixtures("fork_server"), pytest.mark.slow]
 
 KINDS = list(SCHEMES)
 STRESS = float(os.environ.get("RLINF_STRESS_SECONDS", "1"))

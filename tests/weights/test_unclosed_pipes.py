@@ -25,6 +25,8 @@ every_kind = pytest.mark.parametrize("kind", [MultiProcessWeightSyncScheme, Shar
 
 Pipes = tuple[Any, Any]
 
+pytestmark = pytest.mark.slow
+
 
 def large(value: float) -> dict[str, torch.Tensor]:
     """Of which no pipe takes all at once, and for which a thread is asked; each is too small for the threads of torch,
