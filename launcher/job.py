@@ -324,7 +324,7 @@ class Job:
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        cpus = {}  # by machine, because its nodes share them
+        cpus = {}  # by machine: nodes of one machine share its cores
         for node, peer in zip(self._nodes, self._peers, strict=True):
             if not node.hidden:
                 cpus["" if node.is_here else node.host.identity] = peer["facts"].get("cpus", 0)

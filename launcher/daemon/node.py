@@ -357,7 +357,7 @@ class Node:
                 f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
             )
             self._router.send_event(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
-            self._loop.call_soon(self._driver_gone, endpoint)  # after the "refused" event has left
+            self._loop.call_soon(self._driver_gone, endpoint)  # once the "refused" event has been sent
             return
         parent = None
         if facts.get("role") == "worker":

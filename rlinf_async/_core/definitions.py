@@ -74,7 +74,7 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
         if type(value) in ATOMS:
             constant = type(value).__name__, value
         elif isinstance(value, type) and script_objects.travels_by_value(value):
-            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook may define it anew
+            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook may redefine it
         elif isinstance(value, _IMPORTED):
             constant = getattr(value, "__module__", None), value.__name__
         elif value is ATOMS:  # the name of a builtin

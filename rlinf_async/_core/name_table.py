@@ -283,7 +283,7 @@ class ChannelEntry(Entry):
 
 
 class ChannelNames(NameTable[ChannelEntry]):
-    """Names of channels, one open channel to each, and the channels themselves, by number.
+    """Names of channels, each with at most one open channel, and the channels themselves, by number.
 
     A channel that is not in the table has ended, so ended channels take no memory.
     """

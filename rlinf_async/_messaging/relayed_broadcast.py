@@ -199,7 +199,7 @@ class RelayedBroadcast:
         self._relay.on_message(self._carriers[peer.endpoint], *message)
 
     def abandon(self, error: Exception) -> None:
-        """Have the content go another way to all receivers that lack it."""
+        """Give up the relay, and send the content by another way to all receivers that lack it."""
         told = self._told
         self.close()
         if told is not None:

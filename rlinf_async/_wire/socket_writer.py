@@ -161,7 +161,7 @@ class SocketWriter:
         self._write()
 
     def send_acknowledgement(self, about: int = frames.OF_THIS) -> None:
-        """Send an acknowledgement alone, or with frames that leave at the end of the turn."""
+        """Send an acknowledgement, alone or with the frames that are sent at the end of the loop's turn."""
         with self.lock:
             if self.is_closed:
                 return

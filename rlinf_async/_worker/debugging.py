@@ -129,7 +129,7 @@ class Debugger:
                 self._send(source, "stopped", self._last)
             else:
                 self._is_wanted, self._tries = True, 0
-                self._client.later(0, self._interrupt)  # by another thread: the main one may be handling this
+                self._client.later(0, self._interrupt)  # from another thread: the main one may be running this handler
                 self._client.later(_C_CALL_S, self._report_c_call)
         elif source == self._operator:
             if what == "line" and self._stopped_at:

@@ -43,7 +43,7 @@ def hide_devices() -> None:
         _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
         setattr(torch, "Generator", _Generator)  # noqa: B010
         setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
-        parse = torch._C._nn._parse_to  # of Module.to
+        parse = torch._C._nn._parse_to  # used by Module.to
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
     if _FSDP in sys.modules:  # preloaded
         _have_fsdp_on_cpu(sys.modules[_FSDP])
@@ -118,7 +118,7 @@ def _have_fsdp_on_cpu(module: Any) -> None:
         make(*args, **{**kwargs, "device_id": torch.device("cpu")})
 
     module.FullyShardedDataParallel.__init__ = on_cpu
-    # sync_module_states refuses tensors of the CPU, which NCCL could not broadcast; Gloo does.
+    # sync_module_states refuses CPU tensors, which NCCL cannot broadcast; Gloo can.
     setattr(_init_utils, "_check_module_states_for_sync_module_states", lambda *states: None)  # noqa: B010
 
 

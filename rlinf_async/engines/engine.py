@@ -168,7 +168,7 @@ def engine_seed(options: Mapping[str, Any], name: str) -> int:
     """
     if options.get("seed") is not None:
         return int(options["seed"]) + int(name.rpartition(":")[2])
-    import torch  # the launching process need not have it loaded
+    import torch  # imported late: the launching process needs no torch
 
     return torch.initial_seed() & 0x7FFFFFFF
 

@@ -131,7 +131,7 @@ class OpenCall:
 
 IN_DEBUGGER: Final = "in the debugger"  # start of the trouble of a rank at a prompt of pdb
 
-# Trouble of a driver whose loop is blocked: its frames are not handled, and its tasks do not run.
+# A driver whose loop is blocked handles no frames and runs no tasks.
 LOOP_BLOCKED: Final = "does not run its event loop"
 
 

@@ -380,7 +380,7 @@ class RelayPlan:
             machine = self._machines[node]
             transfer = machine.transfer
             if transfer is not None and transfer.job.number == job.number:
-                # Begun when it was packed, or a receiver that has just come has asked for it.
+                # The transfer began when its version was packed, or a receiver that has just joined asked for it.
                 _join(transfer.waiting, waiting)
                 self._advance(transfer)
             elif self._is_busy(machine, job):

@@ -51,7 +51,7 @@ class Leases:
         """Readers by inode, in the order of their last use."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
-        """Finalizers of slots that the receiver has left and that other tensors still use."""
+        """Finalizers of slots that the receiver has released and that other tensors still use."""
         self._is_closed = False
 
     def __repr__(self) -> str:

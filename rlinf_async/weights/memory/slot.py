@@ -266,7 +266,7 @@ class SlotWriter(Slot):
 
     @property
     def is_whole(self) -> bool:
-        """True if it holds a version."""
+        """True if it holds a complete version."""
         return self._header.is_whole
 
     @property

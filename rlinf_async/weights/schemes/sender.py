@@ -298,7 +298,7 @@ class WeightSender(WorkerRoster):
 
     async def _wait_async(self, pending: SyncHandle, timeout: float | None) -> SyncReport:
         if pending is not self._pending:  # since it was called, something has happened
-            if pending.report is None:  # and nobody has waited for it to the end
+            if pending.report is None:  # no wait for it has reached the end
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
         return await self._report(pending, timeout)

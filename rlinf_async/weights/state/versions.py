@@ -38,8 +38,8 @@ def next_version(last: int, version: int | None = None) -> int:
     """Return the number of the version that follows ``last``: the next one, or the one that the caller gives.
 
     Raises:
-        ValueError: it is not after the last one, or too large to travel.
-        TypeError: it is no whole number.
+        ValueError: it is not greater than the last one, or does not fit into 8 bytes.
+        TypeError: it is not an integer.
     """
     number = number_of(last + 1 if version is None else version)
     if number <= last:
