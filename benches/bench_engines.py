@@ -140,13 +140,12 @@ async def bench(model: str, rounds: int, quick: bool, wants: Callable[[str], boo
         async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
             llm = EngineGroup("vllm", model=model, **ENGINE).launch(cluster, NodePlacementStrategy([0]), name="llm")
             await llm
-            contestants = {OURS: of_group(llm), BARE: of_bare(engine)}
-            works: dict[Case, dict[str, Callable[[], Awaitable[Sequence[float]]]]] = {
-                RATE: {who: partial(rate, each[0], 64 if quick else 256) for who, each in contestants.items()}
-            }
+            contestants: dict[str, tuple[Complete, Stream]] = {OURS: of_group(llm), BARE: of_bare(engine)}
+            count = 64 if quick else 256
+            works = [(RATE, {who: partial(rate, each[0], count) for who, each in contestants.items()})]
             for in_flight, case in FIRST.items():
-                works[case] = {who: partial(first_token, each[1], in_flight) for who, each in contestants.items()}
-            for case, measures in works.items():
+                works += [(case, {who: partial(first_token, each[1], in_flight) for who, each in contestants.items()})]
+            for case, measures in works:
                 if wants(case.name):
                     await _by_turns(case, measures, rounds)
     finally:
