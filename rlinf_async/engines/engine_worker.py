@@ -78,6 +78,9 @@ class EngineWorker(Worker):
 
     async def checksums(self) -> dict[str, str]:
         """Return the SHA-256 of each tensor that was loaded last, by the trainer's name for it."""
+        trainer = self._settings.trainer
+        if trainer is None or trainer.verify != "sha256":
+            raise ValueError("checksums() of an engine needs launch(follow=..., verify='sha256')")
         return await self._engine.checksums()
 
     async def stats(self) -> dict[str, float]:

@@ -328,9 +328,6 @@ class HttpEngine(Engine):
     # -- facts --------------------------------------------------------------------------------------------------
 
     async def checksums(self) -> dict[str, str]:
-        trainer = self._settings.trainer
-        if trainer is None or trainer.verify != "sha256":
-            raise ValueError("checksums() of an engine needs launch(follow=..., verify='sha256')")
         digests: list[dict[str, str]] = await self._call_workers("rlinf_digests")
         if any(each != digests[0] for each in digests):
             raise RuntimeError(f"the processes of vLLM of {self._name} have loaded different weights")
