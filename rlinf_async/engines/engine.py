@@ -189,7 +189,12 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
                 "token ids, or set tokenizer.chat_template and save it beside the model"
             )
         tools = list(request.tools) or None
-        found = tokenizer.apply_chat_template(list(prompt), tools=tools, add_generation_prompt=True, return_dict=True)
+        try:
+            found = tokenizer.apply_chat_template(
+                list(prompt), tools=tools, add_generation_prompt=True, return_dict=True
+            )
+        except Exception as error:  # of the template's own kinds, which a caller may be unable to unpickle
+            raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:
         tokens = [int(token) for token in prompt]  # type: ignore[arg-type]
