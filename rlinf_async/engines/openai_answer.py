@@ -91,11 +91,8 @@ class Answer:
 
     def usage_part(self) -> dict[str, Any] | None:
         """Return the last part of a stream that asks for its usage."""
-        return (
-            self._part([]) | {"usage": self._usage()}
-            if self.body.get("stream_options", {}).get("include_usage")
-            else None
-        )
+        is_asked_for = self.body.get("stream_options", {}).get("include_usage")
+        return self._part([]) | {"usage": self._usage()} if is_asked_for else None
 
     def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._facts, "object": self._kind + ".chunk" * self._is_chat, "choices": choices}

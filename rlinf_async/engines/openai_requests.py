@@ -72,7 +72,7 @@ def read_requests(body: Mapping[str, Any], *, is_chat: bool) -> list[Request]:
 
 def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
     prompt = body.get("prompt")
-    prompts = prompt if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else [prompt]
+    prompts: list[Any] = prompt if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else [prompt]
     if not all(isinstance(each, str) or (each and _is_tokens(each)) for each in prompts):
         raise ValueError(f"prompt={prompt!r}: write a text, a list of token ids, or a list of these")
     return prompts
@@ -117,7 +117,7 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def _text_of(content: Any) -> str:
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+    texts: list[Any] = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         raise ValueError("the content of a message has parts that are no text, which the engines here do not take")
     return "".join(texts)

@@ -127,7 +127,7 @@ async def test_every_turn_is_kept_for_training(client: httpx.AsyncClient, api: O
     assert turns[0].completion.tokens == first["choices"][0]["token_ids"]
     assert turns[0].request.prompt == MESSAGES
     assert (last.conversation, len(last.completion.log_probs)) == ("bob", 8)
-    assert api.turns.empty()
+    assert not api.turns
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ async def test_a_client_that_goes_away_ends_its_request(
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await is_idle(llm)
-    assert api.turns.empty()
+    assert not api.turns
 
 
 async def test_a_closed_server_ends_open_requests(llm: EngineGroup) -> None:
