@@ -61,8 +61,12 @@ class Request:
             _check_whole("stop_token_ids", token, 0)
         if self.seed is not None:
             _check_whole("seed", self.seed, -(2**63))
-        if not _is_number(self.temperature) or not (self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf):
-            raise ValueError(f"temperature={self.temperature!r} of a request: write 0, or a number from {_LEAST_TEMPERATURE} on")
+        if not _is_number(self.temperature) or not (
+            self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf
+        ):
+            raise ValueError(
+                f"temperature={self.temperature!r} of a request: write 0, or a number from {_LEAST_TEMPERATURE} on"
+            )
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} of a request: write a number above 0, at most 1")
         if not all(isinstance(text, str) and text for text in self.stop):

@@ -77,7 +77,11 @@ def test_messages_come_as_chat_templates_take_them() -> None:
     )
     assert request.prompt == [
         {"role": "user", "content": "1+2"},
-        {"role": "assistant", "content": "", "tool_calls": [call | {"function": {"name": "add", "arguments": {"a": 1}}}]},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [call | {"function": {"name": "add", "arguments": {"a": 1}}}],
+        },
         {"role": "tool", "tool_call_id": "call_1", "content": "3"},
     ]
 

@@ -33,7 +33,9 @@ def test_a_text_with_a_malformed_call_comes_back_whole(body: str) -> None:
     assert parse_tool_calls(text) == (text, [])
 
 
-@pytest.mark.parametrize("text", ["a <tool_cal b < c", f"I add. \n{ADD}", f"{ADD}x", "a <tool_call>wrong", "a \n <tool_"])
+@pytest.mark.parametrize(
+    "text", ["a <tool_cal b < c", f"I add. \n{ADD}", f"{ADD}x", "a <tool_call>wrong", "a \n <tool_"]
+)
 def test_text_that_is_settled_never_changes(text: str) -> None:
     whole, _ = parse_tool_calls(text)
     for end in range(len(text)):
