@@ -11,7 +11,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 _PIECES = (
-    *("<pad>", "<eos>", "<user>", "<tool>", "<assistant>", "What is ", " + ", "?"),
+    *("<pad>", "<eos>", "<user>", "<tool>", "<assistant>", "What is ", " + ", "? Answer with the number alone."),
     *('<tool_call>\n{"name": "add", "arguments": {"a": ', ', "b": ', "}}\n</tool_call>"),
     *map(str, range(19)),
 )
@@ -72,7 +72,7 @@ def _dialogue(generator: random.Random) -> list[dict[str, Any]]:
     given = (first, second) if generator.random() < 0.4 else (generator.randrange(10), generator.randrange(10))
     call = {"function": {"name": "add", "arguments": dict(zip("ab", given, strict=True))}}
     return [
-        {"role": "user", "content": f"What is {first} + {second}?"},
+        {"role": "user", "content": f"What is {first} + {second}? Answer with the number alone."},
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "content": str(sum(given))},
         {"role": "assistant", "content": str(sum(given))},
