@@ -140,7 +140,7 @@ class OpenAIServer:
         return [self.turns.popleft() for _ in range(count)]
 
     def take_conversation(self, conversation: str) -> list[Turn]:
-        """Remove and return the turns of a conversation, which is over: the oldest first."""
+        """Remove and return the turns of one conversation, the oldest first."""
         taken = [turn for turn in self.turns if turn.conversation == conversation]
         kept = [turn for turn in self.turns if turn.conversation != conversation]
         self.turns.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -41,7 +42,13 @@ def test_the_pages_agent_learns_to_use_its_tool(kind: str, model: str, tmp_path:
     pytest.importorskip("openai", reason="openai is not installed: make engines has it")
     (tmp_path / "agent.py").write_text(program(kind, model))
     done = subprocess.run(
-        [sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True, timeout=1200, check=False
+        [sys.executable, "agent.py"],
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},  # for matrices this small, other threads only wait
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rates = [int(each) for each in re.findall(r"^step \d+: (\d+)% right", done.stdout, re.MULTILINE)]

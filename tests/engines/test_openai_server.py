@@ -142,6 +142,7 @@ async def test_every_turn_is_kept_for_training(client: httpx.AsyncClient, api: O
         ({"messages": []}, 400, "messages="),
         ({"messages": [{"role": "user", "content": "1" * 600}]}, 400, "the prompt has 601 tokens"),
         ({"messages": MESSAGES, "model": "gpt"}, 404, "there is no model 'gpt'"),
+        ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "chat template refuses the messages or tools"),
     ],
 )
 async def test_a_wrong_request_is_an_error_in_openais_form(
@@ -221,6 +222,9 @@ async def test_openais_client_chats_and_streams(api: OpenAIServer) -> None:
         stream = await client.chat.completions.create(**options, stream=True, extra_body={"ignore_eos": True})
         text = "".join([each.choices[0].delta.content async for each in stream])
         assert text == choice.message.content
+        async with client.chat.completions.stream(**options, extra_body={"ignore_eos": True}) as stream:
+            [whole] = (await stream.get_final_completion()).choices
+        assert (whole.message.role, whole.message.content) == ("assistant", text)
         assert [each.id async for each in client.models.list()] == [api.model]
         with pytest.raises(openai.BadRequestError, match="temperature=-1"):
             await client.chat.completions.create(**{**options, "temperature": -1})
@@ -389,6 +393,16 @@ async def test_a_body_that_is_no_json_object_is_named(body: bytes) -> None:
         response = await client.post("/completions", content=body)
     assert response.status_code == 400
     assert "the body is no JSON" in response.json()["error"]["message"]
+
+
+async def test_a_client_that_leaves_amid_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with scripted(chunks_of("a")) as (api, _):
+        host, port = api.base_url.removeprefix("http://").removesuffix("/v1").split(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+        writer.close()
+        await writer.wait_closed()
+    assert not [each for each in caplog.records if each.levelname == "ERROR"]
 
 
 async def test_servers_of_one_group_have_turns_of_their_own() -> None:

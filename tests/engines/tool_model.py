@@ -39,6 +39,7 @@ def make_tool_model(path: Path, steps: int = 200, seed: int = 0) -> Path:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, eos_token="<eos>", pad_token="<pad>", chat_template=_CHAT)
     tokenizer.save_pretrained(path)
     torch.manual_seed(seed)
+    torch.set_num_threads(1)  # for matrices this small, others only wait
     config = LlamaConfig(
         vocab_size=64,
         hidden_size=64,
