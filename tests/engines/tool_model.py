@@ -29,7 +29,7 @@ _CHAT = """\
 {%- if add_generation_prompt -%}<assistant>{%- endif -%}"""
 
 
-def make_tool_model(path: Path, steps: int = 200, seed: int = 0) -> Path:
+def make_tool_model(path: Path, steps: int = 300, seed: int = 0) -> Path:
     """Save model and tokenizer in a folder, and return it."""
     vocabulary = {text: number for number, text in enumerate(_PIECES)}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
