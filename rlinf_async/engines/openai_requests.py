@@ -25,7 +25,7 @@ _WITHOUT_EFFECT: Final = {
 _TYPES: Final[dict[str, tuple[type, ...]]] = {
     **dict.fromkeys(("stream", "ignore_eos"), (bool,)),
     **dict.fromkeys(("n", "seed"), (int,)),
-    **dict.fromkeys(("stream_options", "engine_options"), (dict,)),
+    **dict.fromkeys(("stream_options", "engine_options", "chat_template_kwargs"), (dict,)),
     **dict.fromkeys(("tools", "stop_token_ids"), (list,)),
     "logprobs": (bool, int),
     "stop": (str, list),

@@ -22,6 +22,7 @@ MESSAGES = [{"role": "user", "content": "1+2"}]
         {"stream": "yes"},
         {"stream_options": 5},
         {"engine_options": []},
+        {"chat_template_kwargs": "a"},
         {"user": {}},
         {"logprobs": "a"},
         {"top_logprobs": 5},

@@ -106,7 +106,7 @@ async def test_texts_and_tokens_are_completed(client: httpx.AsyncClient, api: Op
     assert "".join(each["choices"][0]["text"] for each in events) == choices[0]["text"]
 
 
-async def test_seeds_stop_texts_and_tools_reach_the_engine(client: httpx.AsyncClient) -> None:
+async def test_seeds_stop_texts_tools_and_template_reach_the_engine(client: httpx.AsyncClient) -> None:
     options = {"temperature": 1, "seed": 3, "n": 2}
     first, again = [(await chat(client, **options)).json()["choices"] for _ in range(2)]
     assert [each["token_ids"] for each in first] == [each["token_ids"] for each in again]
@@ -119,6 +119,8 @@ async def test_seeds_stop_texts_and_tools_reach_the_engine(client: httpx.AsyncCl
     tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     [with_tool] = (await chat(client, tools=[tool])).json()["choices"]
     assert len(with_tool["prompt_token_ids"]) > len(whole["prompt_token_ids"])
+    [with_end] = (await chat(client, chat_template_kwargs={"end": "abc"})).json()["choices"]
+    assert len(with_end["prompt_token_ids"]) == len(whole["prompt_token_ids"]) + 3
 
 
 async def test_every_turn_is_kept_for_training(client: httpx.AsyncClient, api: OpenAIServer) -> None:
@@ -143,6 +145,7 @@ async def test_every_turn_is_kept_for_training(client: httpx.AsyncClient, api: O
         ({"messages": [{"role": "user", "content": "1" * 600}]}, 400, "the prompt has 601 tokens"),
         ({"messages": MESSAGES, "model": "gpt"}, 404, "there is no model 'gpt'"),
         ({"messages": MESSAGES, "tools": [{"type": "function"}]}, 400, "chat template refuses the messages or tools"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"chat_template": "a"}}, 400, "has chat_template: write"),
     ],
 )
 async def test_a_wrong_request_is_an_error_in_openais_form(
@@ -379,6 +382,27 @@ async def test_a_stream_whose_engine_is_lost_ends_with_an_error(ending: list[Any
     error = json.loads(last)["error"]
     assert error["type"] == "server_error"
     assert "no engine" in error["message"] or "ask again" in error["message"]
+
+
+async def test_a_closed_server_ends_open_streams() -> None:
+    class Silent(Script):
+        is_over = False
+
+        async def stream(self, prompt: Request, *, key: Any = None, **_: Any) -> AsyncIterator[Chunk]:
+            try:
+                yield Chunk(0, [1], [-1.0], [3], "a", None, [7])
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self.is_over = True
+
+    group = Silent()
+    async with OpenAIServer(group) as api, httpx.AsyncClient(base_url=api.base_url, timeout=60) as client:
+        async with client.stream("POST", "/completions", json={"prompt": "a", "stream": True}) as response:
+            lines = response.aiter_lines()
+            assert json.loads((await anext(lines)).removeprefix("data: "))["choices"][0]["text"] == "a"
+            await api.__aexit__()
+            assert "the server is closing" in "".join([line async for line in lines])
+    assert group.is_over
 
 
 async def test_a_prompts_tokens_count_once_in_the_usage() -> None:
