@@ -33,7 +33,7 @@ class Request:
         stop_token_ids: tokens that end it, beside the model's own end token.
         ignore_eos: sample ``max_tokens`` tokens, whatever the model's end token.
         tools: definitions for the chat template, in the format of OpenAI's API.
-        chat_template_kwargs: variables of the model's own chat template, such as ``{"enable_thinking": False}`` of Qwen3.
+        chat_template_kwargs: variables of the model's chat template, such as ``{"enable_thinking": False}`` of Qwen3.
         engine_options: further options of the engine's own, such as ``{"min_p": 0.1}`` for vLLM.
         chunk_tokens: tokens that one chunk of a stream has.  Shorter chunks come sooner and cost more messages.
     """

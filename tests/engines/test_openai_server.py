@@ -354,20 +354,19 @@ async def test_turns_that_nobody_takes_are_bounded(caplog: pytest.LogCaptureFixt
         assert (len(api.turns), api.dropped_turns) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    ("ending", "status", "words"),
-    [
+async def test_a_failed_generation_is_an_error_and_no_turn() -> None:
+    cases: list[tuple[list[Any], int, str]] = [
         ([*chunks_of("ab", None), ClosedError("no engine is left")], 503, "no engine is left"),
         (chunks_of("ab", None), 500, "ended a stream before its completion"),
         ([], 500, "ended a stream before its completion"),
         ([Chunk(0, [1], [float("nan")], [3], "a", "stop", [7])], 500, "weights 3 is no finite number"),
-    ],
-)
-async def test_a_failed_generation_is_an_error_and_no_turn(ending: list[Any], status: int, words: str) -> None:
-    async with scripted(chunks_of("abc"), ending) as (api, client):
-        response = await client.post("/completions", json={"prompt": "a", "n": 2})
-        assert response.status_code == status
-        assert words in response.json()["error"]["message"]
+    ]
+    streams = [stream for ending, _, _ in cases for stream in (chunks_of("abc"), ending)]
+    async with scripted(*streams) as (api, client):
+        for _, status, words in cases:
+            response = await client.post("/completions", json={"prompt": "a", "n": 2})
+            assert response.status_code == status
+            assert words in response.json()["error"]["message"]
         assert not api.turns
 
 
@@ -396,12 +395,15 @@ async def test_a_closed_server_ends_open_streams() -> None:
                 self.is_over = True
 
     group = Silent()
-    async with OpenAIServer(group) as api, httpx.AsyncClient(base_url=api.base_url, timeout=60) as client:
-        async with client.stream("POST", "/completions", json={"prompt": "a", "stream": True}) as response:
-            lines = response.aiter_lines()
-            assert json.loads((await anext(lines)).removeprefix("data: "))["choices"][0]["text"] == "a"
-            await api.__aexit__()
-            assert "the server is closing" in "".join([line async for line in lines])
+    async with (
+        OpenAIServer(group) as api,
+        httpx.AsyncClient(base_url=api.base_url, timeout=60) as client,
+        client.stream("POST", "/completions", json={"prompt": "a", "stream": True}) as response,
+    ):
+        lines = response.aiter_lines()
+        assert json.loads((await anext(lines)).removeprefix("data: "))["choices"][0]["text"] == "a"
+        await api.__aexit__()
+        assert "the server is closing" in "".join([line async for line in lines])
     assert group.is_over
 
 
@@ -411,12 +413,12 @@ async def test_a_prompts_tokens_count_once_in_the_usage() -> None:
     assert answer["usage"] == {"prompt_tokens": 4, "completion_tokens": 18, "total_tokens": 22}
 
 
-@pytest.mark.parametrize("body", [b"{", b"\xff", b"[" * 10**6, b"5"])
-async def test_a_body_that_is_no_json_object_is_named(body: bytes) -> None:
+async def test_a_body_that_is_no_json_object_is_named() -> None:
     async with scripted(chunks_of("a")) as (_, client):
-        response = await client.post("/completions", content=body)
-    assert response.status_code == 400
-    assert "the body is no JSON" in response.json()["error"]["message"]
+        for body in (b"{", b"\xff", b"[" * 10**6, b"5"):
+            response = await client.post("/completions", content=body)
+            assert response.status_code == 400
+            assert "the body is no JSON" in response.json()["error"]["message"]
 
 
 async def test_a_client_that_leaves_amid_its_body_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
