@@ -226,7 +226,8 @@ async def test_openais_client_chats_and_streams(api: OpenAIServer) -> None:
         text = "".join([each.choices[0].delta.content async for each in stream])
         assert text == choice.message.content
         async with client.chat.completions.stream(**options, extra_body={"ignore_eos": True}) as stream:
-            [whole] = (await stream.get_final_completion()).choices
+            await stream.until_done()
+            [whole] = stream.current_completion_snapshot.choices
         assert (whole.message.role, whole.message.content) == ("assistant", text)
         assert [each.id async for each in client.models.list()] == [api.model]
         with pytest.raises(openai.BadRequestError, match="temperature=-1"):
