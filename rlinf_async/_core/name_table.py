@@ -61,7 +61,7 @@ class NameTable(Generic[E]):
         self.named: dict[str, E] = {}
         self._entry = entry
         self._numbers = itertools.count(1)
-        self._closed: dict[str, str] = {}  # noun for the last holder, by closed name: "experience"
+        self._closed: dict[str, str] = {}  # noun ("experience") of the last holder of each closed name
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class GroupEntry(Entry):
     """
 
     size: int = 0
-    lost: set[int] = field(default_factory=set)  # endpoints of ranks that have ended and will not be restarted
+    lost: set[int] = field(default_factory=set)  # endpoints of ended ranks that will not be restarted
     members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry, by rank
 
     def roster_with(self, rank: int | None) -> Any:
@@ -283,7 +283,7 @@ class ChannelEntry(Entry):
 
 
 class ChannelNames(NameTable[ChannelEntry]):
-    """Names of channels, each with at most one open channel, and the channels themselves, by number.
+    """Names of channels, at most one open channel per name, and all existing channels by number.
 
     A channel that is not in the table has ended, so ended channels take no memory.
     """
@@ -291,7 +291,7 @@ class ChannelNames(NameTable[ChannelEntry]):
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
-        self.kept: dict[str, ChannelEntry] = {}  # channel by the promise that it has fulfilled
+        self.kept: dict[str, ChannelEntry] = {}  # channels by the promise that they have fulfilled
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
         """Publish a roster, as ``NameTable.publish``; ValueError if it has no nodes."""
@@ -359,8 +359,9 @@ class PromiseNames(NameTable[Entry]):
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}  # counts of all published promises, by maker
-        self._failed: dict[str, str] = {}  # why promised channels could not be made, kept as long as their makers live
+        self._published: dict[int, EndedEndpoints] = {}  # counts of published promises, by their maker
+        # Reasons why promised channels could not be made, kept as long as their makers live.
+        self._failed: dict[str, str] = {}
 
     def reserve(self, name: str, owner: int) -> int:
         raise ValueError(f"nobody reserves a promise, such as {name!r}")
@@ -376,7 +377,8 @@ class PromiseNames(NameTable[Entry]):
         if not self._is_gone(maker):
             self._published.setdefault(maker, EndedEndpoints()).add(count)
             if roster:
-                self._failed.setdefault(name, roster)  # another copy at the maker publishes the same reason again
+                # A copy of the promise in its maker's process may publish the same reason again.
+                self._failed.setdefault(name, roster)
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the channel's roster, None if the channel has ended, or why it could not be made.

@@ -127,7 +127,8 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        return _read(fd, nbytes)  # no descriptor is left for the mapping's duplicate
+        # No descriptor is free for the duplicate that the mapping would hold: copy the content.
+        return _read(fd, nbytes)
 
 
 def _read(fd: int, nbytes: int) -> memoryview:

@@ -18,7 +18,8 @@ NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
-_WITHIN_S: Final = 2e-3  # longest delay until a note is reported, if no request has reported it before
+# The longest delay until a note is reported, unless a request has reported it before.
+_WITHIN_S: Final = 2e-3
 
 
 class TakenPage:
@@ -118,7 +119,8 @@ class Takings:
         if not self._is_due:
             self._is_due = True
             self._later(_WITHIN_S, self.report)
-        elif self._noted >= NOTES // 2:  # report before the ring overwrites unreported notes
+        elif self._noted >= NOTES // 2:
+            # Report now, before the ring overwrites unreported notes.
             self.report()
 
     def report(self) -> None:
