@@ -69,7 +69,7 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
             lambda node: operations.EndRun(by) if node in run.sockets and node != attachment.node else None
         )
         by_launcher = any(answers.values())
-        with contextlib.suppress(ClosedError):  # it may end before its answer leaves
+        with contextlib.suppress(ClosedError):  # the daemon may exit before its answer is sent
             by_launcher = await attachment.request(operations.EndRun(by)) or by_launcher
         ended = await _has_ended(attachment, pidfd) and not missing
     finally:

@@ -90,7 +90,8 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        elif (node_link := self._router.node_links.get(op.node)) is not None:  # None: lost before its link was up
+        elif (node_link := self._router.node_links.get(op.node)) is not None:
+            # It is None if the node was lost before its link was established.
             self._lose(node_link, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:

@@ -13,7 +13,7 @@ from rlinf_async._core.segment import close_fds, write_segment
 
 _INT: Final = frozenset({int})
 
-_MAX_INLINE_BYTES: Final = 4 << 20  # largest body that stays in the frame without a free descriptor
+_MAX_INLINE_BYTES: Final = 4 << 20  # the largest body that may be sent inside the frame if no descriptor is free
 
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:

@@ -124,7 +124,7 @@ class Router:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
                 return
-            frame[5] = slot  # the recorded slot: the worker's own claim is not trusted
+            frame[5] = slot  # the worker's own claim of its slot is not trusted
             if frame[6] in frames.FINAL:
                 source.pending_calls.complete(frame[3], frame[4])
                 self._gather(frame, fds)
@@ -448,7 +448,8 @@ class Router:
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
-            endpoint.connection = None  # frees its buffers: the endpoint of a supervised rank lives on
+            # Frees the connection's buffers, since the endpoint of a supervised rank lives on.
+            endpoint.connection = None
 
     def drop_caller(self, source: int) -> None:
         for _, fds in self._coalescing.drop(source):

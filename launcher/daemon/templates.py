@@ -79,7 +79,7 @@ class Template(ForkServer):
             other.close()
             if output is not None:
                 os.close(output)
-        process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
+        process.returncode = 0  # the pidfd's owner reaps the process, so Popen must not wait for it
         super().__init__(python, own, process.pid, open_files, log)
 
     def _on_report(self, facts: dict[str, Any]) -> None:

@@ -175,7 +175,8 @@ class WorkerGroups:
         try:
             for earlier in [each for each in self.by_number.values() if (each.name, each.owner) == (group.name, owner)]:
                 if earlier.closed is not None and earlier is not group:
-                    await asyncio.shield(earlier.closed)  # its workers still have the devices and ports
+                    # Workers of the earlier group still have the devices and ports.
+                    await asyncio.shield(earlier.closed)
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
@@ -195,7 +196,7 @@ class WorkerGroups:
 
     async def _spawn_in(self, group: LocalGroup, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
-        self._check_wanted(group)  # first: an ending node must not start a template and wait for its imports
+        self._check_wanted(group)  # must come first: an ending node must not start a template and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)
@@ -272,7 +273,7 @@ class WorkerGroups:
         """End a worker of a failed launch; return once it is reaped."""
         assert endpoint.process is not None
         if endpoint.exit_report is not None:
-            self._forget(endpoint.id)  # already dead: its channels were kept for the group
+            self._forget(endpoint.id)  # it has died, and its channels were kept for the group until now
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
@@ -340,7 +341,8 @@ class WorkerGroups:
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
-            on_closed=lambda reason: None,  # the pidfd reports the death; a child may keep the socket open
+            # The pidfd reports the death; a child of the process may keep the socket open.
+            on_closed=lambda reason: None,
         )
         self._greet(endpoint)
         endpoint.connection.open()
@@ -371,7 +373,7 @@ class WorkerGroups:
             for endpoint in group.workers:
                 assert endpoint.process is not None
                 if endpoint.exit_report is not None:
-                    self._forget(endpoint.id)  # its channels were kept for the group
+                    self._forget(endpoint.id)  # its channels were kept for the group until now
                 endpoint.process.closing = True
                 endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
                 processes.append(endpoint.process)

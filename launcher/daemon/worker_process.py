@@ -62,7 +62,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._kill_reason = ""
-        self.image: Image | None = None  # program that the process runs from its fork on; None under a profiler
+        self.image: Image | None = None  # the program that the process runs after its fork; None under a profiler
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[WorkerOutput] = []
@@ -168,7 +168,8 @@ class WorkerProcess:
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
         """Return the facts of the death, as ``WorkerDied`` takes them."""
         assert self.exit_status is not None
-        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
+        # The process may have died before the kill.
+        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""
         return {
             "group": self.setup.group,
             "rank": self.setup.rank,
