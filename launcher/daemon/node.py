@@ -194,7 +194,7 @@ class Node:
     def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
             # This node may have closed its links already.  The new link's sender of bodies would then never end, and
-            # the task group of this node would wait for it for ever.
+            # the task group of this node would wait for it forever.
             # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
@@ -417,7 +417,7 @@ class Node:
             task.close()
             work.close()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
         """Ask the launcher to end the run, or end this node if there is none.  Return True if there is a launcher."""

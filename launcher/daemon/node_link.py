@@ -225,7 +225,7 @@ class NodeLink:
     def _shortage(self, size: int, error: Exception) -> str:
         return f"{size} bytes from node {self.node} could not be taken in: {error}{limit_met(error)}"
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     @property
     def peer_has_ended(self) -> bool:

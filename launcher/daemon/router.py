@@ -115,7 +115,7 @@ class Router:
             slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
                 # The worker answered on a direct socket that lost the answer, and has sent SETTLED since, so the call
-                # is not pending here.  Dropping the repeated answer would leave the caller waiting for ever.  Only a
+                # is not pending here.  Dropping the repeated answer would leave the caller waiting forever.  Only a
                 # worker whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)

@@ -137,7 +137,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        # The leftovers first: they may write into the outputs for ever.
+        # The leftovers first: they may write into the outputs forever.
         closes = (output.close for output in self._outputs)
         run_all(f"worker {self.setup.name}", (self._leftovers.end, *closes, on_death))
 
@@ -146,7 +146,7 @@ class WorkerProcess:
             assert self.exit_status is not None
             self.ended.set_result(self.exit_status)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def kill(self, reason: str = "") -> None:
         """Kill the process; ``reason`` replaces the signal in the exit report."""

@@ -428,7 +428,7 @@ class RemoteQueue(QueueDestination):
         if query is not None:
             query._settle(value)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _loss_error(self) -> QueueEnd:
         lost, self._lost = self._lost, 0

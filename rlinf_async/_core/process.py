@@ -1,7 +1,7 @@
 """Fork detection: this process's pid, kept by a fork hook, and a forked child's error; also ends the process.
 
 An object that depends on threads, loops or sockets remembers the pid of the process that made it.  A forked child has a
-copy of it without those threads, so that a wait on it would last for ever::
+copy of it without those threads, so that a wait on it would last forever::
 
     self._pid = process.pid                           when it is made
     if self._pid != process.pid:                      before it waits

@@ -88,7 +88,7 @@ class Routes:
         self._order = threading.RLock()
         self._sent: dict[tuple[str, str | None, Any], int] = {}
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- send ---------------------------------------------------------------------------------------------------
 
     def send(self, route: Route, data: Any, split_fn: SplitFn | None) -> AsyncRouteWork:
         work = AsyncRouteWork(f"send_to() to '{route.group}'", route.timeout)
@@ -155,7 +155,7 @@ class Routes:
             work = route.channel.put(part, key=key, async_op=True, timeout=route.timeout)
         return work
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- receive ------------------------------------------------------------------------------------------------
 
     def receive(self, route: Route, merge_fn: MergeFn | None, size_fn: SizeFn | None) -> AsyncRouteWork:
         work = AsyncRouteWork(f"recv_from() from '{route.group}'", route.timeout)

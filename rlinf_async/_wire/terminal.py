@@ -76,7 +76,7 @@ class Terminal:
         self._at_exit = weakref.finalize(self, _drain, weakref.WeakMethod(self.close), os.getpid())
         return True
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Wait up to ``RLINF_OUTPUT_END_S`` seconds until queued text is written, and stop the thread. Idempotent."""

@@ -74,7 +74,7 @@ class DirectCallers:
         if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
             return
         # Open no socket to the worker itself: a RESUME could not tell its two ends apart, and once it was lost the
-        # worker answered itself for ever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
+        # worker answered itself forever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
         if source == self._client.endpoint:
             return
         try:

@@ -563,7 +563,7 @@ class Runtime:
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         self._stopping = self.background.is_closed = True

@@ -60,7 +60,7 @@ def main() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         ordinals = read_ordinals(ctypes.CDLL("libEGL.so.1"))
-    except OSError:  # no graphics on this machine
+    except OSError:  # the machine has no graphics libraries
         ordinals = []
     print(json.dumps(rendering_devices(sys.argv[1:], read_cards(), ordinals)))  # noqa: T201 (the answer)
 

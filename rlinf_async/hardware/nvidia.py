@@ -79,7 +79,7 @@ def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    import pynvml  # deferred: importing the framework should not load NVML
+    import pynvml  # imported late, because importing the framework should not load NVML
 
     try:
         pynvml.nvmlInit()

@@ -423,7 +423,7 @@ class Queue:
         if self.budget.blocked:
             self._unblock(steps)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _settle(self, key_queue: KeyQueue, steps: list[Step]) -> None:
         """End the gets of a closed queue that no item can reach, and forget an unused key."""

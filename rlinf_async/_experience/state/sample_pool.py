@@ -128,7 +128,7 @@ class SamplePool:
             not options.max_bytes or size <= options.max_bytes
         )
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- put ----------------------------------------------------------------------------------------------------
 
     def enter(
         self, key: bytes | None, name: bytes, *, version: int, nbytes: int, body: object, now: float
@@ -294,7 +294,7 @@ class SamplePool:
         if not groups:
             del self._ready[key]
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- get ----------------------------------------------------------------------------------------------------
 
     def available(self, key: bytes | None, *, shared: bool = True) -> int:
         """Return the number of ready groups for a take: groups of its key and, with ``shared``, those without a key."""

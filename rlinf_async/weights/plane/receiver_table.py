@@ -1,7 +1,6 @@
 """Receivers of one publisher: announcements, deliveries to each, and their answers.
 
-add ──► opened ──► HELLO ──► ACK of 0       to a late receiver, HELLO announces the latest version, which it also
-answers
+add ──► opened ──► HELLO ──► ACK of 0       HELLO also announces the latest version to a late receiver
 publish ──► PUBLISH to receivers on this machine; to the others once it has landed on theirs ──► ACK
 connect ──► PUBLISH of the latest version, or of 0 without memory, to receivers that refused it ──► ACK
 """

@@ -271,8 +271,6 @@ class WeightReceiver(Versioned):
         """Wait until the model has this version or a later one; another task or thread must ``receive`` or ``serve``
         meanwhile.
 
-        In blocking code that may be another thread.
-
         Raises:
             DeadlineExceeded: it has not arrived within ``timeout`` seconds.
         """

@@ -1,10 +1,10 @@
 """Messages between a sender and its receivers over a link: lists of plain data, the first item being the kind.
 
     sender -> receiver
-      HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
-      PUBLISH  version, memory, moment                     a version is there, in memory of this machine; 0 without
-                                                           memory: does what comes fit?
-      LEAVE    reason                                      no more versions come, because the sender has failed
+      HELLO    manifest, extra, slots, memory, version     layout of the versions; the version already available, or 0
+      PUBLISH  version, memory, moment                     a version is available in memory of this machine; 0
+                                                           without memory asks: do the weights fit?
+      LEAVE    reason                                      no version will follow, because the sender has failed
       HOST     …, line                                     as HELLO; also allocate memory for your machine's receivers
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as in ``RelayPlan``; the facts of
                                                            WHOLE are its extra
