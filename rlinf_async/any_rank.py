@@ -162,8 +162,7 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Leave the rank after its last answer. Return True if the rank was lost with the call, which is then started
-        again."""
+        """Leave the rank after its last answer. Return True if the rank was lost and the call is started again."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()

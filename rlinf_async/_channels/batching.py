@@ -51,7 +51,7 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """Make a batch. ``unsent`` has callbacks that the client runs before its loop blocks; ``send`` takes the four
+        """Make a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes the four
         lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()

@@ -149,8 +149,7 @@ class QueueRequest(Work[T]):
         self.abandon(self._late(self._timeout))
 
     def reject(self, error: Exception) -> None:
-        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue means that the deadline has
-        passed."""
+        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue counts as a passed deadline."""
         if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
             error = self._late(self._timeout)
         self._settle(error=error)

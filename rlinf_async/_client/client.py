@@ -494,8 +494,7 @@ class NodeClient:
             self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
-        """Read the daemon's socket first: its frames were sent before those of the direct socket about to be
-        handled."""
+        """Read the daemon's socket first: its frames were sent before those of the direct socket to be handled."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 

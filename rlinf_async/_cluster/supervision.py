@@ -432,8 +432,7 @@ class Supervision:
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
-        """Run the hooks of workers and driver for restarted ranks; a worker's death ends the round before the
-        latter."""
+        """Run the hooks of workers and driver for restarted ranks; a worker's death skips those of the driver."""
         members, rounds = self._members, self._rounds
         self._move_store()
         members.hold()

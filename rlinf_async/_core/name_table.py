@@ -314,8 +314,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has
-        no items."""
+        """Return the node of a key: ``node`` if the key is new, None if the channel has ended without items for it."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)

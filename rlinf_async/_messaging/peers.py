@@ -159,8 +159,7 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """Return the named link to a peer, made at first use: a ``DeviceLink`` for ``GPU_LINKS``; ValueError if
-        unknown."""
+        """Return the link of that name to a peer, made at first use: a ``DeviceLink`` for ``GPU_LINKS``."""
         link = peer.links.get(name)
         if link is None:
             with self._lock:

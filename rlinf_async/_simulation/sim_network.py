@@ -90,7 +90,7 @@ class Cable:
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """By node, the time until which its data is held up after a cut: TCP's backoff may last as long as the cut."""
+        """Time by node until which its data is held up after a cut: TCP's backoff may last as long as the cut."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))

@@ -100,7 +100,7 @@ class OpenTransfers(Generic[Buffer]):
         """Record that the peer has abandoned transfers that it was receiving and sending.
 
         Returns:
-            Those sends of the peer that were not requested here; this is certain only above the newest number.
+            Sends of the peer that were not requested here; this is certain only above the newest number.
         """
         for number in received:
             if number not in self.sendings and number not in self._abandoned:

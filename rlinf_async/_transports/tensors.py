@@ -27,8 +27,7 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """Memory that a tensor covers, pickled once for all tensors that cover it; kept on its GPU if ``keep`` accepts
-    it."""
+    """Memory that a tensor covers, pickled once for all its tensors; kept on its GPU if ``keep`` accepts it."""
 
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda

@@ -248,8 +248,7 @@ _watches: dict[ErrorWatch, None] = {}
 
 @contextmanager
 def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
-    """Context manager: calls ``end``, in any thread, once an error is due; its watch has an error that is due
-    already."""
+    """Context manager: calls ``end``, in any thread, once an error is due; its watch has an error already due."""
     watch = ErrorWatch(end)
     # Register the watch before looking for errors: an error that becomes due in between is then seen at least once.
     _watches[watch] = None

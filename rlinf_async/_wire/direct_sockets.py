@@ -50,8 +50,7 @@ class DirectSockets:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
-        """Add a socket. ``others`` is the table for the opposite direction, whose sockets may carry
-        acknowledgements."""
+        """Add a socket. ``others`` is the table for the opposite direction, whose sockets may carry acks."""
         self.connections[peer] = connection
         sibling = others.find(peer) if others is not None else None
         if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:

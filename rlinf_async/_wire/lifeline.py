@@ -36,8 +36,7 @@ _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
 """Seconds to wait for the exit code after the end of the output, or after a SIGKILL."""
 _PAST_EDITOR: Final = ("/usr/bin/env",)
-"""Prefix of a command under debugpy, which rewrites commands that start Python, and would add threads to a node's
-template."""
+"""Prefix of a command under debugpy, which would otherwise rewrite it and add threads to a node's template."""
 
 _STOP_S: Final = 5.0
 """Seconds for the far side to end everything that it started after its stdin closes; a guardian takes at most four."""

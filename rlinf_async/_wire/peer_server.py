@@ -179,8 +179,7 @@ class PeerServer:
         return hello
 
     def _check_link(self, hello: Hello) -> None:
-        """Raise AuthError unless the Hello begins a link for a node without one, or continues the same daemon's
-        link."""
+        """Raise AuthError unless the Hello begins a link to a node without one, or continues that daemon's link."""
         incarnation, link = self._peers.get(hello.node, ("", None))
         if incarnation and incarnation != hello.incarnation:
             if link is not None:

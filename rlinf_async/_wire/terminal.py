@@ -177,8 +177,7 @@ class Terminal:
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Wait until a descriptor is writable or, without one, until new text or the close. Return False at the
-        timeout."""
+        """Wait until a descriptor is writable or, without one, until new text or the close. False on a timeout."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:

@@ -308,8 +308,8 @@ class Connection:
         self._release()
 
     def _release(self) -> None:
-        """Close the socket on the loop's thread. The loop's selector knows the number until then, so it must not be
-        reused."""
+        """Close the socket on the loop's thread: the loop's selector knows the number until then, so it stays in
+        use."""
         fileno = self.fileno()
         if fileno < 0:
             return

@@ -51,7 +51,7 @@ class Timers:
         return seconds
 
     def span(self, tag: str, category: str | None = None) -> TimedSpan:
-        """Return a context manager that adds its time to the tag, and records a span in a traced run if ``category`` is
+        """Return a context manager that adds its time to the tag, and records a traced span if ``category`` is
         given."""
         return TimedSpan(self, tag, category)
 

@@ -184,8 +184,7 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """Record that a link is carrying the content of a message. Return None if the message was withdrawn or is
-        complete."""
+        """Record that a link carries the content of a message. Return None if it was withdrawn or is complete."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge

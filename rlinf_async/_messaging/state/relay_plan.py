@@ -51,8 +51,7 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine outside the chain, small so that it is packed soon. Each next piece is twice as
-large."""
+"""Size of the first piece to a machine outside the chain, small to be packed soon; each next piece doubles it."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
 

@@ -87,8 +87,7 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """Offer the buffers once the stream has written them; runs in a thread of the link, as that may take
-        seconds."""
+        """Offer the buffers once the stream has written them; runs in a thread of the link, as it may take seconds."""
         try:
             written.synchronize()
         except Exception as error:

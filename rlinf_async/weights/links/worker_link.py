@@ -124,8 +124,7 @@ class WorkerLink(WeightLink):
         require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
-        """Return the arguments of an exchange with the other side, or with a third end, which lacks this link's
-        name."""
+        """Return the arguments of an exchange with the other side, or with a third end, which has no link name."""
         group, rank = third or self._here.member
         return group, rank, None, None, f"weights on line {line}" if third else f"{self._here.line} memory {line}"
 

@@ -178,8 +178,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
-    """Return the shards and their ranks; one replica sends, if possible the receiver. None for unsupported
-    placements."""
+    """Return the shards and their ranks; one replica sends, if possible the receiver. None if unsupported."""
     mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         return None  # partial sums, and the strided shards of tensor parallelism under FSDP

@@ -118,8 +118,7 @@ class Packing:
         *,
         at_once: bool,
     ) -> dict[str, Any]:
-        """Return arguments to pack a version from a GPU: on the GPU, if all tensors are there and a receiver reads them
-        there."""
+        """Return arguments to pack a version: on the GPU, if all its tensors and a receiver's views are there."""
         copy: Copy = functools.partial(self._gpus.copy, after=marks)
         gpu = self._gpus.uuid(device) if self._gpus.only_place(tensors) == device else ""
         is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)

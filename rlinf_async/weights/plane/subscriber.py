@@ -175,8 +175,7 @@ class Subscriber(Versioned):
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receive, unless ``serve`` does, until the condition, described by ``what``, is true; False after
-        ``timeout``."""
+        """Receive, unless ``serve`` does, until the condition named ``what`` is true. Return False at the timeout."""
         self._check_process()
         begun = clock.monotonic()
         while not condition():
