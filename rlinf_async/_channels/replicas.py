@@ -134,7 +134,7 @@ class Replicas:
         if queue is not None:
             queue.start(request)
             return
-        request._loop = self._client.user_loop  # valid until the request has a destination
+        request._loop = self._client.user_loop  # holds until the request has a destination
         with self._lock:
             queue = self._only or self._pins.get(request.key)
             if queue is not None:

@@ -499,4 +499,4 @@ class Confirmation(QueueQuery):
         elif self._lease.is_lost:
             self._settle(error=LeaseLost(lease_lost(self._said[1])))
         else:
-            self._settle()  # its items are lost with the channel: no other consumer gets them
+            self._settle()  # the leased items are lost with the channel, so no other consumer gets them

@@ -569,7 +569,8 @@ class NodeClient:
 
     def close(self, reason: str = "the cluster is closed") -> None:
         """Close the socket; all waits fail with ``ClosedError``. Call this on the loop's own thread."""
-        self.unobserved.close()  # before the waits fail: errors from here on are caused by the close
+        # Must precede the failing of the waits, because errors from here on are caused by the close.
+        self.unobserved.close()
         # Answers first, then sockets: waiters are woken while there is a reason to give, and a call that another thread
         # makes meanwhile finds ``_closed`` rather than a socket that accepts frames and never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed

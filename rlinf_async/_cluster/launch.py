@@ -249,7 +249,7 @@ def _surroundings(python: str | None) -> dict[str, Any]:
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    module = getattr(getattr(main, "__spec__", None), "name", None)  # set by ``python -m``
+    module = getattr(getattr(main, "__spec__", None), "name", None)  # ``python -m`` sets it
     cwd = surroundings.working_directory()
     path = [str(Path(entry).absolute()) if entry else cwd for entry in sys.path]
     if python is not None and python != sys.executable:

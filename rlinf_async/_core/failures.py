@@ -201,7 +201,7 @@ class _Sender:
     def _nested(self, exception: BaseException) -> bytes:
         type_name, text = type_name_of(type(exception)), text_of(exception)
         apart = self.take_apart(exception) if len(self._above) < _MAX_NESTED else None
-        told = "" if apart else _format(exception, type_name, text)  # else the outer traceback includes it
+        told = "" if apart else _format(exception, type_name, text)  # the outer traceback includes it otherwise
         return pack(Failure(type_name, text, told, _notes_of(exception), apart))
 
     def _try_to_encode(self, value: Any, name: str, missing: list[str]) -> bytes | None:
@@ -240,7 +240,7 @@ def _rebuild(failure: Failure) -> BaseException:
                     notes.append("\n    ".join(("left behind in the other process, and missing here:", *missing)))
             if "cause" in parts:
                 exception_parts.set_cause(error, _rebuild(unpack(parts["cause"])))
-        except Exception:  # its class is missing here, or builds a malformed exception
+        except Exception:  # the class is missing here, or builds a malformed exception
             error = None
     if error is None:
         error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
@@ -333,7 +333,7 @@ def _is_raisable(exception: Any) -> bool:
 def add_note(error: Exception | BaseException, note: str) -> None:
     try:
         BaseException.add_note(error, note)
-    except Exception:  # its __notes__ is not a list, or its class is a frozen dataclass
+    except Exception:  # the error's __notes__ is not a list, or its class is a frozen dataclass
         vars(error)["__notes__"] = [note]
 
 

@@ -51,7 +51,7 @@ class Tally:
             self.whole = False
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
-        self.missing -= 1  # last: a thread that sees zero must also see ``failed``
+        self.missing -= 1  # must come last: a thread that sees zero must also see ``failed``
         if not self.missing:
             return FINISH
         return CANCEL_OTHERS if first_failure else WAIT

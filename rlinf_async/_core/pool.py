@@ -79,7 +79,7 @@ class PooledSegment:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        self.memory = None  # unmaps the memory
+        self.memory = None  # dropping the reference unmaps the memory
         os.close(self.fd)
 
 

@@ -102,7 +102,8 @@ class _Search:
         """Return path and object of the guilty part; None if every path leads to another suspect."""
         self._suspects[id(suspect)] = suspect
         innocent = False
-        pickler = self._new_pickler()  # it remembers the objects that it has pickled
+        # One pickler for all children, because it remembers the objects that it has pickled.
+        pickler = self._new_pickler()
         with contextlib.suppress(Exception):  # the repr() of a key may fail, for example
             for step, child in children:
                 if type(child) in ATOMS:

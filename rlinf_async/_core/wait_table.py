@@ -33,7 +33,8 @@ class WaitTable:
         """Return key, object, start and passed marks of the rows that have passed another of the ascending marks."""
         self.learn()
         found = []
-        for key, (what, since) in list(self.rows.copy().items()):  # copy: other threads begin and end waits meanwhile
+        # Other threads begin and end waits meanwhile, so the loop needs a copy.
+        for key, (what, since) in list(self.rows.copy().items()):
             passed = sum(now - since >= mark for mark in marks)
             if passed > self._said.get(key, (0, None))[0]:
                 found.append((key, what, since, passed))

@@ -79,7 +79,7 @@ class FailureNotices:
             self._spread(concern.failure, handler)
 
     def _spread(self, failure: RankFailure, handler: CallHandle | None) -> None:
-        if len(self._open) > len(self.concerns):  # skip the loop if a thousand calls fail together
+        if len(self._open) > len(self.concerns):  # avoids quadratic time if a thousand calls fail together
             for other in list(self._open.values()):
                 if other is not handler:
                     self.concerns.setdefault(id(other), FailureConcern(other, failure, is_own=False))
@@ -97,7 +97,7 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.handler._unanswered():  # answered while it was still being sent
+            if not concern.handler._unanswered():  # the call was answered while another thread was still sending it
                 self.finished(concern.handler)
                 continue
             if concern.notified:

@@ -225,7 +225,7 @@ class Members:
 
     def _send_late(self, waiting: WaitingCall, slot: int) -> None:
         handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
-        if handler._cancel_sent:  # or another rank has failed in the call
+        if handler._cancel_sent:  # the call was cancelled, or has failed at another rank
             if not waiting.same:
                 close_fds(fds)
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
@@ -311,7 +311,7 @@ class Members:
             left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
             close_fds(fd for _, fds in left for fd in fds)
             if not handler._call:
-                handler._fail(error)  # pass the same object: an error seen at one call counts as seen
+                handler._fail(error)  # must be the same object: an error seen at one call counts as seen
                 continue
             for slot in waiting.slots:
                 self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
@@ -476,7 +476,7 @@ class Members:
             waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
             if not self._leave(waiting):
                 self._pending.append(waiting)
-            self.deadlines.watch()  # watch the deadline: the call may wait for a rank that is away
+            self.deadlines.watch()  # the call may wait for a rank that is away, so its deadline is watched here
             return True
 
     def admits(self, handler: CallHandle, method: str) -> bool:
@@ -569,7 +569,8 @@ class Members:
             return True
         # Check this even while other ranks are away: their hooks do not report this death.
         # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
-        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # its death has not been reported yet
+        # The rank's death has not been reported yet.
+        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):
             self.supervisor.rank_died(rank, facts)
         elif rank not in self._held:
             # The rank is back, and the daemon has received the call only now.
@@ -582,7 +583,8 @@ class Members:
 
     def _repeat(self, callee: GroupCallee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
-        if encoded is None or handler._cancelled or handler._cancel_sent:  # or another rank has failed in the call
+        # The call was cancelled, or has failed at another rank.
+        if encoded is None or handler._cancelled or handler._cancel_sent:
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
             return
         if method == "__init__" and callee.ranks[slot] not in self.deaths:
@@ -599,14 +601,12 @@ class Members:
     def _send_again(
         self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        targets = handler._targets = [
-            *handler._targets
-            # Replace the list by a copy: the other ranks' answers are matched against the old targets.
-        ]
+        # Replace the list by a copy: the other ranks' answers are matched against the old targets.
+        targets = handler._targets = [*handler._targets]
         targets[slot] = callee.targets[slot]
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.client.call_again(handler._call, targets, slot, handler._method, body, fds, credit)
-        if handler._cancel_sent:  # meanwhile, perhaps before this was sent
+        if handler._cancel_sent:  # another thread may have cancelled the call, perhaps before it was sent again
             self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:

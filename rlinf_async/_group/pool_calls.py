@@ -213,7 +213,7 @@ class PoolCalls:
     def fail(self, error: BaseException) -> None:
         for call in self.waiting():
             if self.withdraw(call):
-                call._fail(error)  # pass the same object: an error seen at one call counts as seen
+                call._fail(error)  # must be the same object: an error seen at one call counts as seen
 
     # -- stalls -------------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class PoolCalls:
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.request.owner if attempt.request is not None else None
-            if call is not None:  # otherwise it was answered meanwhile
+            if call is not None:  # the call may have been answered meanwhile
                 call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()

@@ -227,7 +227,7 @@ class RankPool:
             rank for rank in request.ranks if self.standing[rank] is Standing.AWAY
         ]
         rank = old if old is not None and old in eligible else min(eligible, key=self._load)
-        self._bound[conversation] = rank  # now the most recently used
+        self._bound[conversation] = rank  # inserted last, because the first entry is evicted first
         self._keys[rank] += 1
         if old is None and len(self._bound) > MAX_KEYS:
             old = self._bound.popitem(last=False)[1]

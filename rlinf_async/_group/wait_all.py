@@ -93,7 +93,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         for place in sorted(self._cancelled_others):
             if not self._works[place]._cancel_after_failure():
                 with self._lock:
-                    self._open.discard(place)  # it cannot be cancelled; do not wait for it
+                    self._open.discard(place)  # the work cannot be cancelled, so the wait must not include it
 
     def _abandon(self) -> None:
         """Cancel the works, because the wait was cancelled."""

@@ -26,7 +26,7 @@ PARTS: Final = ("activities", "queues")
 # Extra seconds, beyond the processes' time to answer, for a busy daemon that reads stacks.
 _GRACE_S: Final = 3.0
 
-VERDICT: Final = "the verdict on this run"  # description of a wait for ``why``
+VERDICT: Final = "the verdict on this run"  # describes the wait of ``why``
 
 # Seconds between the two reports of a verdict: waits that are the same in both have not progressed.
 ASK_AGAIN_S: Final = 0.5

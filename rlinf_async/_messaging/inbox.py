@@ -120,7 +120,8 @@ class Inbox:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                receive.fail(copy_of(action.why))  # copy: a raised error holds the frames that it passes through
+                # A raised error holds the frames that it passes through, so each receive gets a copy.
+                receive.fail(copy_of(action.why))
             return []
         assert message is not None
         if action.kind is ActionKind.GRANT:

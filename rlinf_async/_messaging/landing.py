@@ -184,7 +184,7 @@ class _Landing:
                 while self._arrived < len(self._coming) and self._coming[self._arrived].done():
                     self._coming[self._arrived]._result()
                     self._arrived += 1
-            except Exception as error:  # copy: its traceback would keep the memory alive
+            except Exception as error:  # the error's traceback would keep the memory alive, so a copy is kept
                 self._error = self._error or copy_of(error)
             if self._arrived > arrived:
                 self._watch()

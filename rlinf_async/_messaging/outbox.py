@@ -225,7 +225,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(stream, in_flight)  # it is done: a later error of the receiver must not affect it
+                self._drop(stream, in_flight)  # the send is done, and a later error of a receiver must not affect it
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -254,7 +254,8 @@ class Outbox:
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will request it
+        # The message was withdrawn meanwhile, so no receiver will request it.
+        if in_flight.awaited and number not in stream.open:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:

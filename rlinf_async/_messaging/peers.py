@@ -227,7 +227,7 @@ class Peers:
         """Record that a peer that was expected to return will not."""
         assert peer.error is not None
         peer.returns = False
-        if isinstance(peer.error, WorkerDied):  # its text says that the rank is being restarted
+        if isinstance(peer.error, WorkerDied):  # the error's text says that the rank is being restarted
             peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
             return
         peer.error = copy_of(peer.error)
@@ -255,7 +255,7 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # copy: a raised error would keep the open transfers alive
+            link.discard(copy_of(error))  # a raised error would keep the open transfers alive, so the link gets a copy
         self._on_end(peer)
 
 

@@ -86,6 +86,6 @@ class Relay:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:  # copy: its traceback would keep the piece alive
+        except Exception as failure:  # the error's traceback would keep the piece alive, so a copy is kept
             error = copy_of(failure)
         self.act(self.plan.sent, transfer, error)

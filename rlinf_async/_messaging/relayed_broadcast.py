@@ -286,7 +286,7 @@ class _BroadcastHost(RelayHost):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # queue this behind the job that allocates the room
+        self._submit_later(self._forget)  # must run after the job that allocates the room
 
     def _forget(self) -> None:
         for room in self._rooms:

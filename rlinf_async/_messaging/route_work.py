@@ -51,7 +51,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
-        if self._done:  # abandoned meanwhile
+        if self._done:  # the work was abandoned meanwhile
             self._abandon_parts()
         if not parts:
             self._settle()

@@ -274,7 +274,7 @@ class Routes:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()
                 if work.done():
-                    continue  # abandoned meanwhile: it must not start sending now
+                    continue  # the work was abandoned meanwhile, and must not start sending now
                 try:
                     start(size._result())
                 except Exception as error:

@@ -117,7 +117,7 @@ class SimCluster:
             SimulationError: every actor waits forever, or one waits for something that is not simulated.
             TypeError: ``main`` does not take these arguments.
         """
-        inspect.signature(main).bind(*args)  # fail before anything has started
+        inspect.signature(main).bind(*args)  # raises for wrong arguments before anything has started
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, hooks = clock.monotonic, sys.get_asyncgen_hooks()
@@ -168,9 +168,8 @@ class SimCluster:
         del self.fabric
         pool.close()  # all simulated processes have shared it
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
-            if isinstance(
-                (finalizer.peek() or (None, None))[1], MethodType
-            ):  # it belongs to an object of an ended process
+            # A method as a callback belongs to an object of an ended process.
+            if isinstance((finalizer.peek() or (None, None))[1], MethodType):
                 finalizer.detach()
         for _ in range(_COLLECTIONS):  # the next collection frees an object that a finalizer has revived
             self.scheduler.forget()

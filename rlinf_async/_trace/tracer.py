@@ -15,7 +15,7 @@ from rlinf_async._recorder.state.span_log import SpanLog
 from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
 
-_MAX_TEXT_CHARS: Final = 200  # limit on a name, or on a text among the arguments
+_MAX_TEXT_CHARS: Final = 200  # a name, or a text among the arguments, is cut at this length
 
 _MAX_ARGUMENTS: Final = 16
 

@@ -265,7 +265,7 @@ class GlooPair(Pair):
     def _break(self, error: Exception) -> None:
         if isinstance(error, RuntimeError):
             error = self._translate(error)
-        error.__traceback__ = None  # its frames keep the group alive
+        error.__traceback__ = None  # the traceback's frames would keep the group alive
         self._owner.broke(self, error)
         self.close(error)
 

@@ -129,7 +129,7 @@ class PairedLink(ABC, Generic[Buffer]):
             if kind == "broken":
                 self._on_broken(generation, *rest)
                 return
-            if kind == "received":  # valid even after its pair has ended
+            if kind == "received":  # the report is valid even after the pair has ended
                 self._on_received(*rest)
                 return
             if generation < self._generation:

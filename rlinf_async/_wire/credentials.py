@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a slow import, needed only by runs over several machines
 
 # A certificate that is not valid yet fails without an explanation: start the validity early, for clocks that are slow.
 _CLOCK_SKEW = timedelta(days=2)
-_LIFETIME = timedelta(days=365)  # runs last weeks, and the authority is discarded with its run
+_LIFETIME = timedelta(days=365)  # a run lasts weeks at most, and its authority is discarded with it
 _READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject this node's certificate
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")

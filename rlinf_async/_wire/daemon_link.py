@@ -188,12 +188,12 @@ class PeerLink:
         self._owes_acknowledgement = False  # True if an acknowledgement or a heartbeat must be sent
         self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
-        self._closing = False  # this side has called `close`
+        self._closing = False  # whether this side has called `close`
         self._ending = False  # one side is closing: queued messages are still sent, new ones are refused
         self._has_ended = False  # the link neither sends nor receives any more
         self._has_told_end = False
         self._reason = ""
-        self._verdict = ""  # this side's reason for ending the link, not yet sent
+        self._verdict = ""  # this side's reason for ending the link, until it is sent
         self._loop = asyncio.get_running_loop()
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()

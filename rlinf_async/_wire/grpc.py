@@ -215,7 +215,7 @@ async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """End a peer's call with the error's text, which both sides then log."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], _details(str(error)))
-    raise error  # not reached: abort raises gRPC's own exception
+    raise error  # abort has raised gRPC's own exception before this line
 
 
 def _details(text: str) -> str:

@@ -156,7 +156,7 @@ class CollectiveWatch:
     def _decide(self, watched: Watched, request: DaemonRequest[bool]) -> None:
         try:
             may_come = request.wait()
-        except Exception as error:  # its node is lost
+        except Exception as error:  # the node of that rank is lost
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
         for each, operation in [] if may_come else self._stuck():
@@ -195,7 +195,7 @@ class CollectiveWatch:
             return
         latest = clock.monotonic() - self._grace / 3
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
-        if second_half is None or second_half.has_run:  # it computes: a record may stay open
+        if second_half is None or second_half.has_run:  # this process is computing, and torch may keep a record open
             stuck = [each for each in stuck if each.record < 0]
         # A peer's abort may have freed this rank before its own abort. It has then run Python since, whatever torch's
         # record says.

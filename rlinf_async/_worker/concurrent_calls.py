@@ -80,7 +80,7 @@ class ConcurrentCalls:
 
     @staticmethod
     def _cancel(call: Call) -> None:
-        assert call.task is not None  # this runs after the callback that started the call
+        assert call.task is not None  # this callback runs after the one that started the call
         call.task.cancel()
 
     async def _cancel_all(self) -> None:
@@ -112,4 +112,4 @@ def _on_error(error: BaseException) -> None:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
     else:
-        broken_loop.end(error)  # otherwise its calls would never be answered
+        broken_loop.end(error)  # the calls of a broken loop would never be answered

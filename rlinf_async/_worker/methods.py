@@ -151,7 +151,7 @@ class _Missing:
         self._worker, self._method = worker, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        kind = type(self._worker)  # use the class: reading attributes of the object would run its properties
+        kind = type(self._worker)  # reading attributes of the object, not of its class, would run its properties
         names = [name for name in dir(kind) if not name.startswith("_")]
         public = [name for name in names if callable(getattr(kind, name))]
         raise AttributeError(f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}")

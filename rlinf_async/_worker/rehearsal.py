@@ -43,9 +43,9 @@ def hide_devices() -> None:
         _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
         setattr(torch, "Generator", _Generator)  # noqa: B010
         setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
-        parse = torch._C._nn._parse_to  # used by Module.to
+        parse = torch._C._nn._parse_to  # Module.to uses it
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
-    if _FSDP in sys.modules:  # it was preloaded
+    if _FSDP in sys.modules:  # FSDP was preloaded
         _have_fsdp_on_cpu(sys.modules[_FSDP])
     else:
         sys.meta_path.insert(0, _FsdpOnCpu())
@@ -176,7 +176,7 @@ class RehearsedPlatform:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # named as in torch.cuda
+    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # has the name of torch.cuda's class
         return _RehearsedStream()
 
     def stream(self, stream: Any) -> _RehearsedStream:

@@ -379,10 +379,10 @@ class Runtime:
 
     def _start(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
-        coroutine.send(None)  # runs up to its ``_first_step``
+        coroutine.send(None)  # runs the coroutine up to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
         self._record(call)
-        if call.cancelled:  # cancelled while its def part ran
+        if call.cancelled:  # a cancel may have arrived during the call's ``def`` part
             task.cancel()
 
     def _record(self, call: Call) -> None:
@@ -459,7 +459,7 @@ class Runtime:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        if call.state is not ENDED:  # its answer could not be built
+        if call.state is not ENDED:  # the answer could not be built
             self._answer(call, _CANCELLED, b"")
         if call.method not in self._methods.concurrent:
             self._running -= 1
@@ -584,7 +584,7 @@ def _first_step() -> Generator[None, None, None]:
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    body, call.body = call.body, None  # drop the reference: the body may be large
+    body, call.body = call.body, None  # the body may be large, so its reference is dropped here
     return codec.decode_arguments(body if body is not None else b"")
 
 

@@ -68,7 +68,7 @@ def main() -> None:
     since = time.monotonic()
     with _unfiltered_warnings():
         _import_everything()
-    import_hook.install_if_wanted()  # before RLinf's modules are preloaded
+    import_hook.install_if_wanted()  # must precede the preload of RLinf's modules
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)
@@ -322,7 +322,7 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     # exit.
     # tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if not wrapped:  # otherwise it has its own environment, to which the profiler has added
+    if not wrapped:  # a profiled worker has its own environment, to which the profiler has added
         die_with_parent(spec["parent"])
         _take_environment(spec)
     if _imported is None:  # otherwise the imports use these streams, for example in a handler of logging
@@ -374,7 +374,7 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
 
 def _open_outputs() -> None:
-    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # set by -u and PYTHONUNBUFFERED
+    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # -u and PYTHONUNBUFFERED set it
     sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
 
 

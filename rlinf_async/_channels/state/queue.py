@@ -440,7 +440,7 @@ class Queue:
         for get in list(key_queue.gets):
             if self._may_yet_come(key_queue, get):
                 if get.items:
-                    break  # its gathered items may still go to the gets behind it
+                    break  # the gathered items may still go to the gets behind this one
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:

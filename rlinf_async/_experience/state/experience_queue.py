@@ -295,7 +295,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
-        get.items.clear()  # drop the delivered samples: the groups keep those that may return
+        get.items.clear()  # the delivered samples may be dropped, because the groups keep those that may return
         if not groups:
             del self._leases[get]
             del client.gets[number]

@@ -101,7 +101,7 @@ class SharedLinks:
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)
-        while len(self._free_at) > _MAX_SHARED_LINKS:  # drop the least recently used link
+        while len(self._free_at) > _MAX_SHARED_LINKS:  # drops the least recently used link
             del self._free_at[next(iter(self._free_at))]
         return through - now
 

@@ -106,7 +106,7 @@ class SendWindow(Generic[Entry]):
         """Record a receiver's request for a message. Return the message once all receivers have requested it."""
         entry = self._announced.get(number)
         if entry is None:
-            return None  # it was sent or withdrawn
+            return None  # the message was sent or withdrawn
         entry.waits_for.discard(receiver)
         if entry.waits_for:
             return None

@@ -142,7 +142,7 @@ class Arrivals:
     def cancel(self, receive: Any) -> list[Action]:
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
-            return []  # it has received a message, or has failed
+            return []  # the receive has a message, or has failed
         wanted.cancelled = True
         if wanted.message is not None:
             self._undo_pairs()
@@ -155,7 +155,7 @@ class Arrivals:
 
     def give_back(self, message: Message) -> list[Action]:
         """Return a delivered message to the head of the stream, because its receive was cancelled."""
-        message.charge = 0  # its room was returned on delivery
+        message.charge = 0  # the message's room was returned on delivery
         self._open[message.number] = message
         self._enqueue(message)
         self._undo_pairs()

@@ -388,7 +388,7 @@ class RelayPlan:
                 if transfer is not None:  # the host of the old transfer may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for transfer in self._transfers(job):  # includes machines whose receivers have changed since
+        for transfer in self._transfers(job):  # these include machines whose receivers have changed since
             if transfer.machine.node not in by_node:
                 self._advance(transfer)
 
@@ -407,7 +407,7 @@ class RelayPlan:
         job = self._published
         waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
-            return  # it is sent once the chain, or a newer payload, has finished
+            return  # the payload is sent once the chain, or a newer payload, has finished
         self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []

@@ -92,7 +92,7 @@ class _Rows(dict[int, tuple[int, int]]):
         self._left = list(range(_WORDS - 2, _CALLERS_AT - 2, -2))
 
     def __missing__(self, source: int) -> tuple[int, int]:
-        row = self._left.pop()  # of two concurrent threads, each gets its own row
+        row = self._left.pop()  # pop() is atomic, so that two threads get different rows
         self._words[row] = source
         return self.setdefault(source, (row + 1, _key(source, 0)))
 

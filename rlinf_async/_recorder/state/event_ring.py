@@ -216,7 +216,7 @@ class EventRing:
                     if number == MAX_CELLS or (index := self._names[name]) == 0:
                         return None
                     CELL.pack_into(self._buffer, CELLS_AT + number * CELL.size, index, kind, 0.0)
-                    self._cells[name] = number * 2 + 1  # in words of 8 bytes
+                    self._cells[name] = number * 2 + 1  # the index of the value in words of 8 bytes
                 place = self._cells[name]
         return place
 
@@ -233,7 +233,8 @@ def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
     """Return ``begin``, ``end`` and ``point`` as closures: methods would take a fifth more time per event."""
-    number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # count from 1: 0 means no operation
+    # Numbers begin at 1, because 0 means no operation.
+    number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1
 
     # pack_into writes the time last: if the process is killed inside it, the slot keeps the oldest time of the ring,
     # and readers skip the oldest events.

@@ -11,7 +11,7 @@ from typing import Final
 from .event_ring import EventKind
 from .timeline import Timeline
 
-Steps = list[tuple[int, float]]  # step function: each value holds from its time on; in order
+Steps = list[tuple[int, float]]  # a step function, in order of time: each value holds from its time on
 
 _PUBLISHED: Final = "published "
 _APPLIED: Final = "applied "

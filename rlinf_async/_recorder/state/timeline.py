@@ -145,7 +145,7 @@ def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tupl
             changes.append((span.begin, 1, span.kind, number))
             if span.end is not None:
                 changes.append((span.end, -1, span.kind, number))
-    changes.sort(key=lambda change: change[0])  # stable sort: a span begins before it ends
+    changes.sort(key=lambda change: change[0])  # the sort must be stable, because a span begins before it ends
     found: list[tuple[int, int]] = []
     serves = 0
     waits: set[int] = set()

@@ -31,7 +31,7 @@ class ClockOffset:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
-        self._latest: int | None = None  # latest of their times that was converted
+        self._latest: int | None = None  # the latest of the other clock's times that was converted
         self.heard_at = 0  # arrival of the last answer, by our clock
 
     def __repr__(self) -> str:

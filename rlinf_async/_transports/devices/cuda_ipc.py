@@ -94,7 +94,7 @@ class CudaIpcLink(DeviceLink):
             self._break_offer(offer, error)
             return
         with self._deferred.locked():
-            if self._offers.get(offer.number) is offer:  # it was not abandoned meanwhile
+            if self._offers.get(offer.number) is offer:  # the offer was not abandoned meanwhile
                 self._post_facts("offer", offer.number, handles)
 
     def _break_offer(self, offer: _Offer, error: Exception) -> None:
@@ -181,7 +181,7 @@ class CudaIpcLink(DeviceLink):
                     self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
-            if self._receivings.get(number) is receiving:  # it was not abandoned meanwhile
+            if self._receivings.get(number) is receiving:  # the transfer was not abandoned meanwhile
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 

@@ -25,7 +25,7 @@ def take_over(flat: torch.Tensor) -> torch.Tensor:
     """Return a link's tensor for use on the current device and in the current stream."""
     if not flat.is_cuda:
         return flat
-    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was allocated in the link's stream
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # the tensor was allocated in the link's stream
     return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
 
 

@@ -109,7 +109,7 @@ class NcclPair(Pair):
         except Exception as error:
             if isinstance(error, RuntimeError):
                 error = TransferFailed(f"NCCL: {error}")
-            error.__traceback__ = None  # its frames keep the group alive
+            error.__traceback__ = None  # the traceback's frames would keep the group alive
             self._owner.broke(self, error)
             self.close(error)
 

@@ -134,7 +134,7 @@ class SocketLink(WeightLink):
             if self.mode not in (mode, LOOP):
                 self.mode = mode
                 self._send_parts([self.name, mode], _JOIN)
-        is_read.wait()  # from here on, messages are sent at once, even if this process exits
+        is_read.wait()  # once the socket is read, messages are sent even if this process exits
 
     @property
     def is_joined(self) -> bool:

@@ -159,9 +159,8 @@ class Store:
             ValueError: the version does not fit.
         """
         try:
-            views = list(
-                (self._on_gpu[slot] if on_gpu else slot).views.values()
-            )  # raises MemoryError if there is no memory for them
+            # May raise MemoryError: the views are created at first use.
+            views = list((self._on_gpu[slot] if on_gpu else slot).views.values())
             slot.begin()
             copy(views, tensors)
             if on_gpu and fill is not None:

@@ -92,7 +92,7 @@ def copy_tensors(targets: Tensors, sources: Tensors) -> None:
 def _copy(targets: Tensors, sources: Tensors) -> None:
     """Copy all by one call: ten thousand small tensors cost little more than a large one."""
     if targets:
-        with torch.no_grad():  # this setting is per thread
+        with torch.no_grad():  # torch keeps this setting per thread
             torch._foreach_copy_(list(targets), list(sources))
 
 

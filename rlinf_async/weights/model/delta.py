@@ -35,7 +35,7 @@ GPU_PIECE: Final = 64 << 20
 
 _SMALL: Final = 64 << 10  # smaller leaves share a piece
 _SAME, _GAPS, _DENSE = range(3)
-_ESCAPE: Final = 0xFFFF  # as a gap: skip that many elements, none of which changes
+_ESCAPE: Final = 0xFFFF  # a gap of this size skips as many elements and changes none
 _ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps with escapes
 
 

@@ -30,8 +30,8 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
-_NAMED: Final = 5  # number of problems that an error names
-_LISTED: Final = 20  # number of keys of each side that an error lists
+_NAMED: Final = 5  # an error names at most this many problems
+_LISTED: Final = 20  # an error lists at most this many keys of each side
 _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 

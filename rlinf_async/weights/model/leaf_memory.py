@@ -35,7 +35,8 @@ class LeafMemory:
         buffer = torch.zeros(end - begin, dtype=torch.uint8, device=self.device)
         for items, dtype, octets in self._parts(begin, end):
             if items.dtype == dtype:
-                buffer[octets].copy_(items.view(torch.uint8))  # copy bitwise: torch's own copy may change such values
+                # Torch's own copy may change such values, so the bits are copied.
+                buffer[octets].copy_(items.view(torch.uint8))
             else:
                 buffer[octets].view(dtype).copy_(items)
         return buffer

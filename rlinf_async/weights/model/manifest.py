@@ -24,7 +24,7 @@ ALIGNMENT: Final = 256
 _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
-_NAMED: Final = 5  # number of keys that an error names
+_NAMED: Final = 5  # an error names at most this many keys
 
 
 @dataclass(frozen=True)

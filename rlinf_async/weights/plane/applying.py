@@ -248,7 +248,8 @@ class Applying:
             self.extra = extra
             if self._maps:
                 self.leases.keep(None if self.destination.is_copied else leased.reader)
-            if self._verify == "sha256":  # hash now, without readers: forward passes may write to buffers
+            # Must precede the return of readers, because forward passes may write to buffers.
+            if self._verify == "sha256":
                 self.digests = (leased.header.version, *self.destination.digests(leased.views))
 
 

@@ -170,7 +170,7 @@ class Destination:
             if self._fit.is_inference:
                 copy_in_turn(targets, sources)
             elif self.places or is_far:
-                self._gpus.copy(targets, sources)  # ordered after all work that readers have started
+                self._gpus.copy(targets, sources)  # the copy follows all work that readers have started
             else:
                 copy_tensors(targets, sources)
         increment_version(self._fit.wholes)  # a DTensor does not notice changes of its local part

@@ -200,7 +200,7 @@ class Publisher:
         await self._changes.wait_until(
             lambda: not self._receivers.unready or bool(self._receivers.refusals), timeout, what
         )
-        self._check_open()  # it may have been closed meanwhile
+        self._check_open()  # the publisher may have been closed during the wait
         for worker_id, error in self._receivers.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self.model_id}' does not take the weights")
             raise error
@@ -272,7 +272,7 @@ class Publisher:
                 writer, packed = await self._stage(source, number, names, call)
             if parcels:
                 await self._deliver(parcels, WeightsMessage(self.model_id, number, source, seconds))
-            self._check_open()  # it may have been closed meanwhile
+            self._check_open()  # the publisher may have been closed during the wait
             verifying = None if self._packing is None else self._packing.verifying
             # Pin first: a receiver may answer as soon as it has heard of the version.
             if verifying is not None:
@@ -323,7 +323,8 @@ class Publisher:
         return self._receivers.ledger.check(version)
 
     def _rollback(self, version: int) -> None:
-        if (handle := self._handles.pop(version, None)) is not None:  # this also ends its recorded operation
+        # Removing the handle also ends its recorded operation.
+        if (handle := self._handles.pop(version, None)) is not None:
             handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
         if store is not None and version > self.version:
@@ -420,7 +421,7 @@ class Publisher:
 
             try:
                 await self.worker_thread.do(make, nbytes=taker.manifest.nbytes)
-                self._check_open()  # it may have been closed meanwhile
+                self._check_open()  # the publisher may have been closed during the wait
             except BaseException:  # the caller may have been cancelled although the store exists
                 for each in made:
                     each.close()
@@ -525,7 +526,7 @@ class Publisher:
         try:
             if self._process.is_here:  # in a forked child, a thread that is missing here may have held the lock
                 self._receivers.close(reason)
-                self._changes.notify()  # wakes waits for receivers
+                self._changes.notify()  # wakes tasks that wait for receivers
             if store is not None:  # no packing or transfer uses the store any more
                 await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:

@@ -138,7 +138,7 @@ class ReceiverTable:
             self.remove(name)
         receiver = ReceiverState(name, link, self.on_message, self.on_end)
         with self._lock:
-            if self._is_closed:  # otherwise its link would stay open
+            if self._is_closed:  # the new receiver's link would stay open
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
@@ -190,7 +190,7 @@ class ReceiverTable:
                 try:
                     self.inform(receiver, memory, version)
                 except TransferFailed:
-                    receiver.state = Agreement.NEW  # retried with the next version
+                    receiver.state = Agreement.NEW  # the next version tries again
 
     def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
         """Announce to a receiver the weights, and the version in the memory of its machine."""
@@ -327,7 +327,7 @@ class ReceiverTable:
                     far.append(receiver)
                 else:
                     self._tell(receiver, version, list(writer.name), clock.monotonic())
-            for receiver in late:  # late receivers get it with the answer to the version before
+            for receiver in late:  # late receivers get the version with the answer to the previous one
                 if receiver not in there and store is not None and writer is not None:
                     self._show(receiver, store, writer)
         return far
@@ -346,7 +346,7 @@ class ReceiverTable:
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, receiver: ReceiverState, version: int, memory: Any, moment: float | None) -> None:
-        if len(receiver.owed) >= _MOST_OWED:  # its next answer brings it the latest version
+        if len(receiver.owed) >= _MOST_OWED:  # the receiver's next answer brings it the latest version
             return
         if memory is not None:
             receiver.owed.add(version)

@@ -99,7 +99,8 @@ class Sends:
                 rest = patience if timeout is None else clock.rest(timeout, begun)
                 acks |= _staying(await self.publisher.catch_up(late, rest))
             report = dataclasses.replace(report, per_worker=acks)
-        self.untold.pop(handle, None)  # not a later version, which another task may have sent meanwhile
+        # Removes this version only, because another task may have sent a later one meanwhile.
+        self.untold.pop(handle, None)
         return report
 
     async def _answers(self, handle: SyncHandle) -> SyncReport:

@@ -304,7 +304,7 @@ class Subscriber(Versioned):
                 try:
                     await self._act(batch)
                 except asyncio.CancelledError:
-                    self._inbox.extendleft(reversed(batch))  # returned for the next caller
+                    self._inbox.extendleft(reversed(batch))  # the next caller gets these messages
                     raise
         finally:
             self._is_taking = False
@@ -403,7 +403,7 @@ class Subscriber(Versioned):
             self._changes.notify()  # the next version may have to wait for readers
         except Exception as error:
             self._acknowledge(pack_error(error))
-            self._check_open()  # after a close its memory is gone, and any error is possible
+            self._check_open()  # a closed subscriber has no memory, and any error is possible
             raise
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
@@ -512,7 +512,8 @@ class Subscriber(Versioned):
         async with contextlib.AsyncExitStack() as then:  # the last callback runs first
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
-            then.push_async_callback(self._applying.close, is_copy=is_copy)  # runs after the host is closed
+            # Runs after the host is closed, because the last callback runs first.
+            then.push_async_callback(self._applying.close, is_copy=is_copy)
             then.push_async_callback(self._end_host)
             if self.link is not None:
                 then.callback(self.link.close)

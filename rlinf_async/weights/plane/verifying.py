@@ -15,7 +15,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.digests import ExpectedDigests
 from rlinf_async.weights.state.sync_report import Ack
 
-_NAMED: Final = 5  # number of tensors that an error names
+_NAMED: Final = 5  # an error names at most this many tensors
 
 
 class _Held(NamedTuple):

@@ -77,7 +77,7 @@ def held(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # dots outside brackets
+_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # matches dots outside brackets
 _QUOTED: Final = re.compile(r"""(['"])(.*)\1""")
 
 

@@ -28,7 +28,7 @@ class _DistributedReceiver(WeightReceiver):
 
     async def _connect(self, timeout: float | None) -> None:
         while not self.version and not await self._receive(_MAX_WAIT_S if timeout is None else timeout):
-            self._check_open()  # it may have been closed meanwhile
+            self._check_open()  # the receiver may have been closed during the wait
             if timeout is not None:
                 raise DeadlineExceeded(f"the sender of '{self._model_id}' has sent nothing within {timeout:g} s")
 

@@ -133,7 +133,7 @@ class WeightReceiver(Versioned):
         if transport is None:
             return False
         if isinstance(transport, LinkTransport):
-            subscriber = self._standing  # this opens the link
+            subscriber = self._standing  # the first access opens the link
             with self._watching():
                 return await subscriber.receive(timeout)
         coming = transport.receive_weights(timeout=timeout)
@@ -233,7 +233,7 @@ class WeightReceiver(Versioned):
         return self._model_id or "policy"
 
     @functools.cached_property
-    def _subscriber(self) -> Subscriber:  # created once the model has a name
+    def _subscriber(self) -> Subscriber:  # must not be created before the model has a name
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
@@ -285,7 +285,7 @@ class WeightReceiver(Versioned):
         return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
-        only_waits = self._standing.link is None  # otherwise it receives meanwhile
+        only_waits = self._standing.link is None  # with a link, the receiver must receive while it waits
         return self._adapter.wait(waiting, what) if only_waits else self._adapter.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -353,7 +353,7 @@ class WeightReceiver(Versioned):
                     "time is over, or call receive() when something has come"
                 )
             if in_vain:
-                await asyncio.sleep(0)  # let other tasks of this loop run
+                await asyncio.sleep(0)  # lets other tasks of this loop run
             timeout = _PATIENCE
 
     def _check_open(self) -> None:
@@ -386,7 +386,7 @@ class WeightReceiver(Versioned):
 
 
 async def _close(*ends: Any) -> None:
-    async with contextlib.AsyncExitStack() as closing:  # close all, even if one raises
+    async with contextlib.AsyncExitStack() as closing:  # closes all, even if one raises
         for end in reversed(ends):
             closing.push_async_callback(_close_one, end)
 

@@ -205,7 +205,7 @@ class WeightSender(WorkerRoster):
         version: int | None,
         timeout: float | None,
     ) -> SendRequest:
-        self._check_open()  # it may have been closed during the search for its workers
+        self._check_open()  # the sender may have been closed during the search for its workers
         check_seconds(timeout)
         if version is not None:
             version = self._sending.publisher.next_version(version)

@@ -66,7 +66,7 @@ class CallTransport:
             return None
         made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
         if inspect.iscoroutine(made) and running_loop() is not None:
-            made = self._adapter.run(made, self._describe())  # started now, whoever awaits it
+            made = self._adapter.run(made, self._describe())  # must start now, even if nobody awaits it
         self._open = made if isinstance(made, Work) else None
         return made
 
@@ -181,7 +181,7 @@ def told(method: Any, version: int | None) -> dict[str, int]:
     """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # not a function, or one without a signature
+    except (TypeError, ValueError):  # the object is not a function, or has no signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
@@ -207,7 +207,7 @@ def copied(weights: Any) -> Any:
     def clone(tensor: torch.Tensor) -> torch.Tensor:
         memory = memory_of(tensor)
         if memory not in clones:
-            clones[memory] = tensor.detach().clone(), tensor  # kept alive, because its id is in the key
+            clones[memory] = tensor.detach().clone(), tensor  # the tensor must stay alive, because its id is in the key
         return clones[memory][0]
 
     def copy_of(value: Any) -> Any:

@@ -180,7 +180,8 @@ class DistributedTransport:
         receiving = self._receiving
         with contextlib.suppress(Exception):  # the message's error is raised below, unless this was closed
             await receiving.async_wait(timeout)
-        if self._receiving is not receiving or not receiving.done():  # closed meanwhile, or nothing has arrived
+        # The transport was closed meanwhile, or nothing has arrived.
+        if self._receiving is not receiving or not receiving.done():
             return None
         self._receiving = None
         head, packed = await receiving
@@ -225,7 +226,7 @@ class DistributedTransport:
         A thread that has not returned after some seconds, because the store has stopped or its host is unreachable, is
         left behind, and ends when the store answers or the process exits.
         """
-        ending: list[_ThreadCall] = []  # started together, in threads
+        ending: list[_ThreadCall] = []  # all of these start in threads at once
         # Otherwise let an answer be sent before the connection is closed.
         if self._sending is not None or self._receiving is not None:
             ending.append(self._interrupt())

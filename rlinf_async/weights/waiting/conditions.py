@@ -50,7 +50,7 @@ class ConditionVar:
             what: description of the awaited event.
         """
         begun = clock.monotonic()
-        with self._lock:  # registered before the first check: a later change is then notified
+        with self._lock:  # must precede the first check: a change after it is then notified
             self._waits += 1
         if what:
             self._awaited.append(what)

@@ -295,5 +295,5 @@ def check_seconds(timeout: Any) -> None:
         return
     if isinstance(timeout, bool) or not hasattr(type(timeout), "__float__"):
         raise TypeError(f"timeout= takes seconds, or None; got {timeout!r}")
-    if not timeout >= 0:  # also refuses NaN
+    if not timeout >= 0:  # written so that NaN is refused, too
         raise ValueError(f"timeout= takes seconds, at least 0; got {timeout!r}")
