@@ -322,7 +322,7 @@ class Channel:
         return accepted
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
-        """Put an item, or raise ``asyncio.QueueFull`` if there is no room at once; in a coroutine, awaited."""
+        """Put an item, or raise ``asyncio.QueueFull`` if there is no room now; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
     # -- get ----------------------------------------------------------------------------------------------------
@@ -575,7 +575,7 @@ class Channel:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets go on until the channel is
+        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets continue until the channel is
         empty, and then raise ``EndOfChannel``. The name is free.
 
         Any process may close a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks.

@@ -54,7 +54,7 @@ _EXECUTIONS: Final = {
 
 
 class WorkerDied(PeerLost):
-    """End of a worker process, with its status, its last words and its log.
+    """End of a worker process, with its status, its last output and its log.
 
     Attributes:
         group, rank, node, pid: the worker.
@@ -225,13 +225,13 @@ class EndOfChannel(ClosedError):
 
 
 class LeaseLost(RLinfAsyncError):
-    """End of a lease whose time is over; its items have gone back to their channel."""
+    """End of a lease whose time is over; its items have returned to their channel."""
 
 
 class UnobservedFailure(RLinfAsyncError):
     """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and no code awaits its error.
 
-    That error is the ``__cause__``.  The awaited call goes on.
+    That error is the ``__cause__``.  The awaited call continues.
     """
 
 

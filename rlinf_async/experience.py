@@ -182,8 +182,8 @@ class Experience:
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
         """Take the next groups, which stay in the experience until the block ends without an error.
 
-        It waits until there are so many groups, and takes fewer only at the end of a closed experience. Groups that are
-        more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
+        It waits until that many groups are complete, and takes fewer only at the end of a closed experience. Groups
+        that are more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
 
             async with experience.take(groups=64) as batch:     # `with` in a def method or a script
                 train(batch.items, batch.staleness)
@@ -198,8 +198,8 @@ class Experience:
         Raises:
             LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
             EndOfChannel: at the beginning, the experience is closed, and no groups are left.
-            ValueError: so many groups never fit in.
-            OSError: at the end of the block, a durable experience could not write it; the groups have gone back.
+            ValueError: that many groups can never be present.
+            OSError: at the end of the block, a durable experience could not write it; the groups have returned.
             NodeLost: the node of the experience is lost.
         """
         get = self._arguments.take(groups, key, stale_too=on_stale is not None)
@@ -215,13 +215,13 @@ class Experience:
 
         A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
         versions. The wait ends at once while a take waits, and before the trainer has set a version. It reserves
-        nothing: if several producers go on at the same time, some may make a sample too many.
+        nothing: if several producers continue at the same time, some may make a sample too many.
 
         Returns:
             The trainer's version, None before the first; in a coroutine a ``Work`` for it.
 
         Raises:
-            PeerLost: the trainer has ended and does not return; the text has its last words.
+            PeerLost: the trainer has ended and does not return; the text has its last output.
             ClosedError: the experience is closed.
         """
         return blocking(self._channel._start(self._arguments.wanted()))
@@ -325,7 +325,7 @@ class Experience:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the experience: puts fail, incomplete groups are closed. Takes go on until all groups have been taken.
+        """Close the experience: puts fail, incomplete groups are closed. Takes continue until all groups are taken.
 
         A durable experience keeps its file, with the groups that were neither taken nor discarded.
 

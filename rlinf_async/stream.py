@@ -99,7 +99,7 @@ class StreamCall:
 
     def _arrive(self) -> None:
         """Report the error as unobserved until the consumer has received it."""
-        # As for a handle, the close of the group is no error that the script has missed.
+        # As for a handle, the close of the group is not an error that the script has missed.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)

@@ -123,7 +123,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may go on for long."""
+        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may continue for long."""
         self._abandon()
         return self._done
 
@@ -174,7 +174,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, in the thread that settles it, or now; this is no interest in the result."""
+        """Call back at the end, in the thread that settles it, or now; without interest in the result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -458,7 +458,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """End the current task's wait (coroutine protocol); other waits and the operation go on."""
+        """End the current task's wait (coroutine protocol); other waits and the operation continue."""
         # A worker's background task, for example, closes the coroutine it was given; another task's wait would never
         # wake.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):

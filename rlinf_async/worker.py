@@ -331,7 +331,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """
         return context.require_background().begin(coroutine, sys._getframe(1))
 
-    # -- what is shared -----------------------------------------------------------------------------------------
+    # -- shared resources -----------------------------------------------------------------------------------------
 
     @property
     def device_lock(self) -> DeviceLock:

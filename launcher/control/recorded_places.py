@@ -54,7 +54,7 @@ def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
 
 
 def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path]:
-    # Made by ``launcher/daemon/run_logs.py``; other users' directories are left out.
+    # Made by ``launcher/daemon/run_logs.py``; other users' directories are omitted.
     for place in places:
         for parent in sorted(place.glob(f"rlinf-logs-{os.getuid()}*")):
             if _is_own(parent):

@@ -57,7 +57,7 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
     """End a run in order and wait for its daemons on this machine; return True if they have ended.
 
     Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  The process of a
-    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it goes on
+    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it continues
     without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"

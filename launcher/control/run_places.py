@@ -131,7 +131,7 @@ def ended_text(run: LocalRun) -> str:
 
 
 def end_text(run: LocalRun) -> str:
-    """Describe when a run without a local daemon has ended, and where it may go on.
+    """Describe when a run without a local daemon has ended, and where it may continue.
 
     The time is that of the last change of its logs; if these are unknown, the start of the run.
     """

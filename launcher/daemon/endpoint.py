@@ -115,7 +115,7 @@ class Endpoint:
             self.connection.send(frame, fds)
 
     def send_lines(self, frame: frames.Frame) -> None:
-        """Send an ``output`` event, or count its lines as left out while the endpoint is far behind.
+        """Send an ``output`` event, or count its lines as dropped while the endpoint is far behind.
 
         After the first omitted line all lines are omitted until the socket is empty, so that the note of the omission
         stands where the lines are missing.

@@ -151,7 +151,7 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may be gone."""
+    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may have ended."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

@@ -209,7 +209,7 @@ class Inspection:
             told[endpoint] = _ProcessAnswer([to_data(thread) for thread in threads], f"does not answer{state}{why}")
         return told
 
-    # -- what is known here -------------------------------------------------------------------------------------
+    # -- known state -------------------------------------------------------------------------------------
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
         """Return the requested processes of the run, and the fate of missing ones by endpoint."""

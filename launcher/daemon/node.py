@@ -282,7 +282,7 @@ class Node:
         self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
-        """End this node: the others go on without it and may start its ranks elsewhere."""
+        """End this node: the others continue without it and may start its ranks elsewhere."""
         # The workers are killed first, since their replacements may be running.  The rest ends in order within seconds;
         # then the kernel kills this process, and the guardian the remaining ones.  No step needs the lifeline, for it
         # may seem intact for hours after a network failure.
@@ -429,7 +429,7 @@ class Node:
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """End the node: the guardian is gone or forwards SIGTERM, or a sweep has left a note for the launcher."""
+        """End the node: the guardian has exited or forwards SIGTERM, or a sweep has left a note for the launcher."""
         note = self._boot.socket_path.with_name(_SWEPT_BY)
         with contextlib.suppress(OSError):
             self._send_to_launcher({"event": "swept", "by": note.read_text()})

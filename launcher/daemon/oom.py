@@ -2,7 +2,7 @@
 
 The kernel's log names the killed process, and is decisive if it is readable and reaches back far enough.  A cgroup's
 counter says only that *some* process of it was killed, so each counted kill explains one death.  The machine's counter
-is no evidence, only a possibility.
+is not evidence, only a possibility.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def slots_of(route: list[list[Any]]) -> list[int]:
 
 
 def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
-    """True if a CALL, REPLY or MESSAGE may go on; a malformed one would fail in its receiver, not here."""
+    """True if a CALL, REPLY or MESSAGE may continue; a malformed one would fail in its receiver, not here."""
     body = frame[-1]
     if frame[0] == frames.CALL and not frames.is_call_sound(frame):
         return False

@@ -103,7 +103,7 @@ class StuckRanks:
 
 
 class DaemonService:
-    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner is gone.
+    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner has ended.
 
     Every process of this node gets ``welcome``, facts of the run, when it attaches, and facts of the ``lost`` nodes.
     """
@@ -328,7 +328,7 @@ class DaemonService:
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
         self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
 
-    # -- those who are gone -------------------------------------------------------------------------------------
+    # -- ended processes -------------------------------------------------------------------------------------
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
         report = self.sub_workers.end(endpoint)

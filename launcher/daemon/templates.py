@@ -49,7 +49,7 @@ def template_command(flags: Sequence[str]) -> list[str]:
 
 
 class Template(ForkServer):
-    """A process that imports torch at once, while the daemon goes on; ``fork`` waits for the import."""
+    """A process that imports torch at once, while the daemon continues; ``fork`` waits for the import."""
 
     def __init__(
         self,

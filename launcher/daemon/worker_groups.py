@@ -50,7 +50,7 @@ class LocalGroup:
     Attributes:
         number: number of the group's registered name; another group of the same name has another one.
         supervised: the owner restarts dead workers.
-        close_grace: seconds for the workers' end if the owner is gone.
+        close_grace: seconds for the workers' end if the owner has ended.
         former: dead workers whose rank was started again.
         past: endpoints dropped from ``former``; they may own channels that live as long as the group.
         spawning: open requests that start workers.
@@ -99,7 +99,7 @@ class WorkerGroups:
     """Workers of one node: started, and ended with their groups.
 
     Args:
-        abandon: closes a group whose owner is gone.
+        abandon: closes a group whose owner has ended.
         greet: sends the first frame to an endpoint.
         on_died: called at each worker's end, expected or not.
         forget: frees the state of an ended endpoint of this node.
@@ -250,7 +250,7 @@ class WorkerGroups:
         del group.former[:-_MAX_FORMER]
 
     def _check_wanted(self, group: LocalGroup) -> None:
-        """Raise LaunchError if the group is closed, its owner is gone, or the node is ending."""
+        """Raise LaunchError if the group is closed, its owner has ended, or the node is ending."""
         if group.closed is not None or group.owner in self._gone or self.closing:
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
@@ -356,7 +356,7 @@ class WorkerGroups:
             await self.close_group(group, op.grace)
 
     async def close_group(self, group: LocalGroup, grace: float) -> None:
-        """End a group; return once its workers and their leftover processes are gone."""
+        """End a group; return once its workers and their leftover processes have ended."""
         if group.closed is not None:
             await asyncio.shield(group.closed)
             return

@@ -50,7 +50,7 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants gone."""
+    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
         self._loop = loop

@@ -112,7 +112,7 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
     """Return environments by pid of this user's processes with the run's id in them, or in one of these sessions.
 
-    This process is left out.  ``sessions`` maps session numbers to the start of their first process.
+    This process is omitted.  ``sessions`` maps session numbers to the start of their first process.
     """
     mark = f"RLINF_RUN_ID={run}".encode()
     found = {}
@@ -188,7 +188,7 @@ def is_dead(place: Path) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text; empty if it is gone.  A process's name, cut after 15 bytes, may not be valid text."""
+    """Return a file's text; empty if it was removed.  A process's name, cut after 15 bytes, may not be valid text."""
     try:
         return path.read_text(errors="replace")
     except OSError:

@@ -65,5 +65,5 @@ class Events:
 
     def counts_from(self, since: float) -> float:
         """Return the start of a time limit begun at ``since``: it restarts when the last rank leaves the debugger."""
-        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot go on either.
+        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot continue either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

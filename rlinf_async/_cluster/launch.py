@@ -245,7 +245,7 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
 def _surroundings(python: str | None) -> dict[str, Any]:
     """Return working directory, import path and script of this process, for its workers.
 
-    For another interpreter, entries of the path that belong to this one are left out.
+    For another interpreter, entries of the path that belong to this one are omitted.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

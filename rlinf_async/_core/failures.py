@@ -28,7 +28,7 @@ _MAX_TEXT_CHARS: Final = 64 * 1024
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
-# Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole.
+# Causes, contexts and group members that a traceback shows; a longer chain is omitted as a whole.
 _MAX_CHAIN: Final = 64
 
 # Size of all parts of an exception, its causes and members; their texts may take the rest.

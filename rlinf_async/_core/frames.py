@@ -278,7 +278,7 @@ class FrameReader:
         )
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """Return the frames that these bytes complete, in order; FrameError if they are no frames."""
+        """Return the frames that these bytes complete, in order; FrameError if they are invalid."""
         frames: list[list[Any]] = []
         lengths = LENGTHS
         try:

@@ -4,7 +4,7 @@ Classes and functions of the script travel by value.  Code in a worker that pick
 ``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
 that has not arrived is taken from the script, which is then imported once, under the name ``__mp_main__`` as
 multiprocessing imports it, so that its ``if __name__ == "__main__":`` is false.  A script without that guard, or one
-that is no file on this node, is never imported: an import would do again what the script does.
+that is not a file on this node, is never imported: an import would repeat the script's actions.
 
 The module also has the script's ``__file__`` and ``__spec__``, by which spawned children of the worker import it.
 """

@@ -3,7 +3,7 @@
 A name is reserved, published with a roster, found and released.  A lookup waits until there is a roster::
 
     reserve() ──► publish() ──► release()
-        └── the owner is gone, or the launch has failed ──► as never reserved
+        └── the owner has ended, or the launch has failed ──► as never reserved
 
 The *number* of an entry identifies it: numbers rise by one and are used once.  Publishing and releasing go by number,
 so that a process with the number of a released entry cannot affect a later entry of the same name.
@@ -351,7 +351,7 @@ class PromiseNames(NameTable[Entry]):
 
     Each maker counts its promises, and names them ``"maker.count"``.  Promises are not reserved, and are published in
     any order, each with the number of its channel or the reason why there will be none.  The answer is None for a
-    published promise whose channel has ended, and for every promise of a maker that is gone.
+    published promise whose channel has ended, and for every promise of a maker that has ended.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:

@@ -47,7 +47,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
     OwesCall            number source call after                    bool            a collective that a rank has left
-    KillStuck           verdict                                     None            a worker that cannot go on
+    KillStuck           verdict                                     None            a worker that cannot continue
     FindStopped         numbers                                     list[int]       a warning: ranks that do not answer
     -- what a node has
     FreePort                                                        int             find_free_port()
@@ -142,7 +142,7 @@ class Operation(Generic[Answer]):
 
 
 class WaitingOperation(Operation[Answer]):
-    """Operation that keeps something for the requester, and is refused once the requester's process is gone.
+    """Operation that keeps something for the requester, and is refused once the requester's process has ended.
 
     A frame is read before its connection ends, but its handler runs in a task of its own, maybe after the cleanup.
     """

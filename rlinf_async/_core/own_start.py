@@ -69,7 +69,7 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
     """Return the options of this process's interpreter that workers need too: ``["-O", "-X", "dev"]``.
 
     The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
-    environment, and flags that repeat them would require a second template.  ``-S`` is left out, because the template
+    environment, and flags that repeat them would require a second template.  ``-S`` is omitted, because the template
     finds torch through ``site``.
     """
     words = iter((sys.orig_argv if argv is None else argv)[1:])

@@ -7,10 +7,10 @@ the ones that arrive.  So both ends count frames, from 1; control frames (ACK, R
     kept.add((data, fds, nbytes))               incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
     kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
-                         ───── RESTART ─────►   goes on with frame 8
+                         ───── RESTART ─────►   continues with frame 8
                          ── PIECE … frame 8 ►   its content, as bytes
 
-``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go by way of the
+``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go through the
 daemon.
 """
 
@@ -289,7 +289,7 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is left out."""
+    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is omitted."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):

@@ -106,7 +106,7 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     (mmap does so before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
-        SerializationError: the descriptor is no sealed memory, or it is smaller than the sender said.
+        SerializationError: the descriptor is not sealed memory, or it is smaller than the sender said.
         OSError: the system refuses the mapping.
     """
     try:

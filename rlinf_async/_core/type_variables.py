@@ -1,4 +1,4 @@
-"""Type variables of a group's worker class and of its results, which may be left out: ``WorkerGroup``, ``Handle``."""
+"""Type variables of a group's worker class and of its results, which may be omitted: ``WorkerGroup``, ``Handle``."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ class _Search:
     """Search for the guilty part of a value: a part that fails although everything in it pickles.
 
     Objects may refer to each other in cycles.  A part that fails only because it holds an object that is already
-    suspected is innocent, and the search goes on beside it.
+    suspected is innocent, and the search continues beside it.
     """
 
     def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:

@@ -122,7 +122,7 @@ class _Look:
         state = ActivityState.WAITING if awaits else ActivityState.RUNNING
         return Observation(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
 
-    # -- what they have to do with each other -------------------------------------------------------------------
+    # -- relations between them -------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
         """Return the thread of each loop; for a worker's loop the main thread, even during a ``def`` method."""

@@ -34,7 +34,7 @@ class Doing:
 
     Attributes:
         kind, what: kind and description of its wait; a wait for something outside the process counts as running.
-        sleeps: number of times that it has gone to sleep since its start.
+        sleeps: number of times that it has started to sleep since its start.
         future: awaited future, which a thread or task of this process, or another process, may complete.
         ends: true if it waits for all non-daemon threads to exit.
     """

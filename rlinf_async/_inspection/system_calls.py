@@ -31,7 +31,7 @@ _NUMBERS: Final = {
 
 _NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
 
-# Calls whose first argument is a descriptor, with a description of what they wait for.
+# Calls whose first argument is a descriptor, with a description of their waits.
 _ON_FILES: Final = {
     **dict.fromkeys(("read", "recvfrom", "recvmsg"), "data from"),
     **dict.fromkeys(("write", "sendto", "sendmsg"), "room for data to"),

@@ -24,7 +24,7 @@ class WaitAges:
     """Findings of earlier examinations, by key: a name and the awaited object.
 
     A wait is the same as before if its token is: the future of a task, which lives no longer than the wait does, or the
-    number of times that a thread has gone to sleep so far.
+    number of times that a thread has started to sleep so far.
     """
 
     def __init__(self) -> None:

@@ -111,7 +111,7 @@ def _main_thread_place() -> FramePosition:
 class PythonProbe:
     """Probe of the main thread: has it run Python code since the probe was made? Within a C call it runs none.
 
-    The main thread's position is no evidence: a loop that computes may be at the same instruction at each sample. The
+    The main thread's position is not evidence: a loop that computes may be at the same instruction at each sample. The
     interpreter runs a pending call in the main thread between two instructions.
     """
 

@@ -8,7 +8,7 @@ whether it ran::
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning
 
-A loop that is running without a sign is busy with user code, which is no error.
+A loop that is running without a sign is busy with user code, which is not an error.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class PeerLink:
 
     Args:
         lease: seconds without any message from the other side after which the link ends, a tenth later at most.
-        address: where the peer's daemon listens; if it refuses connections, the daemon is gone. Empty: unknown.
+        address: where the peer's daemon listens; if it refuses connections, the daemon has exited. Empty: unknown.
         accepts: probes whether that address accepts connections; None without an answer within the given seconds.
         redial: None on the side that accepts, which uses `suspend` and `resume`.
         on_end: called once, when the link has ended, whatever the reason.
@@ -146,7 +146,7 @@ class PeerLink:
     Attributes:
         peer: the other node's rank.
         lease: as above; it may be changed at any time, on both sides.
-        peer_has_ended: True if the other side's daemon has said goodbye, or is gone.
+        peer_has_ended: True if the other side's daemon has closed the link or exited.
         on_control: called with the bytes given to `send` on the other side, in order, several calls' bytes joined. Only
             values larger than 256 KiB arrive in parts.
         on_bulk: called with each bulk piece.

@@ -39,7 +39,7 @@ _parent: Identity | None = None
 
 
 def require_client() -> NodeClient:
-    """Return this worker's client; RuntimeError in a process that is no worker, ForkedProcessError in a fork."""
+    """Return this worker's client; RuntimeError in a process that is not a worker, ForkedProcessError in a fork."""
     if client is None:
         raise _no_worker("this process is no worker")
     return client

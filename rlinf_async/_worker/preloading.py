@@ -2,7 +2,7 @@
 
 A worker must find the same state as after its own import.  An import is refused if a fork would lose or share its
 effects: a thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from
-worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment anew.
+worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment again.
 """
 
 from __future__ import annotations

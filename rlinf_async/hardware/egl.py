@@ -21,7 +21,7 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """Return the EGL device number of each device id; ids of devices that EGL does not list are left out.
+    """Return the EGL device number of each device id; ids of devices that EGL does not list are omitted.
 
     Args:
         ids: entries of a visibility variable.

@@ -5,7 +5,7 @@ One receiver of each machine, its *host*, gets a payload into memory that all re
     source -> host
       BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's stream
       BRING   …, sender, seconds                         another machine's host sends the pieces; once the payload is
-                                                         published, each of them within so many seconds
+                                                         published, each of them within a time limit
       WHOLE   number, facts…                             the payload is published
       PASS    number, receiver, stream                   forward the payload to another machine's host, on that stream
       KEEP    stream                                     stop sending on that stream

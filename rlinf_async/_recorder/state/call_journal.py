@@ -4,7 +4,7 @@ The caller of a dead worker learns whether its call had not started, had started
 answer, and so whether the call may have had an effect.  The journal stands behind the slots of the flight recorder's
 ring.  Its layout, in words of 8 bytes::
 
-    0         1 once a call was left out for lack of room
+    0         1 once a call was omitted for lack of room
     1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
     2,049     256 callers: endpoint, and the highest number of its calls that have started
 

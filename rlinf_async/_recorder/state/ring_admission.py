@@ -17,7 +17,7 @@ from typing import Final
 
 COVERED_S: Final = 30  # seconds that a ring covers at least, except in a burst
 
-# Number of operations that are left out before the clock is read again: reading it would be most of the cost of each.
+# Number of operations that are omitted before the clock is read again: reading it would be most of the cost of each.
 _LEFT_OUT: Final = 16
 
 
@@ -26,7 +26,7 @@ _MAX_SHARE: Final = 256
 
 
 class RingAdmission:
-    """Token bucket, iterated over in shares; ``left_out`` receives the total left out; ``clock`` is in nanoseconds."""
+    """Token bucket, iterated over in shares; ``left_out`` receives the number omitted; ``clock`` is in nanoseconds."""
 
     def __init__(
         self, slots: int, left_out: Callable[[int], None], clock: Callable[[], int] = time.monotonic_ns

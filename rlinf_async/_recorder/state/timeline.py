@@ -57,7 +57,7 @@ class Timeline:
         bubbles: begin and end of each time in which a rank served no call, or its calls only waited (see ``_bubbles``),
         in order; empty for a process that serves no calls, such as a driver.
         begin, latest: times of the first and of the last event; 0 without one.
-        skipped: number of operations that were left out at a high rate.
+        skipped: number of operations that were omitted at a high rate.
         died: time of an abnormal end; operations open at that time have failed.
     """
 

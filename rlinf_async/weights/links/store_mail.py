@@ -278,7 +278,7 @@ class StoreMail:
                 self._connection = connection
             if self._device == "cuda":
                 self._carrier = _make_nccl(PrefixStore(self._generation, self._store), self._side, limit)
-        # ``interrupt`` may have come before there was a connection to close.
+        # ``interrupt`` may have been called before there was a connection to close.
         self._check()
 
     def _last(self) -> int:

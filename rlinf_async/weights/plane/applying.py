@@ -163,7 +163,7 @@ class Applying:
         """Release the memory of an ended sender, except memory to which tensors are mapped.
 
         A GPU's memory vanishes with its sender, so tensors mapped there are moved, unless readers stay too long or the
-        memory is already gone.
+        memory was already released.
         """
         if self.destination.device is None or self.destination.is_copied:
             if self.leases.has_unkept:
@@ -213,7 +213,7 @@ class Applying:
         release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
-        """True if so many versions are pinned that the next one must be copied. Logs this once."""
+        """True if too many versions are pinned, so that the next one must be copied. Logs this once."""
         is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
         if is_pinned and not self._is_told:
             self._is_told = True
