@@ -678,7 +678,7 @@ class Channel:
             replicas = self._replicas
             assert replicas is not None
             if emulated_links.here is not None and isinstance(request, Put):
-                # Emulated as if the channel were rank 0 of a group with its name.
+                # The link is emulated as if the channel were rank 0 of a group with its name.
                 depart = functools.partial(replicas.start, request)
                 emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], request.nbytes, depart)
             else:

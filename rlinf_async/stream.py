@@ -313,7 +313,7 @@ class Stream(Generic[R]):
             )
 
     def __del__(self) -> None:
-        if not self._streaming._iterated:  # otherwise its iterator closes it
+        if not self._streaming._iterated:  # the iterator closes an iterated stream
             self._streaming._close_later()
 
 

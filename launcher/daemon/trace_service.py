@@ -159,7 +159,7 @@ class Traces:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
-        # Otherwise the writing node was lost, or the error is logged.
+        # After an error there is no next round: the writing node was lost, or the error is logged.
         if not done.cancelled() and done.exception() is None:
             self._wait()
 

@@ -150,7 +150,7 @@ def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
                 continue
             number, start, its_boot = line.split()
             leader = start_of(Path("/proc") / number)
-            if its_boot == boot and leader in (0, int(start)):  # otherwise another process has reused the number
+            if its_boot == boot and leader in (0, int(start)):  # another process may have reused the number
                 found[int(number)] = int(start)
     worker = b"RLINF_WORKER="
     for pid, environ in processes_of(run, {}).items():

@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # otherwise the queues would remain: no process learns their number
+        await close(client, roster)  # no process has learned the queues' number, so nothing else would free them
         raise
     if known is None:
         return roster

@@ -450,7 +450,7 @@ class Supervision:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
                 logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
                 self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
-        if restart.ranks:  # otherwise only the store has moved
+        if restart.ranks:  # none if only the store has moved
             self._announce(restart)
 
     def _living(self) -> list[int]:

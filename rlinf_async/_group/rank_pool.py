@@ -122,9 +122,8 @@ class RankPool:
         best, least = -1, request.in_flight
         for rank in candidates:
             count = len(self.open[rank])
-            if count < least and (
-                not self._waiting or self._first_for(rank) is None
-            ):  # otherwise an earlier call goes first
+            # A rank for which an earlier call waits must take that one first.
+            if count < least and (not self._waiting or self._first_for(rank) is None):
                 best, least = rank, count
                 if not count:
                     break

@@ -116,7 +116,7 @@ class GroupRosters:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # otherwise the group's owner always reports the rank's fate
+            if not after:  # for a rank that is away, the group's owner always reports the outcome
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 

@@ -213,7 +213,7 @@ class Peers:
     def on_returned(self, facts: dict[str, Any]) -> None:
         """Handle the report that a dead rank is back under another endpoint, or does not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
-        # The report of its end takes another path, and arrives later.
+        # The report of the dead process's end takes another path, and arrives later.
         if peer is not None and peer.error is None:
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:

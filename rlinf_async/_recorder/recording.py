@@ -158,7 +158,7 @@ def _forget() -> None:
     detach(_tracer)
 
 
-os.register_at_fork(after_in_child=_forget)  # otherwise parent and child would write to one ring
+os.register_at_fork(after_in_child=_forget)  # parent and child must not write to one ring
 
 
 def _slots() -> int:

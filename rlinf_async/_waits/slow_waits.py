@@ -274,7 +274,7 @@ def _warn_once(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> No
     text = f"still waiting after {duration_since(since, now)} for {work._describe()}, at {place}"
 
     def log(words: str) -> None:
-        if not all(work.done() for work, *_ in same):  # otherwise the waits ended in the meantime
+        if not all(work.done() for work, *_ in same):  # the waits may have ended during the query
             _log(text, words)
 
     with_peer_activity(work, log)

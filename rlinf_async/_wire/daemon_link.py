@@ -281,7 +281,7 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
-        except Exception as error:  # otherwise the owner would believe that the node is connected
+        except Exception as error:  # an error that ends this task silently would leave a link that seems connected
             report_failure(f"the link to node {self.peer} failed", error)
             self._reason = repr(error)
         finally:

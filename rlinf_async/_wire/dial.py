@@ -44,7 +44,7 @@ async def dial(
     """
     host, port = split_endpoint(address)
     parse_ip(host)
-    credentials.check()  # otherwise gRPC would only report that the connection failed
+    credentials.check()  # a check here explains the error; gRPC would only report that the connection failed
     parameters = _DialParameters(address, node, peer, run, credentials, lease, own_address)
     try:
         wire, first = await parameters.connect((), timeout)

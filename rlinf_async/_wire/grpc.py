@@ -77,10 +77,8 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
         # Otherwise a second process could bind the port and take half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
-        (
-            "grpc.http2.min_ping_interval_without_data_ms",
-            round(lease * 400),
-        ),  # otherwise the server rejects the third ping
+        # With its default of five minutes, the server would reject the third ping.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(lease * 400)),
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
     ]
@@ -162,7 +160,8 @@ class RpcStream:
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # otherwise gRPC signals the end of the call
+            # gRPC reports the end of a call by CancelledError, too, without a cancel of this task.
+            if task is None or task.cancelling():
                 raise
         raise Broken(await self._why_broken())
 

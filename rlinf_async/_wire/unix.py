@@ -196,8 +196,8 @@ class Connection:
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
         """Read on the other thread, whose loop runs or not."""
-        # Read to the last byte: an exclusive wake-up is for one thread, and the other one does not hear of left-over
-        # bytes; they would wait for the next frame.
+        # Read to the last byte: an exclusive wake-up is for one thread, and the other one is not notified of
+        # left-over bytes, which would wait for the next frame.
         # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
         with self._arbiter.lock:
             if in_loop and not self._arbiter.may_read:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.hardware import FAMILIES, AcceleratorType, find_accelerators, get_family, is_rehearsal
 
-# The most that NCCL uses by default where thread blocks can be clustered.
+# Maximum that NCCL uses by default on devices that can cluster thread blocks.
 _DEFAULT_CLUSTER_SIZE = 4
 
 

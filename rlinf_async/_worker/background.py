@@ -148,6 +148,6 @@ class BackgroundTasks:
         """Make the daemon kill this process if a task has failed; the main thread calls this, with its loop stopped."""
         if self.verdict:
             # An exit status carries no reason. The reason of a kill by the daemon reaches the group's owner.
-            # The daemon has exited or does not answer: then this process ends itself.
+            # If the daemon has exited or does not answer, this process ends itself.
             with contextlib.suppress(Exception):
                 client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

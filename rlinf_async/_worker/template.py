@@ -296,7 +296,7 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     # Do not collect first: that takes 0.3 s after an import of transformers, and finds next to nothing.
     gc.freeze()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # otherwise workers would inherit the rest of a line
+        stream.flush()  # workers must not inherit an unfinished line
     _imported = imported
     control.send(frames.pack({"ready": True, "protocol": frames.PROTOCOL, "seconds": time.monotonic() - since}))
     _serve(control)
@@ -325,7 +325,7 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     if not wrapped:  # a profiled worker has its own environment, to which the profiler has added
         die_with_parent(spec["parent"])
         _take_environment(spec)
-    if _imported is None:  # otherwise the imports use these streams, for example in a handler of logging
+    if _imported is None:  # preloaded modules already use these streams, for example in a handler of logging
         _open_outputs()
     faulthandler.enable()
     if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":

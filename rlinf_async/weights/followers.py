@@ -152,7 +152,7 @@ class Followers:
             else:
                 self._failures[link.worker] = error
         if link.has_joined:
-            # Otherwise another thread may have the next link of that name, and its JOIN.
+            # Without a JOIN, the publisher's receiver of that name may belong to the next link.
             with contextlib.suppress(ValueError):  # the publisher is closed
                 self._publisher.remove(link.worker)
         if lives or returns:

@@ -26,7 +26,7 @@ MakeGroup = Callable[[Store, int], Any]
 _FOR_EVER: Final = timedelta(days=365)
 
 _QUIET: Final = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # otherwise torch would end the whole process when a peer dies
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # by default torch ends the whole process when a peer dies
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 

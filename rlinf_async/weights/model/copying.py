@@ -115,7 +115,7 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
         moves = [functools.partial(_MOVE, *piece) for piece in pieces]
         share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        increment_version(targets)  # otherwise a backward pass would use the new values unnoticed
+        increment_version(targets)  # a backward pass must notice that saved values have changed
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:

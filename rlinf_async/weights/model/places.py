@@ -147,7 +147,7 @@ def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlac
 
         found = values if isinstance(values, _MemberValues) else [of(values, parts) for parts, _, _ in members]
         for (_, holder, key), value in zip(members, found, strict=True):
-            holder[key] = NonTensorData(value)  # otherwise a list would become a stack, and a number a tensor
+            holder[key] = NonTensorData(value)  # TensorDict would turn a list into a stack, and a number into a tensor
 
     def problem(values: Any) -> str:
         try:

@@ -39,7 +39,7 @@ def only_helps(weights: Any) -> bool:
 
 
 def gather_whole(weights: Any, call: GatherCall | None) -> Any:
-    """Return whole weights in the CPU's memory; None on ranks that only help.
+    """Return whole weights in the CPU's memory; None on ranks that only take part.
 
     Collective. A rank that does not take part keeps the others waiting until torch's process group times out.
 

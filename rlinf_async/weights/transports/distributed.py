@@ -227,7 +227,7 @@ class DistributedTransport:
         left behind, and ends when the store answers or the process exits.
         """
         ending: list[_ThreadCall] = []  # all of these start in threads at once
-        # Otherwise let an answer be sent before the connection is closed.
+        # Interrupt pending calls only: without any, an answer may still have to be sent before the connection closes.
         if self._sending is not None or self._receiving is not None:
             ending.append(self._interrupt())
         if self._mail is not None:
