@@ -130,6 +130,7 @@ class Replicas:
 
     def start(self, request: QueueRequest[Any]) -> None:
         """Send a request to the queue of its key, as soon as that queue is known."""
+        # A known queue never changes, so this needs no lock; an unknown one is looked up again under the lock.
         queue = self._only or self._pins.get(request.key)
         if queue is not None:
             queue.start(request)

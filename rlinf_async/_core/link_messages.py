@@ -80,6 +80,8 @@ class OutgoingMessages:
         """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged, or unsent."""
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
+        # Count all kept messages as written: an interrupted repetition has rewound the count, although the receiver may
+        # have them from an earlier connection.
         self._taken = len(self._kept)
         self.acknowledge(received)
         self._taken = 0

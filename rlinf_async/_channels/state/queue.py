@@ -172,6 +172,8 @@ class Queue:
         client = self.clients.pop(client_id, None)
         if client is None:
             return steps
+        # Drop the items that the client may have taken before the withdrawal, which would return them to the queue and
+        # let another client get them again.
         for get in client.gets.values() if is_lost else ():
             if get.delivered and get.lease_s is None:
                 self._lose(get)
@@ -268,6 +270,7 @@ class Queue:
         while following is not None:
             number = client.expected
             client.expected = number + 1
+            # The cancel was processed before its request: an item given to a cancelled get would reach no consumer.
             if client.cancelled and number in client.cancelled:
                 client.cancelled.discard(number)
             elif type(following) is Demand:
@@ -299,6 +302,7 @@ class Queue:
             steps.append((QueueAction.TOO_LARGE, item))
             return
         key_queue = self._of_key(item.key)
+        # A put that fits must not pass waiting ones: they may be earlier puts of the same producer under this key.
         if not key_queue.puts and self._has_room(key_queue, item):
             self._accept(key_queue, item, steps)
             if key_queue.gets:
@@ -417,6 +421,8 @@ class Queue:
             key_queue = self._keys[get.key]
             touched[key_queue] = None
             key_queue.give_back(get, self.budget)
+        # Match only after all gets are out: an item that one of them returns would otherwise go to another one that is
+        # about to be withdrawn.
         for key_queue in touched:
             self._run(key_queue, steps)
             self._settle(key_queue, steps)

@@ -140,6 +140,8 @@ class SamplePool:
             deadline = now + timeout if timeout else None
             group = SampleGroup(next(self._serials), key, name, deadline, self.options.group * nbytes)
             self._open[key, name] = group
+            # Reserve room for the whole group with its first sample. If samples took room one by one, incomplete groups
+            # could fill the experience, and each would wait for its last sample forever.
             self._samples += self.options.group
             self._bytes += group.room_bytes
             self._note_deadline(group)
@@ -153,6 +155,7 @@ class SamplePool:
     def accept(self, entered: tuple[SampleGroup, Sample]) -> None:
         """Count an entered sample, which is stored safely now."""
         group, sample = entered
+        # Mark the sample first: _drop counts accepted samples only, and would lose this one from the ledger.
         sample.is_accepted = True
         group.waits -= 1
         self._ledger.put += 1
@@ -236,6 +239,8 @@ class SamplePool:
         """Close incomplete groups whose deadlines have passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
+            # The group of this entry may be complete, and a later group may have its name: only its own deadline
+            # counts.
             if group is not None and group.deadline is not None and group.deadline <= now:
                 self._close_group(group)
 

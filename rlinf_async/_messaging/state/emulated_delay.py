@@ -98,6 +98,7 @@ class SharedLinks:
         """
         through = now
         for link in links:
+            # Remove and insert the link, so that it is the last one: the loop below drops the first.
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)

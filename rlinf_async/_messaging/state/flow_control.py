@@ -70,6 +70,8 @@ class SendWindow(Generic[Entry]):
         return self._sent - min(self._received.values())
 
     def has_room(self, entry: WindowEntry) -> bool:
+        # A message that fits waits behind announced ones all the same: a flow of small messages would delay a large one
+        # forever.
         return not self._in_line and self.outstanding + entry.cost <= self._room
 
     def add(self, entry: Entry) -> Entry:
@@ -81,6 +83,7 @@ class SendWindow(Generic[Entry]):
             return entry
         entry.waits_for = set(self._received)
         self._announced[entry.number] = entry
+        # A message larger than the whole room would block the line forever: only requests of all receivers release it.
         if entry.cost <= self._room:
             self._in_line[entry.number] = entry
         return entry

@@ -142,6 +142,7 @@ class ReceiverTable:
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
+        # Listen only now: messages of a receiver that the table lacks are dropped, and its first one may have arrived.
         link.listen(receiver)
         link.opened._follow(lambda: self._greet([receiver]))
 
@@ -223,6 +224,8 @@ class ReceiverTable:
         """
         with self._lock:
             self._is_closed = True
+            # Empty the table before the links close: the end of a listed receiver's link would be recorded as its
+            # death.
             receivers, self._receivers, self._present = list(self._receivers.values()), {}, {}
             self._relay.act(self._plan.close)
         for receiver in receivers:

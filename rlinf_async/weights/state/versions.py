@@ -206,6 +206,7 @@ class VersionLedger:
         Args:
             answers: answers on behalf of receivers that have already ended.
         """
+        # Check everything before the first change: a refused version must not use up its number.
         waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
