@@ -57,7 +57,7 @@ class Setup:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(model: str) -> AsyncIterator[Setup]:
     async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
+        trainer = NoiseTrainer.create_group(model, ("llm", "aborting"), verify="sha256").launch(
             cluster, NodePlacementStrategy([0]), name="trainer", seed=0
         )
         llm = EngineGroup("vllm", model=model, **OPTIONS).launch(
@@ -173,7 +173,7 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
 @pytest.mark.parametrize("kind", ["vllm", "http"])
 async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, model: str, kind: str) -> None:
     llm = EngineGroup(kind, model=model, **OPTIONS).launch(
-        setup.cluster, NodePlacementStrategy([0]), name=f"{kind}-abort", follow="trainer", on_update="abort"
+        setup.cluster, NodePlacementStrategy([0]), name="aborting", follow="trainer", on_update="abort"
     )
     async with llm:
         found: list[Completion] = []
