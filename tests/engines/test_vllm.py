@@ -41,12 +41,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Setup:
-    def __init__(self, trainer: Any, llm: EngineGroup) -> None:
+    def __init__(self, cluster: Cluster, trainer: Any, llm: EngineGroup) -> None:
+        self.cluster = cluster
         self.trainer = trainer
         self.llm = llm
 
     async def settled(self, version: int) -> None:
-        """Wait until both engines sample with a version."""
+        """Wait until all engines sample with a version."""
         async with asyncio.timeout(600):
             await self.trainer.delivered()
             while min(await self.llm.versions()) < version:
@@ -56,7 +57,7 @@ class Setup:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(model: str) -> AsyncIterator[Setup]:
     async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
+        trainer = NoiseTrainer.create_group(model, ("llm", "aborting"), verify="sha256").launch(
             cluster, NodePlacementStrategy([0]), name="trainer", seed=0
         )
         llm = EngineGroup("vllm", model=model, **OPTIONS).launch(
@@ -70,7 +71,7 @@ async def setup(model: str) -> AsyncIterator[Setup]:
             max_restarts=100,
         )
         await llm
-        yield Setup(trainer, llm)
+        yield Setup(cluster, trainer, llm)
 
 
 async def sample_until(llm: EngineGroup, is_over: asyncio.Event, found: list[Completion]) -> None:
@@ -167,3 +168,26 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
         assert sorted(each.index for each in found) == sorted(list(range(8)) * (len(found) // 8))
         for process in processes.values():
             assert (victim == "rank" and number == signal.SIGSTOP) or not process.is_running()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "http"])
+async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, model: str, kind: str) -> None:
+    llm = EngineGroup(kind, model=model, **OPTIONS).launch(
+        setup.cluster, NodePlacementStrategy([0]), name="aborting", follow="trainer", on_update="abort"
+    )
+    async with llm:
+        found: list[Completion] = []
+        is_over = asyncio.Event()
+        sampling = asyncio.ensure_future(sample_until(llm, is_over, found))
+        try:
+            for count in range(1, 4):
+                while len(found) < 8 * count:
+                    await asyncio.sleep(0.01)
+                [version] = await setup.trainer.update()
+                await Setup(setup.cluster, setup.trainer, llm).settled(version)
+        finally:
+            is_over.set()
+            await sampling
+    assert {len(each.tokens) for each in found} == {100}
+    assert all(len(set(each.versions)) == 1 for each in found)
+    assert len({each.versions[0] for each in found}) > 1
