@@ -644,8 +644,7 @@ class Channel:
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
-        """Return this process's connection to the channel's run; a channel that has travelled finds it at its first
-        use."""
+        """Return this process's connection to the channel's run; a channel from elsewhere finds it at first use."""
         client = self._client
         if client is not None and client.pid != process.pid:
             raise process.forked(f"{self._noun} '{self._name}'", client.pid)

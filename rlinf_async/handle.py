@@ -409,8 +409,7 @@ class Handle(Work[list[R]]):
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
-        """Return the error that the view of a rank raises: its own, or the one because of which the rank was
-        cancelled."""
+        """Return the error that the view of a rank raises: its own, or the one that caused the rank's cancellation."""
         self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]

@@ -186,8 +186,7 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Publisher, name of the weights and latest version by group, of groups here and of those that experiences here
-        follow."""
+        """Publisher, name of the weights and latest version of each group here, or followed by an experience here."""
         self._followers: dict[str, set[int]] = {}  # other nodes with an experience of the group, by group
 
     def _find(self, number: int) -> HostedExperience:

@@ -51,8 +51,7 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """Make a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes the four
-        lists."""
+        """Make a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes four lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
         self.taken: deque[tuple[int, int]] = deque()

@@ -39,8 +39,7 @@ class TakenPage:
 
     @classmethod
     def make(cls) -> tuple[TakenPage | None, list[int]]:
-        """Return a new page and its descriptor, which the caller sends or closes; None if the process may open no more
-        files."""
+        """Return a new page and its descriptor, which the caller sends or closes; None if no descriptor is free."""
         try:
             fd = os.memfd_create("rlinf-taken", os.MFD_CLOEXEC)
         except OSError:

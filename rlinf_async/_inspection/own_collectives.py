@@ -24,8 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for a collective's other ranks, its age unknown; None outside one. The outermost frame is
-    first."""
+    """Return the wait for a collective's other ranks, without its age; None outside one. Outermost frames first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None

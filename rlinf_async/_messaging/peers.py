@@ -237,8 +237,7 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Handle the loss of a node. Node 0 knows whether its ranks are restarted elsewhere; it is asked when a rank is
-        needed."""
+        """Handle the loss of a node. Node 0, asked when a rank is needed, knows whether the rank is restarted."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])

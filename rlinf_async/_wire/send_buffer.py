@@ -66,8 +66,7 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame, and keep it until acknowledged; then close its descriptors, whose content has
-        ``nbytes``."""
+        """Append a packed frame, kept until acknowledged; then close its descriptors, whose content has ``nbytes``."""
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:

@@ -287,8 +287,8 @@ class Connection:
         self._socket.leave_to_parent()
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not handed over; frames are neither sent nor kept. Idempotent;
-        on the loop's thread."""
+        """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; on the loop's
+        thread."""
         self.end()
         with self._writer.lock:
             self._writer.drop()
@@ -308,8 +308,8 @@ class Connection:
         self._release()
 
     def _release(self) -> None:
-        """Close the socket on the loop's thread: the loop's selector knows the number until then, so it stays in
-        use."""
+        """Close the socket on the loop's thread: the loop's selector knows the number until then, so it is still
+        used."""
         fileno = self.fileno()
         if fileno < 0:
             return

@@ -51,8 +51,7 @@ class Timers:
         return seconds
 
     def span(self, tag: str, category: str | None = None) -> TimedSpan:
-        """Return a context manager that adds its time to the tag, and records a traced span if ``category`` is
-        given."""
+        """Return a context manager that adds its time to the tag, and records a traced span if it has a category."""
         return TimedSpan(self, tag, category)
 
 

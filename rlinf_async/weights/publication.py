@@ -97,8 +97,8 @@ class Publication(Scope):
         self._followers: Followers | None = None
         """The followers; None on ranks that do not send."""
         self._told: DaemonRequest[list[int]] | None = None
-        """Request that tells this node's daemon the last version; its answer lists the nodes with experiences ``of``
-        this group."""
+        """Request that tells this node's daemon the last version, and returns the nodes with experiences ``of`` this
+        group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
         identity = context.identity

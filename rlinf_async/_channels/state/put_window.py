@@ -74,8 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit a put behind the waiting ones, even beyond the window. Return all of these, and True if it would have
-        fit."""
+        """Admit a put behind the waiting ones, even beyond the window. Return all, and True if it would have fit."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes
