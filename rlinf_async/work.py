@@ -459,8 +459,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def close(self) -> None:
         """End the current task's wait (coroutine protocol); other waits and the operation continue."""
-        # A worker's background task, for example, closes the coroutine it was given; another task's wait would never
-        # wake.
+        # Close the current task's generator only. A worker's background task, for example, closes the coroutine that it
+        # was given; if that closed the generators of other tasks, too, their waits would never end.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
 

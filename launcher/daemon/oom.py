@@ -31,7 +31,7 @@ _explained = 0  # how many kills of the cgroup's counter already explain a death
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counters at the start of a process; None for an unreadable one."""
+    """Counts of memory kills at the start of a process; None if the counter is unreadable."""
 
     when: float
     cgroup: int | None

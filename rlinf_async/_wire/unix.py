@@ -308,8 +308,7 @@ class Connection:
         self._release()
 
     def _release(self) -> None:
-        """Close the socket on the loop's thread: the loop's selector knows the number until then, so it is still
-        used."""
+        """Close the socket on the loop's thread: its number must not be reused while the loop's selector knows it."""
         fileno = self.fileno()
         if fileno < 0:
             return
