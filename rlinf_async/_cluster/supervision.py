@@ -176,7 +176,7 @@ class Supervision:
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            # A rank whose constructor has failed again was back for a moment; its death then has a reason.
+            # If the constructor failed again, the restart was counted, but the rank's death has a reason.
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")

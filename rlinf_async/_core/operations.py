@@ -89,7 +89,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     CollectTrace                                                    None            Tracer.finalize(), of every daemon
 """
 
-# Without ``from __future__ import annotations``: ``read`` checks values against the annotations themselves.
+# This module must not import ``annotations`` from ``__future__``: ``read`` checks values against annotation objects.
 
 import inspect
 import reprlib

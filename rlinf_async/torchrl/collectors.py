@@ -129,7 +129,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             model.to_empty(device=self._devices[number] or "cpu")  # the first version brings the values
         self._guard(model)
         if self._pipes:
-            self._pipes = self._pipes[number : number + 1]  # the pipes of the other workers are closed here
+            self._pipes = self._pipes[number : number + 1]  # dropping the pipes of the other workers closes them here
             self.pipe = self._pipes[0][1]
         else:
             self.store, self.rank = TCPStore(_HOST, self._port), number + 1

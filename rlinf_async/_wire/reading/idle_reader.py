@@ -99,7 +99,7 @@ class IdleReader:
     def add(self, fd: int, read: OnReadable) -> None:
         """Make this thread read a descriptor, ahead of the other loop."""
         # EPOLLEXCLUSIVE wakes the first waiter in the order of registration. If the socket loop came first, each frame
-        # would wake that thread, and then, across threads, the main one that was idle all along.
+        # would wake its thread, which would have to wake the idle main thread.
         # tests/_wire/reading/test_shared_selector.py::
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
