@@ -54,8 +54,8 @@ class EngineSettings:
         trainer: None: the weights stay as they were loaded.
         on_update: what becomes of open requests when weights are loaded: they go on with the new weights and the keys
             and values of the old ones (``"keep"``), are completed first (``"wait"``), or begin anew (``"abort"``).
-        stall_timeout: seconds without a token, while requests are open and none is paused, after which the engine
-            counts as hung; None for no limit.
+        stall_timeout: seconds without a token after which an engine with open requests counts as hung, updates
+            included, but no pause of the user's; None for no limit.
     """
 
     model: str
@@ -156,19 +156,27 @@ class Engine(abc.ABC):
 
         An update and the user may pause at once: the last of them to resume ends the pause.
         """
+        await self._hold()
+        self._progress.pause()
+
+    async def resume(self) -> None:
+        """Undo ``pause``."""
+        await self._release()
+        self._progress.resume()
+
+    async def _hold(self) -> None:
+        # Stop sampling while the clock of ``stall_timeout`` runs: an engine that is stopped amid an update is hung.
         self._pauses += 1
         self._resumed.clear()
-        self._progress.pause()
         try:
             await self._stop_sampling()
         except BaseException:
-            # Nobody would resume.  An engine that is silent all the same counts as hung: to ask a hung one here would
+            # Nobody would resume.  An engine that stays silent counts as hung: a request to resume a hung engine would
             # block the end of this rank.
             self._end_pause()
             raise
 
-    async def resume(self) -> None:
-        """Undo ``pause``."""
+    async def _release(self) -> None:
         if self._pauses <= 1:
             await self._start_sampling()
         self._end_pause()
@@ -176,7 +184,6 @@ class Engine(abc.ABC):
     def _end_pause(self) -> None:
         self._pauses = max(0, self._pauses - 1)
         if not self._pauses:
-            self._progress.resume()
             self._resumed.set()
 
     @abc.abstractmethod

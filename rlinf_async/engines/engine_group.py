@@ -84,7 +84,8 @@ class EngineGroup:
             on_update: what becomes of open requests when a version is loaded: ``"keep"``, ``"wait"`` or ``"abort"``;
                 see ``EngineSettings``.  None: ``"keep"`` with vLLM, ``"wait"`` with the other kinds.
             verify: ``"sha256"``: each version's digests are compared with the trainer's.
-            stall_timeout: seconds without a token after which an engine with open requests counts as hung.
+            stall_timeout: seconds without a token after which an engine with open requests counts as hung; an update
+                that takes longer counts, too.
             in_flight: requests that one engine has at once; others wait in the caller.
             weights_timeout: seconds to wait for version 1 and for announced versions.
             launch_options: others of ``GroupSpec.launch``, such as ``restart="rank"``, ``env=`` or ``preload=``.

@@ -18,7 +18,7 @@ class TokenProgress:
 
     def __init__(self) -> None:
         self.open = 0
-        self._is_paused = False
+        self._pauses = 0
         self._since = 0.0
         self._changed = asyncio.Event()
 
@@ -39,12 +39,12 @@ class TokenProgress:
 
     def pause(self) -> None:
         """Stop the clock: the engine samples nothing on purpose."""
-        self._is_paused = True
+        self._pauses += 1
         self._changed.set()
 
     def resume(self) -> None:
-        """Start the clock again."""
-        self._is_paused = False
+        """Start the clock again, after as many calls as of ``pause``."""
+        self._pauses = max(0, self._pauses - 1)
         self._restart()
 
     def _restart(self) -> None:
@@ -56,7 +56,7 @@ class TokenProgress:
         self._restart()
         while True:
             self._changed.clear()
-            is_owing = self.open > 0 and not self._is_paused
+            is_owing = self.open > 0 and not self._pauses
             left = self._since + limit_s - clock.monotonic() if is_owing else None
             if left is not None and left <= 0:
                 return

@@ -120,13 +120,13 @@ class VllmBacked(Engine):
 
     async def _load(self, version: int, timeout_s: float) -> None:
         begun = clock.monotonic()
-        await self.pause()
+        await self._hold()
         paused = clock.monotonic()
         await self._update({"version": version, "timeout_s": timeout_s})
         self._version = min(map(int, await self._call_workers("rlinf_version")))
         await self._finish_update(str(self._version))
         loaded = clock.monotonic()
-        await self.resume()  # not after an error, which ends this rank: a hung engine would never answer
+        await self._release()  # not after an error, which ends this rank: a hung engine would never answer
         self._facts = {
             "updates": self._facts["updates"] + 1,
             "load_s": loaded - paused,

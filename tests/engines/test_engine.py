@@ -81,8 +81,11 @@ async def test_a_cancelled_pause_is_no_pause_and_asks_the_engine_nothing() -> No
     assert engine.calls == ["stop"]
 
 
-async def test_a_silent_engine_ends_with_a_stall_while_requests_are_open() -> None:
+@pytest.mark.parametrize("is_updated", [False, True])
+async def test_a_silent_engine_ends_with_a_stall_also_amid_an_update(is_updated: bool) -> None:
     engine = IdleEngine(at_once, stall_timeout=0.05)
+    if is_updated:
+        await engine._hold()
     request = asyncio.ensure_future(anext(engine.generate(Request([1]), [1])))
     with pytest.raises(RuntimeError, match=r"the model of llm:0 has given no token for 0\.05 s .* to 1 open request"):
         await engine.serve()
