@@ -32,8 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kill and reap the orphans, and the orphans that these leave; trackers of shared memory last, if still
-        alive."""
+        """Kill and reap the orphans, and the orphans that these leave; trackers of shared memory come last."""
         while found := list(self._find()):
             workers = [pid for pid in found if not _is_tracker(pid)]
             if not workers:

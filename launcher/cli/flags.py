@@ -30,8 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values of a repeated flag, else the last value, True or a count; ``--flag=no`` resets the
-        earlier."""
+        """Return all values of a repeated flag, else the last value, True or a count; ``--flag=no`` cancels both."""
         if not self.metavar:
             total = 0
             for value in given:

@@ -31,8 +31,7 @@ class DebugRelay:
         return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
 
     async def debug_rank(self, requester: Requester, op: operations.DebugRank) -> None:
-        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError for an unknown
-        rank."""
+        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError if it is gone."""
         if op.what not in _WORDS:
             raise ValueError(f"DebugRank: what is one of {', '.join(sorted(_WORDS))}, got {op.what!r}")
         rank = self._router.endpoints.get(op.number)
