@@ -151,11 +151,11 @@ class Channel:
             distributed: create one queue on every node; a key belongs to the node that uses it first.
             node_rank: node that holds the queue, unless it is distributed.
             local: create a queue in this process only; each process that receives the channel has its own queue. A
-            forked child has none, because its copy would be inconsistent.
+                forked child has none, because its copy would be inconsistent.
             disable_distributed_log: accepted for RLinf's programs and ignored, because a channel has no process that
-            could log.
+                could log.
             max_bytes: total size of all items, beyond which puts wait; by default half of the node's or container's
-            memory.
+                memory.
             cluster: cluster of the channel, needed if several are open in this process.
 
         Raises:
@@ -395,7 +395,7 @@ class Channel:
 
         Raises:
             ValueError: the next item alone weighs more than ``target_weight``, or the gathered items fill
-            ``max_bytes``. The items stay in the channel.
+                ``max_bytes``. The items stay in the channel.
             TypeError, ValueError: immediately, the weight is not a whole number, or is negative.
             Exception: as for ``get``.
         """
@@ -439,7 +439,7 @@ class Channel:
             async_op: return a ``Work`` instead of blocking.
             wait: False takes the available items, at most ``n`` and perhaps none.
             timeout: seconds, after which gathered items stay in the channel. With 0, ``n`` items are taken if that many
-            are available. Not allowed with ``wait=False``.
+                are available. Not allowed with ``wait=False``.
 
         Returns:
             A list; in a coroutine or with ``async_op`` a ``Work`` of it.
@@ -448,7 +448,7 @@ class Channel:
             EndOfChannel: the channel is closed, and no items are left under this key; also with ``wait=False``.
             ValueError: the gathered items fill ``max_bytes``. The items stay in the channel.
             TypeError, ValueError: immediately, ``n`` is not a whole number, or less than 1; ``wait`` is not a bool, or
-            False with a ``timeout``.
+                False with a ``timeout``.
             Exception: as for ``get``.
         """
         return _finish(self._start(self._arguments.get_many(n, key, wait, timeout)), async_op)
@@ -474,7 +474,7 @@ class Channel:
 
         Args:
             window: items requested at once, at least 1; by default 16 if this loop is the channel's only consumer, and
-            1 if there are several.
+                1 if there are several.
 
         Raises:
             TypeError, ValueError: immediately, the window is not a whole number, or less than 1.
@@ -511,7 +511,7 @@ class Channel:
         Args:
             n: at least 1; fewer items at the end of the channel.
             timeout: seconds after the channel has delivered the items. Afterwards they return to the channel, and the
-            end of the block raises ``LeaseLost``.
+                end of the block raises ``LeaseLost``.
 
         Raises:
             LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
@@ -585,8 +585,8 @@ class Channel:
 
         Args:
             discard: also discard the items in the channel, so that gets, including waiting ones, end immediately. A
-            channel that was closed without it may be closed again with it. Items that a get has already received stay
-            its consumer's.
+                channel that was closed without it may be closed again with it. Items that a get has already received
+                stay its consumer's.
 
         Raises:
             TypeError: ``discard`` is not a bool.

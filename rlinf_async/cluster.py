@@ -103,34 +103,36 @@ class Cluster:
 
     Args:
         num_nodes: number of nodes that the script needs; fewer nodes are an error, further ones stay unused.  None or 0
-        uses all.
+            uses all.
         cluster_cfg: the ``cluster`` section of a configuration, or a configuration that contains it: a mapping,
-        OmegaConf's ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  It defines the node groups, with
-        their hardware, variables and interpreters; its ``num_nodes`` applies.
+            OmegaConf's ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  It defines the node groups,
+            with their hardware, variables and interpreters; its ``num_nodes`` applies.
         distributed_log_dir: folder for the workers' logs (only for nodes started here).
         local_nodes: number of nodes to start on this machine, which behave like as many machines, for development
-        without SSH.
+            without SSH.
         fake_gpus: number of GPUs to declare on each node started here, whatever it has, for a rehearsal.  Workers get
-        the variables of such devices, torch sees no GPU, and collectives use Gloo.  By default ``$RLINF_FAKE_GPUS``.
+            the variables of such devices, torch sees no GPU, and collectives use Gloo.  By default
+            ``$RLINF_FAKE_GPUS``.
         start_timeout: seconds within which all nodes must start.
         log_to_driver: show the workers' output, each line with its ``[group:rank@node]``.
         trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True chooses a file in the log
-        folder.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the configuration's ``tracer``.
+            folder.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the configuration's
+            ``tracer``.
         fail_fast: if True, a failed call whose error no code awaits for a second (``RLINF_UNOBSERVED_ERROR_S``) ends
-        every plain ``wait()`` without a timeout in this process, with the error as its cause.  By default the value of
-        ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast``, else False.
+            every plain ``wait()`` without a timeout in this process, with the error as its cause.  By default the value
+            of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast``, else False.
         metrics: address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 chooses any
-        free port (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
+            free port (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
 
     Raises:
         LaunchError: the node could not be started; the error contains its output.
         ConfigError: the configuration or a setting in the environment is invalid, or there are fewer nodes than
-        ``num_nodes``.
+            ``num_nodes``.
         RuntimeError: a child spawned by multiprocessing calls this while it imports the script.
     """
 
     metrics: ClassVar[Metrics] = METRICS
-    """Your own gauges and counters in this process: docs/metrics.md."""
+    """Gauges and counters that user code defines in this process: docs/metrics.md."""
 
     def __init__(
         self,

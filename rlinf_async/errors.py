@@ -61,7 +61,7 @@ class WorkerDied(PeerLost):
         verdict: how it ended, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
         signal, exit_code: one of them is set.
         execution: progress of the failed call: ``"not started"``, ``"started"`` or ``"finished"`` (only its answer was
-        lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
+            lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
         methods: the worker's open calls, oldest first.
         log_path: the rank's full log on its node.
         last_words: last lines that the worker wrote to stderr.
@@ -177,7 +177,7 @@ class StaleVersion(RLinfAsyncError, ValueError):
     Attributes:
         version: version of the weights.
         latest: version that they would have to follow; equal to ``version`` if they were sent twice, or are late and a
-        version has been sent more than once.
+            version has been sent more than once.
     """
 
     version: int = -1

@@ -87,26 +87,26 @@ class Experience:
             name: name for ``connect``.
             group: number of samples in a complete group.
             max_staleness: versions by which a group's oldest sample may lag behind the trainer's version when it is
-            taken.
+                taken.
             lease: seconds that a take may last; afterwards its groups return, and its end raises ``LeaseLost``.
             maxsize: limit on samples that are present and not leased; 0 means no bound. A group's first sample waits
-            for room for the whole group.
+                for room for the whole group.
             durable: path of a file on the experience's node, which outlives the run and holds the samples that have not
-            been taken, and the ledger. The next ``create`` with this file continues from it, with leased samples
-            returned. A put and the end of a take are then done when they are written. The file survives killed
-            processes, but not a power failure.
+                been taken, and the ledger. The next ``create`` with this file continues from it, with leased samples
+                returned. A put and the end of a take are then done when they are written. The file survives killed
+                processes, but not a power failure.
             of: group whose publications (``publish``) set the trainer's version, instead of ``set_version``.
             order: take groups of the oldest or of the newest version first.
             group_timeout: seconds after a group's first sample when an incomplete group is closed.
             short_groups: drop the samples of a closed incomplete group, or take them as they are.
             max_bytes: total size of all samples, including leased ones, beyond which puts wait; by default half of the
-            node's or container's memory.
+                node's or container's memory.
             node_rank: the node that hosts the experience.
             cluster: as in ``Channel.create``.
 
         Raises:
             ConfigError: another run has the durable file open, or it cannot be used; there is no such node; a channel
-            has that name.
+                has that name.
             TypeError, ValueError: an option has an invalid value.
             RuntimeError: as for ``Channel.create``.
         """
@@ -165,7 +165,7 @@ class Experience:
         Args:
             version: version of the weights that generated the sample.
             group: name shared by a group's samples: a number, a text, bytes, None, or a tuple of these. It may be
-            reused once the group of that name is complete or closed.
+                reused once the group of that name is complete or closed.
             key: only takes with this key get the group; None allows any take.
             timeout: seconds to wait for room, after which the sample is withdrawn.
 
@@ -174,7 +174,7 @@ class Experience:
             OSError: the disk of a durable experience is full; the sample was not put.
             DeadlineExceeded, NodeLost: as for ``Channel.put``.
             TypeError, ValueError: immediately, the version is not a whole number, or negative; the group's name is
-            invalid.
+                invalid.
             SerializationError: immediately, the sample cannot be serialized.
         """
         put = self._arguments.put(sample, version, group, packed_key(key), timeout)
@@ -194,7 +194,8 @@ class Experience:
             groups: at least 1.
             key: take groups that were put with this key as well as groups without a key.
             on_stale: take stale groups, too: ``on_stale(samples, staleness)`` is called for each group, and returns the
-            samples that replace it in the batch, for example with importance weights; an empty list omits the group.
+                samples that replace it in the batch, for example with importance weights; an empty list omits the
+                group.
 
         Raises:
             LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
@@ -234,7 +235,7 @@ class Experience:
 
         Args:
             restart: the trainer has returned to a checkpoint, so the version may be lower than before. Not needed for a
-            trainer process that was restarted.
+                trainer process that was restarted.
 
         Raises:
             ValueError: the version decreases; or another live trainer, or the group ``of=``, sets the versions.

@@ -217,7 +217,7 @@ class WorkerGroup(Generic[W_co]):
             in_flight: limit on a rank's open calls; if all ranks have reached it, calls wait in order.
             key: key of a conversation, whose calls go to the same rank as long as the rank is alive.
             stall_timeout: seconds for which a rank that owes an answer or item may be silent, after which its calls are
-            lost.
+                lost.
 
         Raises:
             ClosedError: the group is closed.
@@ -294,7 +294,7 @@ class WorkerGroup(Generic[W_co]):
 
         Args:
             method: a public method of the worker class or a base class; the worker class's own method of that name is
-            called.
+                called.
 
         Returns:
             A ``Handle``; for an async generator a ``Stream``.
@@ -350,7 +350,7 @@ class WorkerGroup(Generic[W_co]):
 
         Raises:
             ConfigError: the group was launched without ``restart=``, or by another process, so that the constructor
-            arguments were not kept.
+                arguments were not kept.
             WorkerDied: a rank could not be restarted.
         """
         supervisor = self._members.supervisor
@@ -444,7 +444,7 @@ class WorkerGroup(Generic[W_co]):
         Raises:
             RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
             DeadlineExceeded: there was no such group within ``timeout`` seconds, by default ``RLINF_NAME_TIMEOUT_S``;
-            the error lists the existing groups.
+                the error lists the existing groups.
             ClosedError: the group with that name is closed.
         """
         client = registry.client_of(cluster)

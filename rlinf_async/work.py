@@ -285,7 +285,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
         Raises:
             RuntimeError: called on a thread that runs a loop, which it would block (use ``await``), or in a function
-            passed to ``then``.
+                passed to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
             ForkedProcessError: the parent process started the operation.
             LoopNotRunning: the operation needs a user's loop that is closed, or has not run for some seconds.

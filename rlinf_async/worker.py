@@ -72,7 +72,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Your own gauges and counters, which Prometheus reads if the cluster serves metrics: docs/metrics.md."""
+    """Gauges and counters that user code defines, read by Prometheus if the cluster serves metrics: docs/metrics.md."""
 
     global_accelerator_ids: list[int]
     """Ids of the worker's devices, numbered across the whole cluster."""
@@ -137,7 +137,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
         Args:
             parent_address: address of the worker that started this process.  A launched worker may pass it alone, in
-            which case it must be the address of the worker that launched it.
+                which case it must be the address of the worker that launched it.
             world_size: number of that worker's subprocesses that join.
             rank: rank of this process among them.
 
@@ -220,7 +220,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
         Args:
             restart: number of restarts of each rank, the restarted ranks, and the number of this attempt, from which
-            the ranks can derive common keys and names.
+                the ranks can derive common keys and names.
         """
 
     def on_close(self) -> Any:
