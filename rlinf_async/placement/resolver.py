@@ -64,7 +64,7 @@ class MultiNodeGroupResolver:
 
     @property
     def noun(self) -> str:
-        """What a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a mix."""
+        """The thing that a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a mix."""
         kinds = {group.counted_hardware for group in self.node_groups}
         if len(kinds) > 1:
             return "hardware rank"

@@ -31,11 +31,11 @@ class BucketWeightSyncer(WeightSyncer):
 
     Args:
         bucket_size: size in bytes at which a bucket is complete; the sender holds two buckets at a time.  Tensors are
-        never split.
+            never split.
         bucket_dtype: dtype of floating-point tensors, ``"bf16"`` or a dtype; None sends them bit for bit.
         bucket_device: device of the buckets; ``"cuda"`` means the CPU on a machine without a GPU.
         is_agent: if a name contains ``visual.``, the receiver's model is the language model inside the sender's model,
-        so that the prefix ``model.language_model.`` of a name becomes ``model.``.
+            so that the prefix ``model.language_model.`` of a name becomes ``model.``.
         load_instant: if False, a receiver keeps the buckets in CPU memory, as many bytes as the weights have, and
             writes all of them once the last one has arrived.  If True, it writes each bucket as it arrives and keeps
             none, which breaks the guarantee of ``apply``: from the first bucket until ``apply`` returns, the model
