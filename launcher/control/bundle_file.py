@@ -62,7 +62,7 @@ def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: floa
 
 
 def read_bundle(path: Path) -> RunSnapshot:
-    """Return the snapshot in a bundle.  Raises BadBundle for a file that is none or too large, or OSError."""
+    """Return the snapshot in a bundle.  Raises BadBundle if it is no bundle or too large, or OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in _checked(archive)}

@@ -113,7 +113,7 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
     # The preflight, which exec'ed this program, may have left signals blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # SIGUSR1 kills the daemon immediately, since a lost daemon may be stopped and ignore SIGTERM.
+    # SIGUSR1 kills the daemon immediately, since a lost daemon may be stopped and unable to handle SIGTERM.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
     with open(read_end, "rb") as folder:

@@ -61,7 +61,7 @@ class Ports:
             ports = [port for port in self._ports if port <= (op.max_port or port)]
             if not ports:
                 raise ValueError(f"max_port_num={op.max_port} is below --port-range {self._ports[0]}-{self._ports[-1]}")
-        first = random.randrange(len(ports))  # start anywhere: the last run's connections may linger on low ports
+        first = random.randrange(len(ports))  # start at random: connections to the last run's ports may linger
         for index in range(min(_MAX_TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port in self._leases.owners or (mark := promise(port)) is None:

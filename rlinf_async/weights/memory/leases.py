@@ -154,7 +154,7 @@ class Leases:
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
-        # Close a slot that other tensors show, because the sender would write the next version over their values.
+        # Close a slot that other tensors still use, because the sender would write the next version over their values.
         if before.is_looked_at():
             self._close(before)
         else:
