@@ -217,7 +217,7 @@ class Experience:
 
         A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
         versions. The wait ends immediately while a take waits, and before the trainer has set a version. It reserves
-        nothing, so if several producers continue at the same time, some may generate one sample too many.
+        nothing, so if several producers continue at the same time, some may generate a stale sample.
 
         Returns:
             The trainer's version, None before the first; in a coroutine a ``Work`` of it.

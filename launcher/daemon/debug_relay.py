@@ -31,7 +31,7 @@ class DebugRelay:
         return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
 
     async def debug_rank(self, requester: Requester, op: operations.DebugRank) -> None:
-        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError if it is gone."""
+        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError if it has ended."""
         if op.what not in _WORDS:
             raise ValueError(f"DebugRank: what is one of {', '.join(sorted(_WORDS))}, got {op.what!r}")
         rank = self._router.endpoints.get(op.number)

@@ -86,7 +86,7 @@ class Following(Versioned, Scope):
         self._timeout = timeout
         try:
             self._thread = LoopThread(f"weights of {name}")
-        except BaseException:  # there may be too many threads
+        except BaseException:  # no thread could be started
             self._give_name_back()
             raise
         self._link = WorkerLink(group, rank, name)

@@ -85,12 +85,12 @@ class WorkerWeightSyncScheme(CallingScheme):
         class Trainer(Worker):
             async def train(self, scheme):
                 scheme.init_on_sender("policy", receivers="rollout", source_model=self.model)
-                async with scheme:                                 # every rank of "rollout" is there, and fits
+                async with scheme:                                 # every rank of "rollout" has connected
                     for batch in self.batches:
                         self.step(batch)
                         await scheme.get_sender().send_async()     # packed: the next step may begin
                         ...
-                        await scheme.get_sender().wait_async()     # everybody has it
+                        await scheme.get_sender().wait_async()     # every worker has applied it
 
         class Rollout(Worker):
             async def rollout(self, scheme):
