@@ -19,8 +19,7 @@ _MAX_KEPT_ENDS: Final = 64
 class SubWorkers:
     """Processes that workers have started themselves and that have attached to this node.
 
-    Each has a worker among its ancestors, its name must be below that worker's name, and it ends with the worker at the
-    latest.
+    Each has a worker among its ancestors, a name below that worker's name, and ends no later than the worker.
     """
 
     def __init__(self, router: Router, node_name: str) -> None:
