@@ -1,4 +1,4 @@
-"""``python -m rlinf_launcher`` is ``rlinf-launch``."""
+"""Entry point of ``python -m rlinf_launcher``, which is the same program as ``rlinf-launch``."""
 
 import sys
 

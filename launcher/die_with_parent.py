@@ -1,8 +1,8 @@
-"""Exec wrapper of the user's script: sets PDEATHSIG, so that the kernel kills it when the launcher dies.
+"""Exec wrapper for the user's script that sets PDEATHSIG, so that the kernel kills the script when the launcher dies.
 
     python -I -S die_with_parent.py PARENT PROGRAM [ARGUMENT ...]
 
-The parent-death signal survives exec, so the user's program itself needs no change.
+The parent-death signal survives exec, so the user's program needs no change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    if os.getppid() != parent:  # the parent died before prctl, so its death sends no signal
+    if os.getppid() != parent:  # the parent died before prctl, so no signal will come
         sys.exit(1)
     try:
         os.execv(program[0], program)

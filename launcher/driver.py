@@ -1,4 +1,4 @@
-"""``Driver``, the user's script as the launcher's child process: start, interrupt, kill, wait for its exit code."""
+"""``Driver``, the user's script as the launcher's child process: start, interrupt, kill, exit code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _KILL_TIMEOUT_S: Final = 2.0
 class Driver:
     """The running script.
 
-    In the foreground of a terminal it stays in the launcher's process group, so that it can read from the terminal, and
-    Ctrl-C reaches it from there.  Elsewhere it has a group of its own, and ``interrupt`` forwards Ctrl-C.
+    In the foreground of a terminal it stays in the launcher's process group, so that it can read from the terminal and
+    receives the terminal's Ctrl-C.  Otherwise it has its own group, and ``interrupt`` forwards Ctrl-C.
     """
 
     def __init__(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
@@ -38,26 +38,27 @@ class Driver:
         return self._process.pid
 
     async def wait(self) -> int:
-        """Wait for the end; return the exit code as a shell does: 128 + n for signal n."""
+        """Wait for the script to end; return its exit code as a shell reports it: 128 + n for signal n."""
         await self._exited.wait()
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
     def interrupt(self, number: int) -> None:
-        """Forward a signal as SIGINT, except a SIGINT that the terminal has sent to the script as well."""
+        """Forward a signal as SIGINT, unless the terminal has already sent the SIGINT to the script."""
         if not (self._shares_terminal and number == signal.SIGINT) and not self._exited.is_set():
             self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        # Not to its group, which contains trackers of shared memory: ``Orphans`` kills the rest, and trackers last.
+        # Kill only the script, not its group, which contains trackers of shared memory; ``Orphans`` kills the rest,
+        # trackers last.
         # tests/test_orphans.py::test_a_second_signal_ends_at_once_a_script_that_ignores_the_first
         if not self._exited.is_set():
             self._process.kill()
 
     async def close(self) -> None:
-        """Kill the script if it runs, and wait for its end."""
+        """Kill the script if it is running, and wait for its end."""
         self.kill()
-        with suppress(TimeoutError):  # a process that hangs in the kernel must not block the launcher
+        with suppress(TimeoutError):  # a process hanging in the kernel must not block the launcher
             async with asyncio.timeout(_KILL_TIMEOUT_S):
                 await self._exited.wait()
 

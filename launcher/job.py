@@ -1,4 +1,4 @@
-"""``Job``, a run as an async context manager: preflight, daemons, script, losses of nodes, stop of all nodes."""
+"""``Job``, a run as an async context manager: preflight, daemons, script, lost nodes, shutdown of all nodes."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 
-_SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shutdown has five seconds
+_SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shutdown may take five seconds
 _ALL_GRACE_S: Final = 4.0
-_OWN_REPORT_S: Final = 0.5  # limit for a node's own lifeline to explain a loss that another node has reported
-_CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no orderly shutdown, or must not have one
+_OWN_REPORT_S: Final = 0.5  # limit for a lost node's own lifeline to explain a loss that another node reported
+_CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown, or must not have one
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
-"""Seconds for the bundle of a run that may be stuck: its processes are asked twice, silent ones for a second each."""
+"""Seconds for the bundle of a run that may be stuck: processes are asked twice, silent ones for a second each."""
 
 
 def fresh_run_id() -> str:
@@ -50,12 +50,12 @@ def fresh_run_id() -> str:
 
 
 class Job:
-    """The nodes of a run; inside the ``async with`` block they are ready.
+    """The nodes of a run, ready inside the ``async with`` block.
 
-    ``interrupt`` and ``kill`` are the reactions to a first and a second Ctrl-C; both may be called at any time.
+    ``interrupt`` and ``kill`` react to a first and a second Ctrl-C; both may be called at any time.
 
     Args:
-        nodes: as `rlinf_launcher.remote.plan.plan` returns them.
+        nodes: result of `rlinf_launcher.remote.plan.plan`.
         exported: variables for every node.
         environ: the launcher's environment, which the script inherits.
     """
@@ -70,7 +70,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unobserved: list[str] = []  # failures that the script has not noticed; complete once all nodes have ended
+        self.unobserved: list[str] = []  # failures that the script did not notice; complete once all nodes have ended
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -100,7 +100,7 @@ class Job:
 
         Raises:
             LaunchError: lists every node that failed; the others have been stopped.
-            ConfigError: the folder of ``--sync`` cannot be read.
+            ConfigError: the ``--sync`` folder cannot be read.
         """
         self._main = asyncio.current_task()
         self._phase = "starting"
@@ -118,7 +118,7 @@ class Job:
         await self._stop()
 
     async def run_script(self) -> int:
-        """Run the script to its end; return its exit code, 128 + n for signal n."""
+        """Run the script until it ends; return its exit code, 128 + n for signal n."""
         environ = {**self._environ, **self._exported, "RLINF_RUN_ID": self.run_id}
         environ["RLINF_NODE_SOCKET"] = self._here["socket"]
         if self._options.trace is not None:
@@ -145,9 +145,9 @@ class Job:
             await self._driver.close()
 
     async def keep_bundle(self, *, wants_verdict: bool = False) -> None:
-        """Write everything known of the run into one file beside its logs, and report the path; takes seconds.
+        """Write everything known about the run into one file beside its logs, and report its path; takes seconds.
 
-        Live nodes are asked; of an ended run, the bundle has only this machine's files.
+        Live nodes are asked; the bundle of an ended run contains this machine's files only.
         """
         from .control.run_bundle import keep_bundle  # imported late, because a successful run needs no bundle
         from .control.snapshot_taking import VERDICT
@@ -161,12 +161,12 @@ class Job:
                 missing = (await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)).missing
         except TimeoutError:
             self._report.warn("there is no bundle of the run: it was not written in time")
-        except Exception as error:  # an error in the bundle must not change the result of the run
+        except Exception as error:  # an error in the bundle must not change the run's result
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
             self._report.bundle(path)
             if not wants_verdict:
-                missing.pop(VERDICT)  # only a stuck run needs a verdict, and more time would not produce it
+                missing.pop(VERDICT)  # only a stuck run needs a verdict, and more time would not produce one
             for name, reason in list(missing.items())[:1]:
                 more = f", and {len(missing) - 1} more (rlinf-ctl bundle has more time)" if len(missing) > 1 else ""
                 self._report.warn(f"missing in the bundle: {name}: {reason}{more}")
@@ -174,7 +174,7 @@ class Job:
             self._bundling = None
 
     def _local_run(self) -> LocalRun | None:
-        """Return this machine's part of the run; None if nothing was started, or its logs end with the run."""
+        """Return this machine's part of the run; None if nothing was started, or its logs are removed with the run."""
         from .control.run_places import LocalRun
 
         local_peers = [self._peers[node.rank] for node in self._nodes if node.is_here and self._peers]
@@ -190,7 +190,7 @@ class Job:
         self.interrupt(signal.SIGTERM)
 
     def expire(self) -> None:
-        """End everything in order because of ``--timeout``, after a bundle has recorded the state of the run."""
+        """Shut everything down because of ``--timeout``, after a bundle has recorded the run's state."""
         self.was_interrupted = True
         if self._phase == "running":
             self._has_expired.set()
@@ -198,7 +198,7 @@ class Job:
             self.interrupt(signal.SIGTERM)
 
     def interrupt(self, number: int) -> None:
-        """End everything in order within five seconds; ``number`` is the signal to imitate for the script."""
+        """Shut everything down within five seconds; the script receives ``number`` as its signal."""
         self.was_interrupted = True
         loop = asyncio.get_running_loop()
         self._end_by = loop.time() + _ALL_GRACE_S
@@ -223,7 +223,7 @@ class Job:
 
     @property
     def _here(self) -> Mapping[str, Any]:
-        """Facts of the first node on this machine, whose daemon serves the script."""
+        """Facts about the first node on this machine, whose daemon serves the script."""
         rank = next(node.rank for node in self._nodes if node.is_here)
         return self._peers[rank]
 
@@ -259,7 +259,7 @@ class Job:
         for note, name in {peer["note"]: peer["name"] for peer in reversed(self._peers) if peer["note"]}.items():
             self._report.warn(f"{name}: {note}")
         if (logs := self._here["log_dir"]) not in ("", self._expected_logs()) and not self._here["note"]:
-            self._report.note(f"logs in {logs}")  # a prologue or -e has set another $TMPDIR
+            self._report.note(f"logs in {logs}")  # a prologue or -e has changed $TMPDIR
         self._report.ready(self._shape())
 
     def _expected_logs(self) -> str:
@@ -288,7 +288,7 @@ class Job:
         options, binds = self._options, self._inspection.binds()
         authority = None
         if len(self._nodes) > 1:
-            # Imported late, because it is slow and a single node does not need it.
+            # Imported late, because the import is slow and a single node does not need it.
             from rlinf_async._wire.credentials import RunAuthority
 
             authority = RunAuthority(self.run_id)
@@ -325,7 +325,7 @@ class Job:
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        cpus = {}  # nodes of one machine share its cores
+        cpus = {}  # nodes on one machine share its cores
         for node, peer in zip(self._nodes, self._peers, strict=True):
             if not node.hidden:
                 cpus["" if node.is_here else node.host.identity] = peer["facts"].get("cpus", 0)
@@ -336,7 +336,7 @@ class Job:
             try:
                 message = await self._lifelines[rank].receive(None)
             except LaunchError as error:
-                # The loss is already shown, and the exit status explains it further.
+                # The loss has already been reported, and the exit status adds an explanation.
                 if rank in self._shown and self._phase != "stopping":
                     self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
@@ -358,13 +358,13 @@ class Job:
                 return
 
     async def _on_loss_reported(self, reporter: int, reported: int, reason: str) -> None:
-        """Report the loss of a node, or of a link if the lost side is unknown."""
-        # A node that was cut off, or stopped for a while, takes all others for lost.  So only the script's own node and
-        # the lost node's lifeline are believed; reports of other nodes name the link only.
+        """Report the loss of a node, or of a link if it is unknown which side is lost."""
+        # A node that was cut off, or stopped for a while, believes that all others are lost.  So only the script's own
+        # node and the lost node's lifeline are trusted; other nodes' reports name the link only.
         is_own_word = reporter == self._here["node"]
-        if is_own_word:  # must be recorded at once, because the script may end before the loss is shown
+        if is_own_word:  # record it now, because the script may end before the loss is reported
             self._lost.add(reported)
-        if reported in self._watchers:  # its own lifeline knows the reason better, and may report it soon
+        if reported in self._watchers:  # the node's own lifeline may soon report a better reason
             await asyncio.wait({self._watchers[reported]}, timeout=_OWN_REPORT_S)
         if is_own_word:
             self._show_loss(reported, reason)
@@ -373,8 +373,8 @@ class Job:
             self._report.warn(f"{names}, and one of the two may be lost: {reason}")
 
     def _count_own_loss(self, rank: int, error: LaunchError) -> None:
-        """Count the failure of the script's own node; not an orderly end (code 0) or one by this side (a signal)."""
-        # That daemon kept the failures that the script had not noticed, so they are lost with it.
+        """Count a failure of the script's own node, but not a clean exit (code 0) or a kill by this side (a signal)."""
+        # That daemon kept the failures that the script did not notice, so they are lost with it.
         if self._driver is not None and rank == self._here["node"] and (self._lifelines[rank].exit_code or 0) > 0:
             self.unobserved.append(f"the script's own node, {self._nodes[rank].name}, was lost: {error}")
 
@@ -413,7 +413,7 @@ class Job:
             self._report.close()
 
     async def _stop_nodes(self) -> None:
-        """Stop all nodes in order: daemons are asked to end; waiting preflights see the end of their stdin."""
+        """Shut all nodes down: daemons are asked to end, and waiting preflights see end-of-file on stdin."""
         grace = settings.NODE_STOP_GRACE_S()
         left = grace if self._end_by is None else max(0.3, self._end_by - asyncio.get_running_loop().time())
         cut = grace if self._end_by is None else 1.0
@@ -429,7 +429,7 @@ class Job:
         )
 
     async def _cut_nodes(self) -> None:
-        """Cut every lifeline and kill the processes that still hold on to one."""
+        """Cut every lifeline and kill processes that still hold one."""
         await asyncio.gather(*(lifeline.close(_CUT_TIMEOUT_S) for lifeline in self._lifelines.values()))
 
     def _remove_run_dirs(self) -> None:
@@ -445,11 +445,11 @@ def script_command(options: Options) -> list[str]:
 
 
 def script_is_missing(options: Options) -> bool:
-    """True if the script does not exist; then Python reports the error before any node is started."""
+    """True if the script does not exist; Python then reports the error before any node starts."""
     is_file = options.script is not None and not options.module
     return is_file and not os.path.exists(options.script or "")  # noqa: PTH110  # Path.exists may raise
 
 
 def missing_script_text(options: Options) -> str:
-    """Return the error about a missing script for a check or a preview."""
+    """Return the error about a missing script, for a check or a preview."""
     return f"script: there is no {options.script} here\nfix: check the path; it is seen from {Path.cwd()}"

@@ -10,22 +10,22 @@ DEFAULT_START_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Options:
-    """The user's settings of the launcher, by flag; None, or an empty value, for a flag that is not given.
+    """The user's launcher settings, by flag; a flag that is not given is None or empty.
 
     Attributes:
         script, args: the script (or module, with ``module``) and its arguments.
         hosts: ``--hosts`` as given; `rlinf_launcher.cli.allocation.find_hosts` reads ``$RLINF_HOSTS``.
         sync: absolute path of the folder to ship.
-        env: ``-e`` in order; None for a value takes it from the user's environment.
-        prologue: shell commands that run on every host before its node.
-        launcher: ``"ssh"``, ``"srun"`` or ``"auto"``, which chooses.
+        env: ``-e`` settings in order; None as a value takes it from the user's environment.
+        prologue: shell commands to run on every host before its node.
+        launcher: ``"ssh"``, ``"srun"``, or ``"auto"`` to choose between them.
         port_range: first and last port to listen on.
         start_timeout: seconds; None waits forever.
-        pdb: a rank whose method has raised waits for a debugger.
+        pdb: a rank whose method raises waits for a debugger.
         timeout: seconds for the whole run; None for no limit.
-        tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.
+        tee: ``"all"``, ``"none"``, or comma-separated ranks: ``"0,3"``.
         verbosity: -1 quiet, 0, 1, 2.
-        show_placement: the configuration whose placement is shown; empty for the script's own.
+        show_placement: configuration whose placement is shown; empty for the script's own.
         placement_svg: absolute path of the drawing.
     """
 

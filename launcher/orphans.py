@@ -1,4 +1,4 @@
-"""Processes that the user's script leaves behind: adopted as a subreaper, recognised by the run's id, and killed."""
+"""Processes that the user's script leaves behind, adopted by a subreaper, recognised by the run's id, and killed."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _TRACKERS_S: Final = 3.0
 
 
 class Orphans:
-    """Adopter, as a subreaper, of processes that the script leaves in any session; kills them at the end of the run.
+    """Subreaper that adopts processes that the script leaves, in any session, and kills them at the end of the run.
 
-    It kills processes with the run's id in their environment, and those that have overwritten it, as setproctitle does.
-    Children that the launcher had before are not touched.
+    It kills processes with the run's id in their environment, and processes that have overwritten their environment, as
+    setproctitle does.  Children that the launcher already had are not touched.
     """
 
     def __init__(self, run: str) -> None:
@@ -32,7 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kill and reap the orphans, and theirs in turn; trackers of shared memory come last, if they do not end."""
+        """Kill and reap the orphans, and the orphans that these leave; trackers of shared memory come last."""
         while found := list(self._find()):
             workers = [pid for pid in found if not _is_tracker(pid)]
             if not workers:
@@ -44,7 +44,7 @@ class Orphans:
                     os.waitpid(pid, 0)
                 # The same pattern as in the guardian's ``remove_cuda_files``.
                 for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
-                    # The file may belong to another user, in a pid namespace with the same number.
+                    # The file may belong to another user's process with the same number in another pid namespace.
                     with suppress(OSError):
                         path.unlink()
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
@@ -54,7 +54,8 @@ class Orphans:
             if pid in self._others:
                 continue
             variables = _environment(pid)
-            # No variable at all means an overwritten environment: every process that the launcher starts has some.
+            # A process without any variable has overwritten its environment, because every process that the launcher
+            # starts has some.
             if self._mark in variables or _is_ending(pid) or not any(b"=" in variable for variable in variables):
                 yield pid
 
@@ -88,7 +89,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _is_ending(pid: int) -> bool:
-    """True if a process has released its memory and environment; its children become orphans of this process next."""
+    """True if a process has released its memory and environment; this process will adopt its children."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     return True

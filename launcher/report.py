@@ -1,8 +1,8 @@
-"""Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; text tables for other reports.
+"""Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; and text tables for other output.
 
-A terminal gets one live table that collapses into a line; other outputs get one line per change, without colours; with
-``--json`` one JSON object per line.  ``--quiet`` leaves errors only; JSON then still has the exit code and the bundle
-of a failed run.
+A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours;
+with ``--json`` one JSON object per line.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
+failed run's bundle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _COLUMNS: Final = ("after", "daemon", "py", "torch", "gpus")
 
 
 class Named(Protocol):
-    """Interface to the facts about a node that the report shows."""
+    """The facts about a node that the report shows."""
 
     @property
     def name(self) -> str: ...
@@ -30,7 +30,7 @@ class Named(Protocol):
 
 
 class Report:
-    """Report with one line per change.  Writing never raises: a closed terminal must not keep a run from its end."""
+    """Report with one line per change.  Writing never raises: a closed terminal must not keep a run from ending."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         self._stream = stream or sys.stderr
@@ -40,7 +40,7 @@ class Report:
         self._began = time.monotonic()
 
     def begin(self, run: str, nodes: Sequence[Named], logs: str = "") -> None:
-        """Report the start of a run, or of a check without its id; ``nodes`` are in the order of ranks."""
+        """Report the start of a run, or of a check, which has no id; ``nodes`` are in rank order."""
         self._names = [node.name for node in nodes]
         self._rows = [dict.fromkeys(_COLUMNS, "-") | {"state": "starting"} for _ in nodes]
         if run:
@@ -83,7 +83,7 @@ class Report:
         self.note(f"a bundle of the run: {path} (rlinf-ctl page {path} shows it)")
 
     def exit(self, script: str, code: int, script_code: int | None) -> None:
-        """Report the end; ``script_code`` is 128 + n for signal n, None if the launcher has ended the script."""
+        """Report the end; ``script_code`` is 128 + n for signal n, and None if the launcher has ended the script."""
         if script_code is None:
             return
         if script_code > 128:
@@ -155,7 +155,7 @@ class JsonReport(Report):
 
 
 class LiveReport(Report):
-    """Report as a table, redrawn at every change without a thread, and replaced by one line at the end."""
+    """Report as a table, redrawn at every change without a thread, and finally replaced by one line."""
 
     def __init__(self, stream: TextIO | None = None, verbosity: int = 0) -> None:
         super().__init__(stream, verbosity)

@@ -1,4 +1,4 @@
-"""Spans of user text (hosts files, flags, variables) with file and line, for errors that quote the place."""
+"""Spans of user text (hosts files, flags, variables) with file and line, for errors that quote their location."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-_MAX_SHOWN_CHARS = 100  # an error shows this many characters of a line around the marked place
+_MAX_SHOWN_CHARS = 100  # characters of a line that an error shows around the mark
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 _QUOTED = re.compile(r"""(["'])(.*?)\1""")
@@ -17,7 +17,7 @@ _QUOTED = re.compile(r"""(["'])(.*?)\1""")
 
 @dataclass(frozen=True)
 class SourceSpan:
-    """Some characters (``text``) of a ``line``, which begin there at ``start``, from 0; ``number`` counts from 1."""
+    """Characters (``text``) of a ``line``, beginning at offset ``start``; ``number`` counts lines from 1."""
 
     text: str
     source: str
@@ -33,7 +33,7 @@ class SourceSpan:
         return SourceSpan(self.text[start:stop], self.source, self.number, self.start + start, self.line)
 
     def words(self) -> Iterator[SourceSpan]:
-        """Yield words before one that begins with ``#``; quotes keep blanks together and stay.  Raises ConfigError."""
+        """Yield words up to one that begins with ``#``, keeping quotes and the blanks within.  Raises ConfigError."""
         place = 0
         while place < len(self.text):
             if self.text[place].isspace():
@@ -51,11 +51,11 @@ class SourceSpan:
         return _QUOTED.sub(r"\2", self.text)
 
     def error(self, problem: str, fix: str) -> ConfigError:
-        """Return an error that shows the line, marks this part of it, and names the fix."""
+        """Return an error that shows the line, marks this span in it, and states the fix."""
         first = max(0, self.start - _MAX_SHOWN_CHARS // 2)
         view = self.line[first : first + _MAX_SHOWN_CHARS]
         before, width = self.start - first, max(1, len(self.text))
-        # Tabs stay tabs, so that the mark stands under the marked text.
+        # Keep tabs, so that the mark is below the marked text.
         indent = "".join("\t" if letter == "\t" else " " for letter in view[:before])
         mark = "^" * max(1, min(width, len(view) - before))
         gutter = " " * len(str(self.number))

@@ -1,4 +1,4 @@
-"""``python -m rlinf_async``: prints what is installed, and where to begin."""
+"""``python -m rlinf_async``: prints the installed versions, and how to start."""
 
 import argparse
 import importlib.metadata
@@ -15,7 +15,7 @@ rlinf_async is a package to be imported: `from rlinf_async import Cluster, Worke
 
 
 def main() -> int:
-    """Print usage, or the versions with ``--version``. Return the exit code. No reported package is imported."""
+    """Print usage, or the versions with ``--version``. Return the exit code. Does not import the reported packages."""
     parser = argparse.ArgumentParser(
         prog="python -m rlinf_async",
         description=_USAGE,

@@ -10,9 +10,9 @@ from typing import Any
 
 @total_ordering
 class WorkerAddress:
-    """Place of a worker in the tree of groups: a root group's name and a path of ranks.
+    """A worker's position in the tree of groups: a root group's name and a path of ranks.
 
-    Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group that this worker has launched is ``rollout:2:0``.
+    Rank 2 of ``rollout`` is ``rollout:2``; rank 0 of a group launched by that worker is ``rollout:2:0``.
 
     Example:
         >>> address = WorkerAddress("rollout", 2)
@@ -60,7 +60,7 @@ class WorkerAddress:
         return WorkerAddress(self.root_group_name, self.rank_path[:-1])
 
     def get_child_address(self, rank: int) -> WorkerAddress:
-        """Return the address of one rank below this one."""
+        """Return the address of a rank directly below this address."""
         return WorkerAddress(self.root_group_name, (*self.rank_path, rank))
 
     @classmethod
@@ -75,7 +75,7 @@ class WorkerAddress:
 
     @classmethod
     def from_parent_name_rank(cls, parent_name: str, rank: int) -> WorkerAddress:
-        """Return the address of a rank below the worker or group of that name."""
+        """Return the address of a rank below the worker or group named ``parent_name``."""
         return cls.from_name(parent_name).get_child_address(rank)
 
     def __eq__(self, other: object) -> bool:
@@ -100,7 +100,7 @@ class WorkerAddress:
 class WorkerInfo:
     """Facts about a running worker.
 
-    ``node_id``, ``gpu_id`` and ``available_gpus`` are the older names of the fields that they return.
+    ``node_id``, ``gpu_id`` and ``available_gpus`` are older names of the fields that they return.
     """
 
     address: WorkerAddress
@@ -110,18 +110,18 @@ class WorkerInfo:
     accelerator_type: str
     accelerator_model: str
     accelerator_rank: int
-    """Id of the worker's first device on its node; -1 without one."""
+    """Id of the worker's first device on its node; -1 if it has none."""
     node_ip: str
     node_port: int
     available_accelerators: tuple[int, ...] = ()
-    """Ids of the devices that the worker may use, counted over the whole cluster."""
+    """Ids of the devices that the worker may use, numbered across the whole cluster."""
     hardware_infos: tuple[Any, ...] = ()
     node_name: str = ""
     pid: int = 0
 
     @classmethod
     def from_facts(cls, facts: Mapping[str, Any]) -> WorkerInfo:
-        """Return the info from plain data: fields by name, the address as a str, any sequences."""
+        """Return the info from plain data: fields by name, the address as a str, and any kind of sequences."""
         return cls(
             **{
                 **facts,
@@ -151,16 +151,16 @@ class NodeInfo:
     """Description of a node of the cluster.
 
     Attributes:
-        node_rank: position in the hosts list, from 0.
-        name: the host as the user wrote it; shown in prefixes and errors.
+        node_rank: position in the hosts list, counted from 0.
+        name: the host as the user wrote it, as shown in prefixes and errors.
         node_ip: address at which other nodes reach this node.
-        num_cpus: number of CPUs that this node may use, by affinity and cgroup.
+        num_cpus: number of CPUs that this node may use, limited by affinity and cgroup.
         accelerators: visible device ids in the node's own notation (``CUDA_VISIBLE_DEVICES`` entries).
         accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.
-        accelerator_model: for example ``"NV_GPU:H200"``; empty without a device.
+        accelerator_model: for example ``"NV_GPU:H200"``; empty if the node has no device.
         python_interpreter_path: interpreter of the node's daemon, and by default of its workers.
-        node_labels: labels of the hosts file, and of the node's groups.
-        env_vars: variables that the configuration sets for all workers of the node.
+        node_labels: labels from the hosts file, and from the node's groups.
+        env_vars: variables that the configuration sets for all of the node's workers.
         hardware_resources: hardware other than accelerators, one resource (``type``, ``infos``) for each kind.
         rehearsed: true if the accelerators are only declared.
     """

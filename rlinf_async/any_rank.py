@@ -1,4 +1,4 @@
-"""``AnyRank``: calls that any rank of a group with room may take; ``AnyStream``: the items of such a stream."""
+"""``AnyRank``: calls that any rank of a group may take; ``AnyStream``: the items of such a stream."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ class _Method(Protocol):
 
 
 class AnyRank:
-    """Calls that any rank of a group may take, from ``group.any()``: the live rank with the fewest open calls gets
-    each.
+    """Calls that any rank of a group may take, from ``group.any()``; each goes to the live rank with the fewest open
+    calls.
 
-    Every public method of the worker class is a method of this object.  A call returns a ``Handle`` whose result is the
-    rank's own, not a list; an async generator method returns a ``Stream`` of the items without ranks.
+    Every public method of the worker class is a method of this object.  A call returns a ``Handle`` for a single
+    result, not a list; an async generator method returns a ``Stream`` of items without ranks.
 
     Example:
         pool = rollout.any(in_flight=8, stall_timeout=60)
@@ -59,13 +59,13 @@ class AnyRank:
         key: Hashable,
         stall_timeout: float | None,
     ) -> None:
-        """Do not call this: ``group.any()`` returns one."""
+        """Internal; use ``group.any()`` to create an instance."""
         self._calls = calls
         self._methods = methods
         self._ranks = tuple(ranks)
         self._in_flight = UNBOUNDED if in_flight is None else in_flight
         self._key = key
-        # Time spent at a breakpoint of an editor must not count as a stall.
+        # Time spent at an editor's breakpoint must not count as a stall.
         self._stall_timeout = None if is_in_editor() else stall_timeout
 
     def __repr__(self) -> str:
@@ -87,7 +87,7 @@ class AnyRank:
             encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
         request = PoolRequest(self._ranks, self._in_flight, self._stall_timeout, self._key)
         call = (_AnyStreamCall if method.streams else _AnyCall)(calls, request, method)
-        # The call may be sent again later, and the arguments may change until then.
+        # The call may be sent again later, and the arguments may change before then.
         if method.is_idempotent and not isinstance(encoded, bytes):
             encoded = encoded.to_bytes()
         calls.submit(call, encoded)
@@ -121,7 +121,7 @@ def check_options(in_flight: Any, key: Any, stall_timeout: Any) -> None:
 
 class _Pooled:
     # Mixed into ``Handle`` and ``StreamCall``: a call that belongs to a rank only during an attempt. A rank that was
-    # found silent may answer late, under the call's old number: ``_Leftover`` takes that answer, and the call gets a
+    # found silent may answer late, under the call's old number; ``_Leftover`` takes that answer, and the call gets a
     # new number.
 
     _callee: Any
@@ -138,7 +138,7 @@ class _Pooled:
         request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
-        self._has_spare = method.is_idempotent  # whether the call may still be restarted once on another rank
+        self._has_spare = method.is_idempotent  # whether the call may be restarted once more, on another rank
         self._stalled_s = 0.0
 
     def _title(self) -> str:
@@ -148,7 +148,7 @@ class _Pooled:
         raise NotImplementedError
 
     def _start(self, attempt: Attempt) -> bool:
-        """Send the call to the rank that the pool has chosen. Return False if it was cancelled."""
+        """Send the call to the rank that the pool has chosen. Return False if the call was cancelled."""
         if self._is_over():
             return False
         self._attempt = attempt
@@ -162,7 +162,7 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Leave the rank after its last answer. Return True if the rank was lost and the call is started again."""
+        """Leave the rank after its last answer. Return True if the rank was lost and the call starts again."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()
@@ -170,7 +170,7 @@ class _Pooled:
             self._note_loss(frames.unpack(body) if status == Status.DIED else {})
             self._leave()
         else:
-            # Breaks the cycle, which would keep the result until the next garbage collection.
+            # Break the cycle, which would keep the result alive until the next garbage collection.
             self._request.owner = None
         self._calls.ended(attempt, target, status, body)
         if is_moved:
@@ -192,7 +192,7 @@ class _Pooled:
         self._call, self._targets, self._cancel_sent, self._departed = 0, (), False, False
 
     def _start_again(self) -> None:
-        call: Any = self  # the object including the class that this one is mixed into
+        call: Any = self  # the whole object, not only this mixin
         self._calls.wait(call)
 
     def _stall(self, attempt: Attempt) -> None:
@@ -204,7 +204,7 @@ class _Pooled:
         elif self._is_over():
             attempt.detach()
         elif not self._may_move():
-            attempt.since = None  # a new wait sets it again, since an answer may arrive while daemons are queried
+            attempt.since = None  # a new wait sets it again: an answer may arrive during the daemons' query
             self._stalled_s = limit
             self._abandon_stalled()
         elif client.hand_over(self._call, _Leftover(self._calls, attempt, self._method, self._targets)):
@@ -256,7 +256,7 @@ class _Pooled:
 
 
 class _AnyCall(_Pooled, Handle[Any]):
-    # Call that any rank may take: ``await`` returns its one result.
+    # Call that any rank may take; ``await`` returns its single result.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         Handle.__init__(self, calls.callee(request.ranks[0]), method.name)
@@ -292,12 +292,13 @@ class _AnyCall(_Pooled, Handle[Any]):
 
 class _AnyStreamCall(_Pooled, StreamCall):
     # Stream that any rank may take. If its method is ``@idempotent`` and its rank is lost, the next request for an item
-    # sends the call again, with the items received so far: in the consumer's thread, because decoding runs user code.
+    # sends the call again, with the items received so far. This happens in the consumer's thread, because decoding runs
+    # user code.
 
     def __init__(self, calls: PoolCalls, request: PoolRequest, method: _Method) -> None:
         StreamCall.__init__(self, calls.callee(request.ranks[0]), method.name)
         self._join(calls, request, method)
-        # Received items, while another rank may need them to resume.
+        # Received items, kept as long as another rank may need them to resume.
         self._came: list[Body] | None = [] if method.is_idempotent else None
         self._is_lost = False  # true between the loss of the rank and the repeated call
 
@@ -325,7 +326,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
     def _start_again(self) -> None:
         with self._lock:
-            self._consumed = [-len(self._items)]  # items of the lost rank must not become credit for the next rank
+            self._consumed = [-len(self._items)]  # the lost rank's items must not become credit for the next rank
             self._is_lost = True
         self._wake()
 
@@ -402,9 +403,9 @@ class _Leftover:
 
 
 class AnyStream(Stream[Any]):
-    """Items of an async generator method that one rank yields; if it is lost, another rank continues.
+    """Items that one rank yields from an async generator method; if the rank is lost, another rank continues.
 
-    As ``Stream``, but a loop over it yields the items alone.
+    Like ``Stream``, except that a loop over it yields the items alone.
     """
 
     def __aiter__(self) -> AsyncIterator[Any]:

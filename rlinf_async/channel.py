@@ -44,29 +44,29 @@ class WeightedItem:
     item: Any = field(compare=False)
 
 
-# RLinf's channel interface has more than 30 methods, with overloads. The implementation is in ``_channels``.
+# RLinf's channel interface has more than 30 methods, with overloads, all implemented in ``_channels``.
 class Channel:
-    """First-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
+    """First-in-first-out queue that any process of the run can put into and get from, by name or as an argument.
 
-    A channel lives in the daemon of one node, not in any worker: an accepted item outlives its producer. A consumer
-    that is cancelled or killed before its ``get`` returns leaves the item to the next one, at its old place; from then
-    on the item is the consumer's, and is never delivered again. ``lease`` keeps items in the channel until a block ends
-    without an error. Items that one producer puts under one key are delivered in that order. Contents do not survive
-    the node that holds them.
+    A channel lives in one node's daemon, not in any worker, so an accepted item outlives its producer. If a consumer is
+    cancelled or killed before its ``get`` returns, the next consumer gets the item, at its old place; after that the
+    item belongs to its consumer and is never delivered again. ``lease`` keeps items in the channel until a block ends
+    without an error. Items that one producer puts under one key are delivered in order. The contents do not survive the
+    node that holds them.
 
-    Names serve ``create`` and ``connect`` only: an object always means the same channel. A new channel with the name of
-    a closed one is a different channel.
+    Names are only used by ``create`` and ``connect``; a channel object always means the same channel. A new channel
+    with the name of a closed one is a different channel.
 
     A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item. Without a
-    bound it is done when the item has been sent, if the producer runs on the channel's node: the daemon reads
-    everything that a killed process has sent. An item that arrives after a close is lost, and the next operation of its
-    producer on the channel reports that.
+    bound, and if the producer runs on the channel's node, it is done when the item has been sent, because the daemon
+    reads everything that a killed process has sent. An item that arrives after a close is lost, and its producer's next
+    operation on the channel reports the loss.
 
     In a coroutine the methods start immediately and return a ``Work`` to await; elsewhere they block and return the
-    result, unless ``async_op=True``. For type checkers the result is ``Any``, and with ``async_op=True`` a ``Work``.
+    result, unless ``async_op=True``. For type checkers the result is ``Any``, or a ``Work`` with ``async_op=True``.
 
-    An item must not be changed until its put is done. Tensors on a GPU travel through CPU memory and arrive on the
-    consumer's current device; the channel holds a copy, so the producer may free its own as soon as the put is done.
+    Do not change an item until its put is done. Tensors on a GPU are sent through CPU memory and arrive on the
+    consumer's current device; the channel holds a copy, so the producer may free its own after the put.
 
     Example:
         channel = Channel.create("obs", maxsize=8)
@@ -78,7 +78,7 @@ class Channel:
 
     Replay buffer:
         Producers put transitions; the learner moves them into its own buffer, which drops the oldest, and waits only
-        for the first ones. At the end of the channel ``EndOfChannel`` ends the loop::
+        for the first transitions. When the channel ends, ``EndOfChannel`` ends the loop::
 
             replay = collections.deque(await channel.get_many(1_000), maxlen=100_000)
             while True:
@@ -90,14 +90,14 @@ class Channel:
     _noun = "channel"
 
     def __init__(self, name: str, maxsize: int, client: NodeClient | None, local: LocalQueue | None = None) -> None:
-        """Make a channel object. Users call ``create`` or ``connect``."""
+        """Internal; use ``create`` or ``connect`` to create an instance."""
         self._name = name
         self._maxsize = maxsize
         self._client = client
         self._local = local
         self._roster: registration.Roster | None = None
         self._promise: registration.Promise | None = None
-        """Represents the channel in other processes that received it before it had a number."""
+        """Placeholder for the channel in other processes that received it before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
@@ -120,7 +120,7 @@ class Channel:
         return f"<{self._noun.title()} {self._name} [{where}{bound}{state}]>"
 
     def __str__(self) -> str:
-        """Return the items queued under the default key; in a coroutine, which may not block, the channel's
+        """Return the items queued under the default key; in a coroutine, which must not block, the channel's
         ``repr``."""
         return repr(self) if must_await() else str(self.peek_all())
 
@@ -141,24 +141,25 @@ class Channel:
     ) -> Channel:
         """Create a channel; if one with that name exists, log a warning and connect to it.
 
-        In a coroutine it returns immediately, and ``await channel`` waits until the channel exists; earlier puts are
-        sent in order. A channel created by a driver lives until it or the cluster is closed, a channel created by a
-        worker until it or the worker's group is closed.
+        In a coroutine it returns immediately, and ``await channel`` waits until the channel exists; puts made before
+        then are sent in order. A driver's channel lives until it or the cluster is closed, a worker's until it or the
+        worker's group is closed.
 
         Args:
             name: name for ``connect``; free again once the channel is closed.
             maxsize: limit of items per key; 0 means no bound.
-            distributed: one queue on every node; a key lives on the node that used it first.
-            node_rank: the node that holds the queue, unless it is distributed.
-            local: a queue in this process only; each process that receives it has its own queue. A forked child has
-                none, because its copy would be inconsistent.
-            disable_distributed_log: accepted for RLinf's programs and ignored: a channel has no process that could log.
-            max_bytes: size in bytes of all items together, beyond which puts wait; by default half of the memory of
-                the node, or of its container.
-            cluster: cluster of the channel, if several are open in this process.
+            distributed: create one queue on every node; a key belongs to the node that uses it first.
+            node_rank: node that holds the queue, unless it is distributed.
+            local: create a queue in this process only; each process that receives the channel has its own queue. A
+                forked child has none, because its copy would be inconsistent.
+            disable_distributed_log: accepted for RLinf's programs and ignored, because a channel has no process that
+                could log.
+            max_bytes: total size of all items, beyond which puts wait; by default half of the node's or container's
+                memory.
+            cluster: cluster of the channel, needed if several are open in this process.
 
         Raises:
-            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
+            RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
             ConfigError: there is no such node.
             TypeError, ValueError: a size is not a whole number, or is negative; ``distributed`` or ``local`` is not a
                 bool; the name is not a text, or has more than 4096 bytes.
@@ -192,18 +193,18 @@ class Channel:
         cluster: registry.HasClient | None = None,
         timeout: float | None = None,
     ) -> Channel:
-        """Connect to the channel of that name; wait for it if it does not exist yet.
+        """Connect to the channel with that name; wait for it if it does not exist yet.
 
-        In a coroutine it returns at once, and ``await channel`` waits.
+        In a coroutine it returns immediately, and ``await channel`` waits.
 
         Args:
             current_worker: accepted for RLinf's programs and ignored: a process knows which worker it is.
             cluster: as in ``create``.
-            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only a channel that exists.
+            timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only an existing channel.
 
         Raises:
-            DeadlineExceeded: the channel did not exist in time; the text lists the channels that exist.
-            ClosedError: the channel of that name is closed.
+            DeadlineExceeded: the channel did not exist in time; the error lists the existing channels.
+            ClosedError: the channel with that name is closed.
             RuntimeError: as in ``create``.
             TypeError, ValueError: the timeout is negative; the name is not valid for ``create``.
         """
@@ -252,7 +253,7 @@ class Channel:
         """Wait until the channel exists.
 
         Raises:
-            Exception: the reason why it does not.
+            Exception: the reason why it does not exist.
         """
         if self._opening is not None:
             yield from self._opening.async_wait().__await__()
@@ -298,31 +299,31 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Append an item to the queue of its key; wait while the queue is full.
+        """Append an item to its key's queue; wait while the queue is full.
 
         Args:
             weight: weight for ``get_batch``: a whole number, not negative.
-            key: any hashable value; each key has a queue of its own.
-            async_op: return a ``Work`` where the call would block.
-            timeout: seconds; then the item is withdrawn. With 0 it is put only if there is room at once.
+            key: any hashable value; each key has its own queue.
+            async_op: return a ``Work`` instead of blocking.
+            timeout: seconds, after which the item is withdrawn. With 0 it is put only if there is room immediately.
 
         Returns:
-            None once the item is accepted, or sent to a channel without a bound on this node; in a coroutine or
-            with ``async_op`` a ``Work`` for it.
+            None once the item is accepted or, in a channel without a bound on this node, sent; in a coroutine or with
+            ``async_op`` a ``Work`` of it.
 
         Raises:
-            DeadlineExceeded: it was full for ``timeout`` seconds; the text says so if the item may be in the channel.
+            DeadlineExceeded: the queue was full for ``timeout`` seconds; the error says if the channel may have it.
             ClosedError: the channel is closed, or was closed before an earlier item arrived.
-            NodeLost: its node is lost; it is unknown whether the item was accepted.
-            SerializationError: the item cannot travel.
-            ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
-            TypeError: at once, the weight is not a whole number, the timeout not a number or the key not hashable.
+            NodeLost: the channel's node is lost; it is unknown whether the item was accepted.
+            SerializationError: the item cannot be serialized.
+            ValueError: the item alone exceeds ``max_bytes``; immediately, the weight or the timeout is negative.
+            TypeError: immediately, the weight is not a whole number, the timeout not a number or the key not hashable.
         """
         accepted: NoneOrWork = _finish(self._start(self._arguments.put(item, weight, key, timeout)), async_op)
         return accepted
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
-        """Put an item, or raise ``asyncio.QueueFull`` if there is no room now; in a coroutine, awaited."""
+        """Put an item, or raise ``asyncio.QueueFull`` if there is no room now; must be awaited in a coroutine."""
         return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
     # -- get ----------------------------------------------------------------------------------------------------
@@ -335,22 +336,22 @@ class Channel:
         """Take the next item of a key; wait until one is available.
 
         Args:
-            async_op: return a ``Work`` where the call would block.
-            timeout: seconds; a later item stays in the channel. With 0 only an available item is taken.
+            async_op: return a ``Work`` instead of blocking.
+            timeout: seconds; an item that arrives later stays in the channel. With 0 only an available item is taken.
 
         Returns:
-            The item, in a coroutine or with ``async_op`` a ``Work`` for it.
+            The item; in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
             DeadlineExceeded: no item was available for ``timeout`` seconds.
-            EndOfChannel: the channel is closed, and nothing is left under this key.
-            NodeLost: its node is lost, and the contents with it.
-            TypeError, ValueError: at once, the timeout is not a number or negative, or the key not hashable.
+            EndOfChannel: the channel is closed, and no items are left under this key.
+            NodeLost: the channel's node is lost, and the contents with it.
+            TypeError, ValueError: immediately, the timeout is not a number or negative, or the key not hashable.
         """
         return _finish(self._start(self._arguments.get(key, timeout)), async_op)
 
     def get_nowait(self, key: Any = _DEFAULT_KEY) -> Any:
-        """Take the next item, or raise ``asyncio.QueueEmpty`` if there is none; in a coroutine, awaited."""
+        """Take the next item, or raise ``asyncio.QueueEmpty`` if there is none; must be awaited in a coroutine."""
         return _finish(self._start(self._arguments.get_nowait(key)), False)
 
     @overload
@@ -379,24 +380,24 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Take items in order until they weigh ``target_weight`` together, or the next one would exceed it.
+        """Take items in order until their total weight is ``target_weight``, or the next item would exceed it.
 
-        It takes at least one item, and waits for more while they weigh less; at the end of the channel it takes all
-        that remain.
+        It takes at least one item, and waits for more while the weight is below the target; at the end of the channel
+        it takes all remaining items.
 
         Args:
             target_weight: a whole number, not negative.
-            async_op: return a ``Work`` where the call would block.
-            timeout: seconds; items gathered by then stay in the channel. With 0 only an available batch is taken.
+            async_op: return a ``Work`` instead of blocking.
+            timeout: seconds, after which gathered items stay in the channel. With 0 only an available batch is taken.
 
         Returns:
-            A list, in a coroutine or with ``async_op`` a ``Work`` for it.
+            A list; in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
             ValueError: the next item alone weighs more than ``target_weight``, or the gathered items fill
                 ``max_bytes``. The items stay in the channel.
-            TypeError, ValueError: at once, the weight is not a whole number, or is negative.
-            Exception: as ``get``.
+            TypeError, ValueError: immediately, the weight is not a whole number, or is negative.
+            Exception: as for ``get``.
         """
         return _finish(self._start(self._arguments.get_batch(target_weight, key, timeout)), async_op)
 
@@ -429,26 +430,26 @@ class Channel:
         wait: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Take the next ``n`` items of a key in order; wait while there are fewer.
+        """Take the next ``n`` items of a key in order; wait until there are enough.
 
         At the end of the channel it takes all remaining items; only the next call raises ``EndOfChannel``.
 
         Args:
             n: at least 1; each item counts as one, whatever its weight.
-            async_op: return a ``Work`` where the call would block.
-            wait: False takes the items that are available, at most ``n`` and perhaps none.
-            timeout: seconds; items gathered by then stay in the channel. With 0, ``n`` items are taken if that many are
-                available. Not allowed with ``wait=False``.
+            async_op: return a ``Work`` instead of blocking.
+            wait: False takes the available items, at most ``n`` and perhaps none.
+            timeout: seconds, after which gathered items stay in the channel. With 0, ``n`` items are taken if that many
+                are available. Not allowed with ``wait=False``.
 
         Returns:
-            A list, in a coroutine or with ``async_op`` a ``Work`` for it.
+            A list; in a coroutine or with ``async_op`` a ``Work`` of it.
 
         Raises:
-            EndOfChannel: the channel is closed, and nothing is left under this key; also with ``wait=False``.
+            EndOfChannel: the channel is closed, and no items are left under this key; also with ``wait=False``.
             ValueError: the gathered items fill ``max_bytes``. The items stay in the channel.
-            TypeError, ValueError: at once, ``n`` is not a whole number, or less than 1; ``wait`` is not a bool, or
+            TypeError, ValueError: immediately, ``n`` is not a whole number, or less than 1; ``wait`` is not a bool, or
                 False with a ``timeout``.
-            Exception: as ``get``.
+            Exception: as for ``get``.
         """
         return _finish(self._start(self._arguments.get_many(n, key, wait, timeout)), async_op)
 
@@ -460,41 +461,41 @@ class Channel:
         """Take all items queued under a key, in order, perhaps none: as many as ``qsize`` would return.
 
         Returns, Raises:
-            As ``get_many`` with ``wait=False``.
+            As for ``get_many`` with ``wait=False``.
         """
         return _finish(self._start(self._arguments.drain(key)), async_op)
 
     def items(self, key: Any = _DEFAULT_KEY, *, window: int | None = None) -> ChannelItems:
-        """Iterate over the items of a key until the channel is closed and empty: ``async for``, or ``for`` in ``def``
+        """Iterate over a key's items until the channel is closed and empty: ``async for``, or ``for`` in ``def``
         methods.
 
-        The loop requests several items at once. Items whose iteration has not begun return to their places when the
+        The loop requests several items at once. Items that the loop has not yielded return to their places when the
         loop or its process ends.
 
         Args:
-            window: items requested at once, at least 1; by default 16 if this loop is the only consumer of the channel,
-                and 1 if there are several.
+            window: items requested at once, at least 1; by default 16 if this loop is the channel's only consumer, and
+                1 if there are several.
 
         Raises:
-            TypeError, ValueError: at once, the window is not a whole number, or less than 1.
+            TypeError, ValueError: immediately, the window is not a whole number, or less than 1.
         """
         reading = self._arguments.read(key, window)
         return ChannelItems(lambda reader: self._start(self._arguments.next_of(reading, reader)), self._name)
 
     def __aiter__(self) -> ChannelItems:
-        """Iterate over the items of the default key until the channel is closed and empty."""
+        """Iterate over the default key's items until the channel is closed and empty."""
         return self.items()
 
     def __iter__(self) -> Iterator[Any]:
-        """Iterate over the items of the default key, where no loop runs.
+        """Iterate over the default key's items, in code without a running loop.
 
         Raises:
-            TypeError: a loop runs in this thread.
+            TypeError: a loop is running in this thread.
         """
         return iter(self.items())
 
     def lease(self, n: int = 1, key: Any = _DEFAULT_KEY, *, timeout: float | None = None) -> Lease:
-        """Lease the next ``n`` items of a key, which stay in the channel until the block ends without an error.
+        """Lease a key's next ``n`` items, which stay in the channel until the block ends without an error.
 
         If the block ends with an error, or its process dies, the items return to their places. A block without an error
         waits until the channel has confirmed the items. Confirmed items are never given to another consumer, even if
@@ -503,20 +504,20 @@ class Channel:
             async with channel.lease(4) as items:     # `with` in a def method or a script
                 for item in items:
                     await use(item)
-                    await items.done()                # confirms this item; an error then returns only the others
+                    await items.done()                # confirms this item, so that an error returns only the others
 
-        It waits for the items as ``get_many`` does.
+        Entering waits for the items as ``get_many`` does.
 
         Args:
-            n: at least 1; at the end of the channel fewer.
-            timeout: seconds after the channel has handed the items out. Afterwards they return to the channel, and the
+            n: at least 1; fewer items at the end of the channel.
+            timeout: seconds after the channel has delivered the items. Afterwards they return to the channel, and the
                 end of the block raises ``LeaseLost``.
 
         Raises:
             LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
-            NodeLost: at the same places: the channel's node is lost
-            TypeError, ValueError: at once, ``n`` or the timeout is invalid; a local channel has no timeouts.
-            Exception: at the beginning of the block, as ``get_many``.
+            NodeLost: at the same places: the channel's node is lost.
+            TypeError, ValueError: immediately, ``n`` or the timeout is invalid; a local channel has no timeouts.
+            Exception: on entering the block, as for ``get_many``.
         """
         get = self._arguments.lease(n, key, timeout)
         return Lease(lambda: self._start(get), lambda lease, count: self._start(Confirmation(lease, count)))
@@ -524,13 +525,13 @@ class Channel:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
-        """Return the number of items queued under a key; in a coroutine a ``Work`` for it, as do ``empty`` and
+        """Return the number of items queued under a key; in a coroutine a ``Work`` of it, as do ``empty`` and
         ``full``."""
         size: IntOrWork = self._query("qsize()", key, "size", lambda found: found[0])
         return size
 
     def empty(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
-        """True if nothing is queued under a key."""
+        """True if no items are queued under a key."""
         return self._query("empty()", key, "size", lambda found: not found[0])
 
     def full(self, key: Any = _DEFAULT_KEY) -> BoolOrWork:
@@ -542,18 +543,18 @@ class Channel:
         return self._query("peek_all()", key, "peek", _show)
 
     def stats(self) -> Any:
-        """Return the counts of the channel's items: put = got + dropped + present.
+        """Return the channel's item counts: put = got + dropped + present.
 
-        An item counts as put once the channel has accepted it, and as got once its consumer has it. Leased items, and
-        items of a loop whose iteration has not begun, count as present.
+        An item counts as put once the channel has accepted it, and as got once its consumer has received it. Leased
+        items, and items that a loop has requested but not yielded, count as present.
 
         Returns:
             An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: for each key
-            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` for it.
+            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` of it.
 
         Raises:
-            ClosedError: the channel is closed, and everything in it, or in its queue on some node, has been taken.
-            NodeLost: a node of it is lost.
+            ClosedError: the channel is closed, and all items in it, or in its queue on some node, have been taken.
+            NodeLost: one of its nodes is lost.
         """
         if self._local is not None:
             return blocking(_done(_named(self._local.counts())))
@@ -575,17 +576,17 @@ class Channel:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets continue until the channel is
-        empty, and then raise ``EndOfChannel``. The name is free.
+        """Close the channel: puts, including waiting ones, fail with ``ClosedError``. Gets continue until the channel
+        is empty, and then raise ``EndOfChannel``. The name is free.
 
         Any process may close a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
-        When it is done, the channel has all items whose puts were done before. Items that come later are lost, and
-        their producers get an error.
+        Afterwards, the channel has all items whose puts were done before the close. Later items are lost, and their
+        producers get an error.
 
         Args:
-            discard: also throw away the items in the channel: gets end at once, waiting ones included. A channel that
-                was closed without it may be closed again with it. Items that a get has already received stay its
-                consumer's.
+            discard: also discard the items in the channel, so that gets, including waiting ones, end immediately. A
+                channel that was closed without it may be closed again with it. Items that a get has already received
+                stay its consumer's.
 
         Raises:
             TypeError: ``discard`` is not a bool.
@@ -593,7 +594,7 @@ class Channel:
         return blocking(self._close(discard))
 
     async def aclose(self, *, discard: bool = False) -> None:
-        """Close the channel, as ``close``."""
+        """Close the channel, as ``close`` does."""
         await self._close(discard).async_wait()
 
     def _close(self, discard: bool = False) -> Work[None]:
@@ -644,7 +645,7 @@ class Channel:
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
-        """Return this process's connection to the channel's run; a channel from elsewhere finds it at first use."""
+        """Return this process's connection to the channel's run; an unpickled channel finds it at first use."""
         client = self._client
         if client is not None and client.pid != process.pid:
             raise process.forked(f"{self._noun} '{self._name}'", client.pid)
@@ -664,7 +665,7 @@ class Channel:
     # -- internals ----------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():  # isinstance() of an abstract base class would take a microsecond
+        if recording.admits():  # isinstance() with an abstract base class would take a microsecond
             if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
@@ -677,7 +678,7 @@ class Channel:
             replicas = self._replicas
             assert replicas is not None
             if emulated_links.here is not None and isinstance(request, Put):
-                # The link is emulated as if the channel were rank 0 of a group with its name.
+                # The link is emulated as if the channel were rank 0 of a group with the channel's name.
                 depart = functools.partial(replicas.start, request)
                 emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], request.nbytes, depart)
             else:
@@ -700,7 +701,7 @@ def _show(items: list[tuple[int, Callable[[], Any]]]) -> list[WeightedItem]:
 
 
 def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
-    """Return the request itself if it is to be awaited, else its result."""
+    """Return the request itself if it is to be awaited, otherwise its result."""
     if async_op or not may_wait():
         return request
     try:
@@ -723,7 +724,7 @@ _channels: weakref.WeakSet[Channel] = weakref.WeakSet()
 
 
 def _leave_to_parent() -> None:
-    """Detach all channels in a forked child; their next use calls ``_bound``, which raises with the reason."""
+    """Detach all channels in a forked child; their next use calls ``_bound``, which raises the reason."""
     for channel in list(_channels):
         channel._replicas = None
     global _passing_on
@@ -735,7 +736,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 _passing_on = threading.RLock()
-"""Held while a channel is passed on, and while its roster arrives, so that every promise is resolved."""
+"""Lock held while a channel is passed on, and while its roster arrives, so that every promise is resolved."""
 
 
 _local_queues: dict[str, LocalQueue] = {}

@@ -77,7 +77,7 @@ from rlinf_async.worker import Worker
 
 W = TypeVar("W")
 
-# Approximate number of open files of a driver with a cluster of its own: its loop, a node's lifeline, a socket.
+# Approximate number of a driver's open files for its own cluster: its loop, a node's lifeline, a socket.
 _DRIVER_DESCRIPTORS: Final = 32
 _START_TIMEOUT_S: Final = 60.0
 
@@ -85,15 +85,15 @@ logger = own_logger(__name__)
 
 
 # A façade of 49 methods, with the names that RLinf's programs call on their cluster. Launching, closing and supervision
-# are in ``_cluster/`` and ``_group/``.
+# are implemented in ``_cluster/`` and ``_group/``.
 class Cluster:
-    """Nodes of a run, and the groups that this process launches on them.
+    """A run's nodes, and the groups that this process launches on them.
 
-    Under ``rlinf-launch`` it joins the run, and inside a worker it is the worker's own run.  Anywhere else it starts
-    this machine's node, which ends when the cluster is closed or when this process ends in any way.
+    Under ``rlinf-launch`` it joins the run, and inside a worker it represents the worker's own run.  Anywhere else it
+    starts this machine's node, which ends when the cluster is closed or when this process ends in any way.
 
     Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
-    has a loop, and the constructor returns when the cluster is ready.  It installs no signal handler and no exit hook
+    runs a loop, and the constructor returns when the cluster is ready.  It installs no signal handler and no exit hook
     (except for pending output to a terminal), and a process may have several clusters.
 
     Example:
@@ -103,36 +103,36 @@ class Cluster:
 
     Args:
         num_nodes: number of nodes that the script needs; fewer nodes are an error, further ones stay unused.  None or 0
-            takes all.
-        cluster_cfg: the ``cluster`` section of a configuration, or a configuration that has it: a mapping, OmegaConf's
-            ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  Its node groups are the cluster's, with
-            their hardware, their variables and interpreters; its ``num_nodes`` counts.
-        distributed_log_dir: folder for the workers' logs (a node started here only).
-        local_nodes: number of nodes to start on this machine, which behave like as many machines: development without
-            SSH.
-        fake_gpus: number of GPUs to declare on each node started here, whatever it has: a rehearsal.  Workers get the
-            variables of such devices, torch sees no GPU, and collectives use Gloo.  By default ``$RLINF_FAKE_GPUS``.
-        start_timeout: seconds in which all nodes must start.
+            uses all.
+        cluster_cfg: the ``cluster`` section of a configuration, or a configuration that contains it: a mapping,
+            OmegaConf's ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  It defines the node groups,
+            with their hardware, variables and interpreters; its ``num_nodes`` applies.
+        distributed_log_dir: folder for the workers' logs (only for nodes started here).
+        local_nodes: number of nodes to start on this machine, which behave like as many machines, for development
+            without SSH.
+        fake_gpus: number of GPUs to declare on each node started here, whatever it has, for a rehearsal.  Workers get
+            the variables of such devices, torch sees no GPU, and collectives use Gloo.  By default
+            ``$RLINF_FAKE_GPUS``.
+        start_timeout: seconds within which all nodes must start.
         log_to_driver: show the workers' output, each line with its ``[group:rank@node]``.
-        trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True for one in the folder of
-            the logs.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the ``tracer`` of the
-            configuration.
-        fail_fast: if True, a call that has failed, and whose error no code awaits for a second
-            (``RLINF_UNOBSERVED_ERROR_S``), ends every plain ``wait()`` without a timeout in this process, with its
-            error as the cause.  By default the value of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the
-            configuration's ``fail_fast``, else False.
-        metrics: address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 takes any
-            free one (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
+        trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True chooses a file in the log
+            folder.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the configuration's
+            ``tracer``.
+        fail_fast: if True, a failed call whose error no code awaits for a second (``RLINF_UNOBSERVED_ERROR_S``) ends
+            every plain ``wait()`` without a timeout in this process, with the error as its cause.  By default the value
+            of ``rlinf-launch --fail-fast``, ``$RLINF_FAIL_FAST`` or the configuration's ``fail_fast``, else False.
+        metrics: address of node 0 at which Prometheus reads the run's metrics, ``"127.0.0.1:9090"``; port 0 chooses any
+            free port (``metrics_address``).  By default the configuration's ``metrics``, else none: docs/metrics.md.
 
     Raises:
-        LaunchError: the node could not be started; the text has its output.
+        LaunchError: the node could not be started; the error contains its output.
         ConfigError: the configuration or a setting in the environment is invalid, or there are fewer nodes than
             ``num_nodes``.
-        RuntimeError: a child that multiprocessing spawns calls this while it imports the script.
+        RuntimeError: a child spawned by multiprocessing calls this while it imports the script.
     """
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters of your own in this process: docs/metrics.md."""
+    """Gauges and counters that user code defines in this process: docs/metrics.md."""
 
     def __init__(
         self,
@@ -163,7 +163,7 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
-        self._supervised: set[str] = set()  # configured names of ``supervision`` for which a group was launched
+        self._supervised: set[str] = set()  # configured names in ``supervision`` whose group was launched
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -198,7 +198,7 @@ class Cluster:
             atexit.register(self.close)
         loop = running if self._thread is None else self._thread.loop
         assert loop is not None
-        client = self._client = NodeClient(loop)  # must precede everything that can fail, because close() uses it
+        client = self._client = NodeClient(loop)  # before everything that can fail, because close() uses it
         if self._thread is None:
             client.user_loop = loop
             loop_watch.live_on(loop)
@@ -279,7 +279,7 @@ class Cluster:
         return await self._client.request(operation, node=0, what="the address of the metrics")
 
     async def _set_lease(self, nodes: list[int]) -> None:
-        """Set every node's limit on the silence of other nodes, if the configuration has one."""
+        """Set every node's limit on other nodes' silence, if the configuration has one."""
         if self._attached or self._config is None or self._config.lease_s is None:
             return
         operation = operations.SetLease(self._config.lease_s)
@@ -367,7 +367,7 @@ class Cluster:
 
     @property
     def nodes(self) -> Sequence[NodeInfo]:
-        """Nodes that may hold workers, by rank.
+        """Nodes that can host workers, by rank.
 
         Raises:
             RuntimeError: the cluster is still starting.
@@ -380,12 +380,12 @@ class Cluster:
 
     @property
     def num_nodes(self) -> int:
-        """Number of nodes that may hold workers."""
+        """Number of nodes that can host workers."""
         return len(self.nodes)
 
     @property
     def num_accelerators(self) -> int:
-        """Number of accelerators of all nodes together."""
+        """Total number of accelerators on all nodes."""
         return sum(node.num_accelerators for node in self.nodes)
 
     @property
@@ -400,7 +400,7 @@ class Cluster:
 
     @property
     def run_id(self) -> str:
-        """Name of the run, which occurs in the paths of its logs and is the argument of ``rlinf-ctl --run``."""
+        """Name of the run, which is part of its logs' paths and the argument of ``rlinf-ctl --run``."""
         return str(self._client.welcome.get("run", ""))
 
     @property
@@ -425,13 +425,13 @@ class Cluster:
 
     @property
     def config(self) -> ClusterConfig | None:
-        """Configuration from ``cluster_cfg``; None without one."""
+        """Configuration from ``cluster_cfg``; None if there is none."""
         return self._config
 
     @property
     def node_groups(self) -> Sequence[NodeGroup]:
-        """Node groups: ``cluster`` and ``node``, which every cluster has, the configured ones, and those of the hosts'
-        labels."""
+        """Node groups: ``cluster`` and ``node``, which every cluster has, the configured groups, and those from the
+        hosts' labels."""
         return self._node_groups if self.nodes else ()
 
     def get_node_group(self, label: str = "cluster") -> NodeGroup | None:
@@ -439,7 +439,7 @@ class Cluster:
         return next((group for group in self.node_groups if group.label == label), None)
 
     def get_node_ip(self, node_rank: int) -> str:
-        """Return the address by which other nodes reach a node."""
+        """Return the address at which other nodes reach a node."""
         return self.get_node_info(node_rank).node_ip
 
     def get_alive_nodes(self) -> list[NodeInfo]:
@@ -447,7 +447,7 @@ class Cluster:
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
     def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` for it."""
+        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
         operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
         port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
         return port
@@ -463,18 +463,18 @@ class Cluster:
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> DictOrWork[Any]:
-        """Return the present state of a node's daemon, as plain data; in a coroutine a ``Work`` for it."""
+        """Return the current state of a node's daemon, as plain data; in a coroutine a ``Work`` of it."""
         request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
         status: DictOrWork[Any] = blocking(request)
         return status
 
     def why(self) -> ValueOrWork:
-        """Return the verdict on this run, a ``Verdict``: which waits are open, and whether they end; in a coroutine a
-        ``Work``.
+        """Return the verdict on this run, a ``Verdict``: which waits are open, and whether they will end; in a
+        coroutine a ``Work`` of it.
 
-        Takes a second or two.  ``print(await cluster.why())`` prints the output of ``rlinf-ctl stuck``.
+        Takes a second or two.  ``print(await cluster.why())`` prints the same text as ``rlinf-ctl stuck``.
         """
-        # Imported late, because no start needs the verdict's modules.
+        # Imported late, because starting a cluster does not need the verdict's modules.
         from rlinf_async._inspection.asking import VERDICT, why
 
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
@@ -488,7 +488,7 @@ class Cluster:
                 self._verdict = self._client.run(log_verdict(self._client), what=VERDICT)
 
     def find_group(self, worker_cls: type[W], name: str, timeout: float | None = None) -> WorkerGroup[W]:
-        """Return the group of that name, launched by any process; see ``WorkerGroup.from_group_name``."""
+        """Return the group with that name, launched by any process; see ``WorkerGroup.from_group_name``."""
         return WorkerGroup.from_group_name(worker_cls, name, cluster=self, timeout=timeout)
 
     # -- groups -------------------------------------------------------------------------------------------------
@@ -576,7 +576,7 @@ class Cluster:
         try:
             members.call(everyone, ready, "__init__", [construct], repeats=plan.policy.restarts)
         except BaseException:
-            if members.number:  # no group exists whose close would release the name
+            if members.number:  # no group exists yet whose close would release the name
                 self._client.request(operations.Release("group", members.number), node=0)
             raise
         members.deadlines.begin(deadline, ready)
@@ -630,7 +630,7 @@ class Cluster:
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
         if profiling is not None and profiling.worker_groups is None:
-            return profiling if profiling.enabled else None  # it was given for this group explicitly
+            return profiling if profiling.enabled else None  # it was given explicitly for this group
         if profiling is None and self._config is not None:
             profiling = self._config.profiling
         return profiling if profiling is not None and profiling.profiles_worker_group(group) else None
@@ -653,7 +653,7 @@ class Cluster:
         finally:
             # Close from the outside in: workers end while their daemons can still report on them, the trace gets their
             # last records, tasks that wait for daemons end before the socket does, and daemons come last, all at once.
-            # This also runs if a group could not be closed in order, or if this task is cancelled: the end of the
+            # This also runs if a group could not be closed cleanly, or if this task is cancelled, because ending the
             # daemons ends the rest.
             # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
             # tests/test_failures.py::test_closing_after_a_death_raises_nothing
@@ -677,14 +677,14 @@ class Cluster:
         return self._closing
 
     def _end_without_loop(self, error: LoopNotRunning) -> None:
-        """End the nodes by cutting their lifelines; blocks. Only the cluster's own loop could close all in order."""
+        """End the nodes by cutting their lifelines; blocks. Only the cluster's own loop could keep the order."""
         if self._was_cut_off:
             return
         self._was_cut_off = True
         loop = self._client.loop
         state = "is closed" if loop.is_closed() else "is not run any more"
         logger.warning("the cluster's nodes are cut off, not closed in order: their event loop, %r, %s", loop, state)
-        # Cut all lifelines before waiting for the first node: the nodes end in parallel, within one deadline.
+        # Cut all lifelines before waiting for the first node, so that the nodes end in parallel, within one deadline.
         # tests/test_stopped_loops.py::test_closing_from_elsewhere_ends_the_processes_although_the_loop_stands_still
         for line in self._lifelines:
             line.seal()
@@ -712,7 +712,7 @@ class Cluster:
             await asyncio.get_running_loop().run_in_executor(None, self._end_thread, self._thread)
 
     def close(self) -> NoneOrWork:
-        """Close the cluster, as ``aclose``; block without a running loop, and return a ``Work`` inside a coroutine."""
+        """Close the cluster, as ``aclose`` does; blocks, or returns a ``Work`` in a coroutine."""
         return cast(NoneOrWork, self._close_here())
 
     def _close_here(self) -> Work[None] | None:

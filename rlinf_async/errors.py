@@ -1,7 +1,7 @@
-"""Exception classes for users to catch: ``RLinfAsyncError`` and its kinds (``WorkerDied``, ``ConfigError``, ...).
+"""Exception classes for users to catch: ``RLinfAsyncError`` and its subclasses (``WorkerDied``, ``ConfigError``, ...).
 
-An exception of the user's own code arrives in its own type (``except ValueError`` works), with notes that name the
-worker.  The classes here are the framework's own::
+An exception from the user's own code keeps its type (``except ValueError`` works), with notes that name the worker.
+The classes here are the framework's own::
 
     RLinfAsyncError
       PeerLost                 a process in use has ended
@@ -12,7 +12,7 @@ worker.  The classes here are the framework's own::
       WeightMismatch           (KeyError) weights with other keys, shapes or dtypes; nothing was written
       WrongBase                (RuntimeError) a patch that does not apply to the receiver's weights
       StaleVersion             (ValueError) weights that are not newer than the receiver's; nothing was written
-      DeadlineExceeded         (TimeoutError) the user's own deadline passed; names the awaited event and processes
+      DeadlineExceeded         (TimeoutError) the user's deadline passed; names the awaited event and processes
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the object that it now uses
@@ -22,7 +22,7 @@ worker.  The classes here are the framework's own::
       ForkedProcessError       (RuntimeError) a forked child uses an object of its parent; says what to do instead
       AuthError                the other side has no valid credentials
       VersionMismatch          the two sides have different Python or protocol versions
-      SerializationError       (TypeError) a value that cannot travel; names the path inside it
+      SerializationError       (TypeError) a value that cannot be serialized; names the path inside it
       RemoteError              a remote exception that cannot be rebuilt here
 """
 
@@ -40,7 +40,7 @@ class PeerLost(RLinfAsyncError):
     """End of a worker or node in use.
 
     Attributes:
-        returns: true if the worker is restarted under its rank (``launch(restart=)``).
+        returns: true if the worker is restarted with the same rank (``launch(restart=)``).
     """
 
     returns: bool = False
@@ -60,12 +60,12 @@ class WorkerDied(PeerLost):
         group, rank, node, pid: the worker.
         verdict: how it ended, for example ``"killed by SIGKILL"`` or ``"exited with code 3"``.
         signal, exit_code: one of them is set.
-        execution: how far the failed call had come: ``"not started"``, ``"started"`` or ``"finished"`` (only its answer
-            was lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
-        methods: the calls that were open on it, oldest first.
-        log_path: full log of the rank on its node.
-        last_words: last lines that it wrote to stderr.
-        returns: true if it is restarted under its rank (``launch(restart=)``).
+        execution: progress of the failed call: ``"not started"``, ``"started"`` or ``"finished"`` (only its answer was
+            lost); ``"unknown"`` if the worker had no flight recorder; empty outside of a call.
+        methods: the worker's open calls, oldest first.
+        log_path: the rank's full log on its node.
+        last_words: last lines that the worker wrote to stderr.
+        returns: true if the worker is restarted with the same rank (``launch(restart=)``).
     """
 
     group: str = ""
@@ -83,7 +83,7 @@ class WorkerDied(PeerLost):
 
     @classmethod
     def from_exit_report(cls, report: Mapping[str, Any]) -> WorkerDied:
-        """Return the exception for an exit report of the dead worker's daemon."""
+        """Return the exception for the exit report from the dead worker's daemon."""
         where = f"rank {report['rank']} of group '{report['group']}' on {report['node']} (pid {report['pid']})"
         lines = [f"{where} {report['verdict']}"]
         if how_far := _EXECUTIONS.get(report.get("execution", "")):
@@ -115,8 +115,8 @@ class NodeLost(PeerLost):
     """Loss of a node, or of the connection to it.
 
     Attributes:
-        node, node_rank, reason: its name, its rank, and why.
-        returns: true if its worker is restarted on another node (``launch(restart=)``).
+        node, node_rank, reason: the node's name, its rank, and why it was lost.
+        returns: true if the worker on it is restarted on another node (``launch(restart=)``).
     """
 
     node: str = ""
@@ -133,20 +133,20 @@ class NodeLost(PeerLost):
 
 
 class TransferFailed(RLinfAsyncError):
-    """The memory of a message did not arrive: one side abandoned it, or the connection broke.
+    """A message's memory did not arrive: one side abandoned it, or the connection broke.
 
-    Both sides live on, and later messages are not affected.
+    Both sides continue, and later messages are not affected.
     """
 
 
 class WrongAcknowledgement(RLinfAsyncError, RuntimeError):
-    """Unexpected answer of a receiver of weights: it has not applied them."""
+    """Unexpected answer from a receiver of weights, which has not applied them."""
 
 
 class WeightMismatch(RLinfAsyncError, KeyError):
     """Weights whose keys, shapes or dtypes differ from the receiver's; nothing was written.
 
-    Also a ``KeyError``, which TorchRL raises in its place.
+    Also a ``KeyError``, which TorchRL raises instead.
     """
 
     def __str__(self) -> str:
@@ -157,7 +157,7 @@ class WrongBase(RLinfAsyncError, RuntimeError):
     """Patch for another version of the weights than the receiver's; nothing was written.
 
     Attributes:
-        base: version that the patch is for.
+        base: version to which the patch applies.
         version: version of the receiver.
     """
 
@@ -172,12 +172,12 @@ class WrongBase(RLinfAsyncError, RuntimeError):
 
 
 class StaleVersion(RLinfAsyncError, ValueError):
-    """Weights that are late, sent twice, or have an old number: not newer than the receiver's; nothing was written.
+    """Weights that are late, repeated or outdated: not newer than the receiver's; nothing was written.
 
     Attributes:
         version: version of the weights.
-        latest: version that they would have to follow; the same one, if they were sent twice or are late and a version
-            has been sent more than once.
+        latest: version that they would have to follow; equal to ``version`` if they were sent twice, or are late and a
+            version has been sent more than once.
     """
 
     version: int = -1
@@ -202,7 +202,7 @@ class StaleVersion(RLinfAsyncError, ValueError):
 
 
 class DeadlineExceeded(RLinfAsyncError, TimeoutError):
-    """Passing of a deadline, ``timeout=`` or a setting's, before the awaited event."""
+    """A deadline, ``timeout=`` or a setting's, passed before the awaited event."""
 
 
 class LaunchError(RLinfAsyncError):
@@ -212,7 +212,7 @@ class LaunchError(RLinfAsyncError):
 class ConfigError(RLinfAsyncError, ValueError, AssertionError):
     """Mistake in a configuration, a placement or a setting.
 
-    Also a ``ValueError`` and an ``AssertionError``, which RLinf raises in its place.
+    Also a ``ValueError`` and an ``AssertionError``, which RLinf raises instead.
     """
 
 
@@ -225,20 +225,20 @@ class EndOfChannel(ClosedError):
 
 
 class LeaseLost(RLinfAsyncError):
-    """End of a lease whose time is over; its items have returned to their channel."""
+    """End of a lease that has timed out, and whose items have returned to their channel."""
 
 
 class UnobservedFailure(RLinfAsyncError):
     """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and no code awaits its error.
 
-    That error is the ``__cause__``.  The awaited call continues.
+    That call's error is the ``__cause__``.  The awaited call continues.
     """
 
 
 class LoopNotRunning(ClosedError, RuntimeError):
-    """Wait for a cluster whose event loop was closed, or does not run any more.
+    """Wait for a cluster whose event loop is closed or no longer running.
 
-    The message shows how one loop can serve all.
+    The message shows how one loop can serve all code.
     """
 
 
@@ -255,7 +255,7 @@ class VersionMismatch(RLinfAsyncError):
 
 
 class SerializationError(RLinfAsyncError, TypeError):
-    """A value that cannot travel between processes; the message names the path inside the value."""
+    """A value that cannot be sent between processes; the message names the path inside the value."""
 
 
 class RemoteError(RLinfAsyncError):
@@ -271,7 +271,7 @@ class RemoteError(RLinfAsyncError):
 
     @classmethod
     def from_facts(cls, type_name: str, text: str, remote_traceback: str) -> RemoteError:
-        """Builds the exception from what the other process tells of the original."""
+        """Build the exception from the other process's description of the original."""
         error = cls(f"{type_name}: {text}" if text else type_name)
         error.type_name, error.remote_traceback = type_name, remote_traceback
         return error

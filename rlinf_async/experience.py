@@ -1,4 +1,4 @@
-"""``Experience``, the user API of a store of samples in groups: create, connect, put, take, versions, wanted."""
+"""``Experience``, the user API of a store of grouped samples: create, connect, put, take, versions, wanted."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ logger = own_logger(__name__)
 
 
 class Experience:
-    """Channel of samples in groups, which drops samples that are too stale for the trainer.
+    """Channel of grouped samples that drops samples that are too stale for the trainer.
 
-    Producers put samples with the version of the weights that made them, and the trainer takes whole groups. An
-    experience lives in the daemon of one node: an accepted sample outlives its producer. If a take ends with an error,
-    a death or the end of its lease, its groups return to the experience, unless they are too stale by then. A group is
+    Producers put samples with the version of the weights that generated them, and the trainer takes whole groups. An
+    experience lives in one node's daemon, so an accepted sample outlives its producer. If a take ends with an error, a
+    death or the expiry of its lease, its groups return to the experience, unless they are too stale by then. A group is
     confirmed at most once.
 
-    In a coroutine the methods start at once and return a ``Work`` to await; elsewhere they block.
+    In a coroutine the methods start immediately and return a ``Work`` to await; elsewhere they block.
 
     Example:
         experience = Experience.create("experience", group=8, max_staleness=2, of="trainer")
@@ -51,7 +51,7 @@ class Experience:
     """
 
     def __init__(self, channel: Channel) -> None:
-        """Make an experience object. Users call ``create`` or ``connect``."""
+        """Internal; use ``create`` or ``connect`` to create an instance."""
         self._channel = channel
         channel._noun = "experience"
         self._arguments = ExperienceArguments(channel.name)
@@ -81,33 +81,34 @@ class Experience:
     ) -> Experience:
         """Create an experience; if one with that name exists, log a warning and connect to it.
 
-        It shares the name space and the lifetime of channels.
+        It shares the namespace and the lifetime rules of channels.
 
         Args:
             name: name for ``connect``.
-            group: samples of a complete group.
-            max_staleness: versions that the oldest sample of a group may be behind the trainer's when it is taken.
-            lease: seconds that a take may last; afterwards its groups go back, and its end raises ``LeaseLost``.
-            maxsize: samples that may be present and not leased; 0 means no bound. The first sample of a group waits
+            group: number of samples in a complete group.
+            max_staleness: versions by which a group's oldest sample may lag behind the trainer's version when it is
+                taken.
+            lease: seconds that a take may last; afterwards its groups return, and its end raises ``LeaseLost``.
+            maxsize: limit on samples that are present and not leased; 0 means no bound. A group's first sample waits
                 for room for the whole group.
-            durable: path of a file on the experience's node, which outlives the run and holds the samples that are not
-                taken, and the ledger. The next ``create`` with it continues, and leased samples are back. A put and the
-                end of a take are then done when they are written. The file outlives killed processes, not a loss of
-                power.
-            of: group whose publications (``publish``) set the trainer's version, in place of ``set_version``.
-            order: groups of the oldest version first, or of the newest.
-            group_timeout: seconds from the first sample of a group after which an incomplete group is closed.
+            durable: path of a file on the experience's node, which outlives the run and holds the samples that have not
+                been taken, and the ledger. The next ``create`` with this file continues from it, with leased samples
+                returned. A put and the end of a take are then done when they are written. The file survives killed
+                processes, but not a power failure.
+            of: group whose publications (``publish``) set the trainer's version, instead of ``set_version``.
+            order: take groups of the oldest or of the newest version first.
+            group_timeout: seconds after a group's first sample when an incomplete group is closed.
             short_groups: drop the samples of a closed incomplete group, or take them as they are.
-            max_bytes: size in bytes of all samples together, leased ones included, beyond which puts wait; by default
-                half of the memory of the node, or of its container.
-            node_rank: the node that keeps it.
+            max_bytes: total size of all samples, including leased ones, beyond which puts wait; by default half of the
+                node's or container's memory.
+            node_rank: the node that hosts the experience.
             cluster: as in ``Channel.create``.
 
         Raises:
             ConfigError: another run has the durable file open, or it cannot be used; there is no such node; a channel
                 has that name.
             TypeError, ValueError: an option has an invalid value.
-            RuntimeError: as ``Channel.create``.
+            RuntimeError: as for ``Channel.create``.
         """
         check_channel_name(name, "experience")
         options = options_of(
@@ -124,10 +125,10 @@ class Experience:
     def connect(
         cls, name: str, *, cluster: registry.HasClient | None = None, timeout: float | None = None
     ) -> Experience:
-        """Connect to the experience of that name; wait for it if it does not exist yet.
+        """Connect to the experience with that name; wait for it if it does not exist yet.
 
         Args, Raises:
-            As ``Channel.connect``; ConfigError: it is a channel.
+            As for ``Channel.connect``; ConfigError: the name belongs to a channel.
         """
         check_channel_name(name, "experience")
         if timeout is not None:
@@ -141,7 +142,7 @@ class Experience:
         """Wait until the experience exists.
 
         Raises:
-            Exception: the reason why it does not.
+            Exception: the reason why it does not exist.
         """
         yield from self._channel.__await__()
         return self
@@ -162,18 +163,19 @@ class Experience:
         """Put a sample into its group; done when the experience has accepted it, and a durable one has written it.
 
         Args:
-            version: version of the weights that made the sample.
-            group: name shared by the samples of a group: a number, a text, bytes, None, or a tuple of these. It may be
-                used again once a group of that name is complete or closed.
-            key: only takes with this key have the group; None: any take.
-            timeout: seconds that it may wait for room; then the sample is withdrawn.
+            version: version of the weights that generated the sample.
+            group: name shared by a group's samples: a number, a text, bytes, None, or a tuple of these. It may be
+                reused once the group of that name is complete or closed.
+            key: only takes with this key get the group; None allows any take.
+            timeout: seconds to wait for room, after which the sample is withdrawn.
 
         Raises:
             ClosedError: the experience is closed.
             OSError: the disk of a durable experience is full; the sample was not put.
-            DeadlineExceeded, NodeLost: as ``Channel.put``.
-            TypeError, ValueError: at once, the version is not a whole number, or negative; the group's name is invalid.
-            SerializationError: at once, the sample cannot travel.
+            DeadlineExceeded, NodeLost: as for ``Channel.put``.
+            TypeError, ValueError: immediately, the version is not a whole number, or negative; the group's name is
+                invalid.
+            SerializationError: immediately, the sample cannot be serialized.
         """
         put = self._arguments.put(sample, version, group, packed_key(key), timeout)
         done: NoneOrWork = blocking(self._channel._start(put))
@@ -182,24 +184,24 @@ class Experience:
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
         """Take the next groups, which stay in the experience until the block ends without an error.
 
-        It waits until that many groups are complete, and takes fewer only at the end of a closed experience. Groups
-        that are more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
+        Entering waits until that many groups are complete; only at the end of a closed experience are there fewer.
+        Groups that lag more than ``max_staleness`` versions behind the trainer are dropped instead, and counted::
 
             async with experience.take(groups=64) as batch:     # `with` in a def method or a script
                 train(batch.items, batch.staleness)
 
         Args:
             groups: at least 1.
-            key: take groups that were put with this key as well as those without one.
-            on_stale: take stale groups too: ``on_stale(samples, staleness)`` is called with each, and returns the
-                samples that replace them in the batch, for example with importance weights; an empty list leaves them
-                out.
+            key: take groups that were put with this key as well as groups without a key.
+            on_stale: take stale groups, too: ``on_stale(samples, staleness)`` is called for each group, and returns the
+                samples that replace it in the batch, for example with importance weights; an empty list omits the
+                group.
 
         Raises:
             LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
-            EndOfChannel: at the beginning, the experience is closed, and no groups are left.
+            EndOfChannel: on entering, the experience is closed, and no groups are left.
             ValueError: that many groups can never be present.
-            OSError: at the end of the block, a durable experience could not write it; the groups have returned.
+            OSError: at the end of the block, a durable experience could not write the end; the groups have returned.
             NodeLost: the node of the experience is lost.
         """
         get = self._arguments.take(groups, key, stale_too=on_stale is not None)
@@ -211,17 +213,17 @@ class Experience:
         return self._channel._bound().request(operation, node=roster["nodes"][0], what=what)
 
     def wanted(self) -> Any:
-        """Wait while a sample made now could only be stale when it is taken.
+        """Wait while a sample generated now could only be stale when it is taken.
 
         A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
-        versions. The wait ends at once while a take waits, and before the trainer has set a version. It reserves
-        nothing: if several producers continue at the same time, some may make a sample too many.
+        versions. The wait ends immediately while a take waits, and before the trainer has set a version. It reserves
+        nothing, so if several producers continue at the same time, some may generate a stale sample.
 
         Returns:
-            The trainer's version, None before the first; in a coroutine a ``Work`` for it.
+            The trainer's version, None before the first; in a coroutine a ``Work`` of it.
 
         Raises:
-            PeerLost: the trainer has ended and does not return; the text has its last output.
+            PeerLost: the trainer has ended and is not restarted; the error contains its last output.
             ClosedError: the experience is closed.
         """
         return blocking(self._channel._start(self._arguments.wanted()))
@@ -232,12 +234,12 @@ class Experience:
         """Set the trainer's version of the weights; all its ranks may call this.
 
         Args:
-            restart: the trainer has gone back to a checkpoint, so the version may be lower than before. A trainer
-                process that was restarted need not pass it.
+            restart: the trainer has returned to a checkpoint, so the version may be lower than before. Not needed for a
+                trainer process that was restarted.
 
         Raises:
-            ValueError: the version goes back; or another live trainer, or the group of ``of=``, sets the versions.
-            TypeError: it is not a whole number.
+            ValueError: the version decreases; or another live trainer, or the group ``of=``, sets the versions.
+            TypeError: the version is not a whole number.
         """
         version = whole_number(version, "version", f"set_version() of experience '{self.name}'")
         me, client = context.identity, self._channel._bound()
@@ -254,14 +256,14 @@ class Experience:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def stats(self) -> Any:
-        """Return the counts of the samples: put = taken + present + leased + dropped by reason.
+        """Return the sample counts: put = taken + present + leased + dropped by reason.
 
         Returns:
             An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict by reason), ``incomplete``
-            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` for it.
+            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` of it.
 
         Raises:
-            ClosedError: the experience is closed, and everything in it has been taken.
+            ClosedError: the experience is closed, and all its samples have been taken.
             NodeLost: its node is lost.
         """
         client = self._channel._bound()
@@ -273,23 +275,23 @@ class Experience:
         return SampleLedger(**counts)
 
     def state_dict(self) -> Any:
-        """Return the content for a checkpoint: samples that are not taken, counts, the trainer's version.
+        """Return the content for a checkpoint: samples that have not been taken, counts, the trainer's version.
 
         Returns:
-            A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` for it.
+            A dict that ``pickle`` and ``torch.save`` accept; in a coroutine a ``Work`` of it.
 
         Raises:
-            ClosedError, NodeLost: as ``stats``.
+            ClosedError, NodeLost: as for ``stats``.
         """
         query = QueueQuery("state_dict() of", self.name, None, b"", "peek", _show)
         query.noun = "experience"
         return blocking(self._channel._start(query))
 
     def load_state_dict(self, state: dict[str, Any]) -> NoneOrWork:
-        """Load the content of another experience into one that nothing was put into yet.
+        """Load another experience's content into an experience into which nothing has been put yet.
 
         Raises:
-            ValueError: something was put already; or the content needs more room than ``maxsize``.
+            ValueError: something has already been put; or the content needs more room than ``maxsize``.
         """
         client = self._channel._bound()
         what = f"load_state_dict() of experience '{self.name}'"
@@ -314,7 +316,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # the channel may have been passed on before it existed, and be closed by now
+        self._channel._replicas.check()  # the channel may have been passed on before it existed, and been closed since
         return self._known()
 
     def _known(self) -> registration.Roster:
@@ -330,7 +332,7 @@ class Experience:
         A durable experience keeps its file, with the groups that were neither taken nor discarded.
 
         Args:
-            discard: also throw away the samples; takes that have begun may still be confirmed.
+            discard: also discard the samples; takes that have begun may still be confirmed.
 
         Raises:
             OSError: the disk of a durable experience is full; its file may keep samples that were dropped or discarded.
@@ -338,12 +340,12 @@ class Experience:
         return self._channel.close(discard=discard)
 
     async def aclose(self, *, discard: bool = False) -> None:
-        """Close the experience, as ``close``."""
+        """Close the experience, as ``close`` does."""
         await self._channel.aclose(discard=discard)
 
 
 async def _create(client: NodeClient, name: str, options: ExperienceOptions, node_rank: int) -> registration.Roster:
-    # Look the name up first: creating under a taken name would open the file, and close it with the groups in it.
+    # Look the name up first: creating under a taken name would open the file, and close it with its groups.
     # tests/experience/test_durable.py::test_a_second_create_of_a_name_leaves_its_file_alone
     if options.durable and (known := await _known(client, name)) is not None:
         return known
@@ -352,8 +354,8 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
             client,
             name,
             maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put waits until its sample is accepted
-            # No byte bound here, as the experience has it: puts that wait for room must not hold back, in this process,
-            # the puts that complete the groups and so make room.
+            # No byte bound here, because the experience has it: in this process, puts waiting for room must not hold
+            # back the puts that complete groups and thus make room.
             # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it
             max_bytes=MAX_INTEGER,
             distributed=False,
@@ -361,7 +363,7 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
             experience=options.to_data(),
         )
     except ConfigError:
-        # Another process may have created it meanwhile and have the file open.
+        # Another process may have just created it and have the file open.
         if options.durable and (known := await _known(client, name)) is not None:
             return known
         raise

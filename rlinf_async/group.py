@@ -1,4 +1,4 @@
-"""``WorkerGroup``: calls methods on all or some ranks of a launched group; finds a group by name, closes one."""
+"""``WorkerGroup``: calls methods on all or some ranks of a launched group; finds a group by name, closes it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = own_logger(__name__)
 
 _CLOSE_ANSWER_S: Final = 5.0
 
-# Names of the group's own methods that a worker class may use: ``group.call`` is then the worker's method.
+# Names of the group's own methods that a worker class may use, in which case ``group.call`` is the worker's method.
 _SHADOWED: Final = frozenset({"any", "call", "restart", "on_death"})
 
 _NO_ARGUMENTS: Final = (codec.encode_arguments((), {}, describe="no argument", root="args"),)
@@ -56,18 +56,19 @@ class WorkerRank:
     rank: int
 
 
-# A façade of 34 methods, whose names the user and RLinf's interface determine; calls are in ``_group/members.py``.
+# A façade of 34 methods, whose names the user and RLinf's interface determine; calls are implemented in
+# ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
     """A launched group.  Every public method of the worker class is a method of the group.
 
     A call goes to all ranks and returns a ``Handle``; an async generator method returns a ``Stream``.
-    ``group.call(Rollout.rollout, 3)`` does the same as ``group.rollout(3)``, with types that checkers know.
+    ``group.call(Rollout.rollout, 3)`` does the same as ``group.rollout(3)``, with types for checkers.
 
     Example:
         group = Rollout.create_group(config).launch(cluster, name="rollout")
-        await group                                      # all constructors are done; their errors are raised here
+        await group                                      # all constructors are done, or their errors are raised here
         results = await group.rollout(3)                 # [rank 0's, rank 1's, ...]
-        await group.execute_on(0, 3).rollout(3)          # two of them; group[0:4] is a view as well
+        await group.execute_on(0, 3).rollout(3)          # only ranks 0 and 3; group[0:4] is a view, too
         await group.load(each(shards))                   # every rank gets its own argument
         await group.close()                              # or `async with group:`
     """
@@ -75,7 +76,7 @@ class WorkerGroup(Generic[W_co]):
     def __init__(
         self, members: Members, worker_cls: type[W_co], ranks: Sequence[int] | None = None, ready: Handle | None = None
     ) -> None:
-        """Do not call this: ``Worker.create_group(...).launch(cluster)`` and ``from_group_name`` return groups."""
+        """Internal; use ``Worker.create_group(...).launch(cluster)`` or ``from_group_name`` to create an instance."""
         self._members = members
         self._worker_cls = worker_cls
         self._ranks = range(members.size) if ranks is None else ranks
@@ -109,7 +110,7 @@ class WorkerGroup(Generic[W_co]):
         """Wait until every worker is constructed.
 
         Raises:
-            Exception: the error of a constructor, or the reason why the workers could not be started.
+            Exception: a constructor's error, or the reason why the workers could not be started.
         """
         if self._ready is not None:
             yield from self._ready.async_wait().__await__()
@@ -120,7 +121,7 @@ class WorkerGroup(Generic[W_co]):
 
         Raises:
             DeadlineExceeded: the workers were not constructed within ``timeout`` seconds.
-            Exception: the error of a constructor, or the reason why the workers could not be started.
+            Exception: a constructor's error, or the reason why the workers could not be started.
         """
         if self._ready is not None:
             self._ready.wait(timeout)
@@ -138,7 +139,7 @@ class WorkerGroup(Generic[W_co]):
         await start_closing(self._members).async_wait()
 
     def __enter__(self) -> WorkerGroup[W_co]:
-        """Wait until the group is ready, for ``with group:`` in plain code, which closes it at the end.
+        """Wait until the group is ready, for ``with group:`` in plain code, which closes the group at the end.
 
         Raises:
             RuntimeError: called in a coroutine, which needs ``async with``.
@@ -161,7 +162,7 @@ class WorkerGroup(Generic[W_co]):
     # -- views --------------------------------------------------------------------------------------------------
 
     def execute_on(self, *ranks: int) -> WorkerGroup[W_co]:
-        """Return a view of some ranks, in the given order; this group does not change.
+        """Return a view of some ranks, in the given order; the group itself does not change.
 
         Raises:
             AssertionError: a rank does not exist, or is given twice.
@@ -204,19 +205,19 @@ class WorkerGroup(Generic[W_co]):
         return len(self._ranks)
 
     def any(self, *, in_flight: int | None = None, key: Hashable = None, stall_timeout: float | None = None) -> AnyRank:
-        """Return an object for calls on one rank of this view: the live one with the fewest open calls of this kind
-        from here.
+        """Return an object for calls to any one rank of this view: the live rank with the fewest open calls from this
+        object.
 
-        If a rank dies, or is silent for ``stall_timeout``, another one takes over its calls of ``idempotent`` methods,
-        each once, streams included; other calls fail.  Ranks that are being restarted get no calls while others live.
-        If the class has a public method ``any``, ``group.any`` is that one, and this method is
+        If a rank dies, or is silent for ``stall_timeout``, another rank takes over its calls to ``idempotent`` methods,
+        each once, including streams; other calls fail.  Ranks that are being restarted get no calls while others are
+        alive. If the class has a public method ``any``, ``group.any`` is the class's method, and this one is
         ``WorkerGroup.any(group)``.
 
         Args:
-            in_flight: limit on a rank's open calls; if all ranks have reached it, calls wait in their order.
-            key: key of a conversation, whose calls go to one rank as long as that lives.
-            stall_timeout: seconds in which a rank may owe an answer or item without sending one, after which its calls
-                are lost.
+            in_flight: limit on a rank's open calls; if all ranks have reached it, calls wait in order.
+            key: key of a conversation, whose calls go to the same rank as long as the rank is alive.
+            stall_timeout: seconds for which a rank that owes an answer or item may be silent, after which its calls are
+                lost.
 
         Raises:
             ClosedError: the group is closed.
@@ -235,7 +236,7 @@ class WorkerGroup(Generic[W_co]):
         return AnyRank(members.pool, self._method, self._ranks, in_flight, key, stall_timeout)
 
     def _method(self, name: str) -> PublicMethod:
-        """Return the public method of that name.
+        """Return the public method with that name.
 
         Raises:
             AttributeError, TypeError, ValueError: there is no such method, or it cannot be called.
@@ -261,7 +262,7 @@ class WorkerGroup(Generic[W_co]):
 
     @property
     def worker_info_list(self) -> list[WorkerRank]:
-        """Location of each rank of this view; empty until the workers are started, for which RLinf's rules wait."""
+        """Location of each rank of this view; empty until the workers are started, which RLinf's dialect waits for."""
         if dialect.is_rlinf and self._members.launching is not None:
             self._members.launching.wait()
         infos = self._members.infos
@@ -288,12 +289,12 @@ class WorkerGroup(Generic[W_co]):
         """Call a method of the worker class: ``group.call(Rollout.step, x)``.
 
         Does the same as ``group.step(x)``, but type checkers see the method, check the arguments and know the result.
-        If the class has a public method ``call``, ``group.call`` is that one, and this method is
+        If the class has a public method ``call``, ``group.call`` is the class's method, and this one is
         ``WorkerGroup.call(group, Rollout.step, x)``.
 
         Args:
-            method: a public method of the worker class, or of a base class; the worker class's own method of that name
-                is called.
+            method: a public method of the worker class or a base class; the worker class's own method of that name is
+                called.
 
         Returns:
             A ``Handle``; for an async generator a ``Stream``.
@@ -318,7 +319,7 @@ class WorkerGroup(Generic[W_co]):
             for share in (((args, kwargs),) if shares is None else shares)
         ]
         handler: Handle | StreamCall = (StreamCall if streams else Handle)(self._callee, method)
-        if repeats:  # the arguments may change before the call is sent again, so it needs a copy
+        if repeats:  # copy the arguments, which may change before the call is sent again
             encoded = [each if isinstance(each, bytes) else each.to_bytes() for each in encoded]
         self._members.call(self._callee, handler, method, encoded, same=shares is None, repeats=repeats)
         return Stream(handler) if isinstance(handler, StreamCall) else handler
@@ -342,15 +343,15 @@ class WorkerGroup(Generic[W_co]):
     # -- restarts -----------------------------------------------------------------------------------------------
 
     def restart(self, *ranks: int) -> NoneOrWork:
-        """End these ranks (without arguments all of this view), if they live, and start them again.
+        """Kill these ranks (by default all of this view) if they are alive, and restart them.
 
-        The restart counts against no limit, and also brings back a rank that a limit has ended.  In a coroutine it
+        The restart counts against no limit, and also restarts a rank that had reached its limit.  In a coroutine it
         returns a ``Work`` to await, elsewhere it blocks.
 
         Raises:
-            ConfigError: the group was launched without ``restart=``, or by another process: the constructor arguments
-                are kept only otherwise.
-            WorkerDied: a rank could not be started.
+            ConfigError: the group was launched without ``restart=``, or by another process, so that the constructor
+                arguments were not kept.
+            WorkerDied: a rank could not be restarted.
         """
         supervisor = self._members.supervisor
         if supervisor is None:
@@ -366,7 +367,7 @@ class WorkerGroup(Generic[W_co]):
         """Ranks of this view that are being restarted, or are about to be.
 
         Raises:
-            ConfigError: another process launched the group, and only that one knows.
+            ConfigError: another process launched the group, and only that process knows.
         """
         self._check_own("away")
         supervisor = self._members.supervisor
@@ -375,9 +376,9 @@ class WorkerGroup(Generic[W_co]):
     def on_death(self, callback: Callable[[WorkerDied], object]) -> None:
         """Register a callback for deaths of ranks, with or without ``restart=``, and for their loss with a node.
 
-        The callback gets a ``WorkerDied``, with ``rank``, ``verdict`` and further facts.  If ``died.returns`` is true
-        the rank will be restarted; if that is given up later, the same death is reported again, with ``returns`` false.
-        The callback runs on the thread of the cluster's loop, where it must not block.
+        The callback receives a ``WorkerDied``, with ``rank``, ``verdict`` and further facts.  If ``died.returns`` is
+        true the rank will be restarted; if the restart is later abandoned, the same death is reported again, with
+        ``returns`` false. The callback runs on the thread of the cluster's loop, where it must not block.
 
         Raises:
             ConfigError: another process launched the group.
@@ -389,8 +390,8 @@ class WorkerGroup(Generic[W_co]):
         """Register a callback for restarts, which runs after ``on_restart`` of all workers and before the waiting calls
         are sent.
 
-        The callback gets the argument of the workers' hooks: ``restart.ranks`` are the restarted ranks.  It runs on the
-        thread of the cluster's loop, where it must not block.
+        The callback receives the argument of the workers' hooks: ``restart.ranks`` are the restarted ranks.  It runs on
+        the thread of the cluster's loop, where it must not block.
 
         Raises:
             ConfigError: another process launched the group.
@@ -407,14 +408,14 @@ class WorkerGroup(Generic[W_co]):
     def close(self, grace: float | None = None) -> NoneOrWork:
         """End the workers: open calls are cancelled, then ``on_close`` and exit functions run.
 
-        After ``grace`` seconds (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) the code that still runs is named in
-        the log, and killed.  A ``def`` method may take only a fifth of the grace, and a stopped process is killed then,
-        too.
+        After ``grace`` seconds (``launch(close_grace=)``, ``RLINF_CLOSE_GRACE_S``) the log names the code that is still
+        running, and its workers are killed.  A ``def`` method may use only a fifth of the grace, after which a stopped
+        process is killed, too.
 
-        Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is free afterwards.
+        Idempotent.  In a coroutine it returns a ``Work`` to await, elsewhere it blocks.  The name is then free.
 
         Raises:
-            TypeError: this is a view of some of its ranks.
+            TypeError: this is a view of only some ranks.
         """
         self._check_whole()
         done: NoneOrWork = blocking(start_closing(self._members, grace))
@@ -435,16 +436,16 @@ class WorkerGroup(Generic[W_co]):
         cluster: registry.HasClient | None = None,
         timeout: float | None = None,
     ) -> WorkerGroup[W]:
-        """Return the group of that name, launched by another process; wait for it if it does not exist yet.
+        """Return the group with that name, launched by another process; wait for it if it does not exist yet.
 
         Returns:
-            The group; in a coroutine a ``Work`` for it.  Type checkers see a group, which can be awaited as well.
+            The group; in a coroutine a ``Work`` of it.  Type checkers see a group, which can be awaited, too.
 
         Raises:
-            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
+            RuntimeError: ``cluster=`` was not given, and this process does not have exactly one open cluster.
             DeadlineExceeded: there was no such group within ``timeout`` seconds, by default ``RLINF_NAME_TIMEOUT_S``;
-                lists the existing groups.
-            ClosedError: the group of that name is closed.
+                the error lists the existing groups.
+            ClosedError: the group with that name is closed.
         """
         client = registry.client_of(cluster)
         what = f"a group named '{group_name}'"
@@ -464,7 +465,7 @@ async def _find(
 ) -> WorkerGroup[W]:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
-    # Subprocesses of a worker, which join one by one, have the number 0.
+    # A worker's subprocesses, which join one by one, have group number 0.
     members.number = roster[0].get("group", 0) if roster else 0
     members.deadlines.begin(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
@@ -473,7 +474,7 @@ async def _find(
 
 
 def start_closing(members: Members, grace: float | None = None) -> Work[None]:
-    """Return the work of closing a group; a second call returns the first one's."""
+    """Return the work that closes a group; later calls return the same work."""
     with members._lock:
         if members.closing is None or (members.closing.done() and not members.closed):
             grace = members.close_grace if grace is None else grace
@@ -482,7 +483,7 @@ def start_closing(members: Members, grace: float | None = None) -> Work[None]:
 
 
 async def _close(members: Members, grace: float) -> None:
-    """Close a group on all its nodes; nodes that are lost, or do not answer in time, are left to their guardians."""
+    """Close a group on all its nodes; lost or unresponsive nodes are left to their guardians."""
     members.close()
     try:
         async with asyncio.timeout(grace + _CLOSE_ANSWER_S):
@@ -502,7 +503,7 @@ async def _close_in_order(members: Members, grace: float) -> None:
     if not members.number:
         return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
-    # Adds the nodes of ranks that are starting.
+    # Add the nodes of ranks that are starting.
     nodes |= {placement.cluster_node_rank for placement in members.placements}
     close = operations.CloseGroup(members.name, members.number, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
@@ -520,7 +521,7 @@ def info_from(facts: dict[str, Any], pid: int) -> WorkerInfo:
 
 @dataclass(frozen=True)
 class PublicMethod:
-    """Method of the worker class that the group offers."""
+    """Public method of the worker class, as offered by the group."""
 
     name: str
     streams: bool
@@ -534,7 +535,7 @@ class PublicMethod:
 
 
 class GroupMethod:
-    # ``group.step``: calling it calls ``step`` on every rank of the group. Its docstring is that of the method.
+    # ``group.step``: calling it calls ``step`` on every rank of the group. Its docstring is the method's.
 
     __slots__ = ("_group", "_name", "_streams")
 
@@ -572,7 +573,8 @@ class GroupMethod:
 
 
 class _PlainGenerator(GroupMethod):
-    # A ``def`` generator method, whose result could not travel.  No docstring: it would hide the property ``__doc__``.
+    # A ``def`` generator method, whose result could not be sent.  No docstring here, which would hide the property
+    # ``__doc__``.
 
     __slots__ = ()
 
@@ -604,10 +606,10 @@ _methods: dict[type, dict[str, PublicMethod]] = {}
 
 
 def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
-    """Return the public callables of a worker class.
+    """Return a worker class's public callables.
 
     Raises:
-        ValueError: one of them has a name that the group needs itself.
+        ValueError: a name is one that the group itself needs.
     """
     known = _methods.get(worker_cls)
     if known is not None:
@@ -634,7 +636,7 @@ def public_methods(worker_cls: type) -> dict[str, PublicMethod]:
 
 @functools.cache
 def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
-    """Return the public methods by function, for attributes of the class and of its base classes."""
+    """Return the public methods by function, for attributes of the class and its base classes."""
     return {
         function: method
         for name, method in public_methods(worker_cls).items()
@@ -645,7 +647,7 @@ def _functions(worker_cls: type) -> dict[Any, PublicMethod]:
 
 
 def _name_of(worker_cls: type, method: Any) -> PublicMethod:
-    """Return the public method for a function of the worker class; raises as ``WorkerGroup.call``."""
+    """Return the public method for a function of the worker class; raise as ``WorkerGroup.call`` does."""
     try:
         return _functions(worker_cls)[method]
     except (KeyError, TypeError):  # the argument is unknown, or cannot be hashed

@@ -1,4 +1,4 @@
-"""``Handle``: results of one call on many ranks, awaited as a whole or by rank; cancellation and durations."""
+"""``Handle``: results of one call to many ranks, awaited as a whole or by rank; cancellation and durations."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ logger = own_logger(__name__)
 _GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 ASK_FIRST_S: Final = 0.02
-"""Seconds between an unawaited first failure and the cancelling of the other ranks: a script's thread may still call
-``outcomes()``, while the answers arrive in another thread.
+"""Seconds between an unawaited first failure and the cancelling of other ranks, during which a script may still call
+``outcomes()``, because answers arrive in another thread.
 """
 
-# The first failure waits this long for other answers, because a death that caused it outranks it.
+# The first failure waits this long for other answers, because a death that caused it takes precedence.
 _SETTLE_S: Final = 0.1
 
 
-# 56 methods: half of them answer ``Work``, the client, or the views of single ranks. All change the same tally under
-# the same lock, so a split would have to share that lock.
+# 56 methods: half of them implement hooks of ``Work``, the client's callbacks, or views of single ranks. All change the
+# same tally under the same lock, so a split would have to share the lock.
 class Handle(Work[list[R]]):
-    """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
+    """A call that has been sent to a group's ranks; awaiting it returns their results in rank order.
 
     The wait ends at the first failure: the calls on the other ranks are cancelled, and the root cause is raised (a
-    death outranks the errors that it causes, otherwise the earliest error), with the others in its notes.
+    death if there was one, because it causes other errors; otherwise the earliest error), with the others in its notes.
 
     Example:
-        handle = group.step(x)              # sent
+        handle = group.step(x)              # the call has been sent
         results = await handle              # [rank 0's, rank 1's, ...]; handle.wait() without a loop
-        first = await handle[0]             # one rank's
+        first = await handle[0]             # a single rank's result
         async for rank, value in handle.as_completed(): ...
         for outcome in await group.step(x).outcomes(): print(outcome.rank, outcome.ok)
         handle.cancel()
@@ -67,20 +67,20 @@ class Handle(Work[list[R]]):
     _kind = "call"
     _expired = False
     _targets: Sequence[int] = ()
-    # How far the call had come on a dead and replaced worker, by slot.
+    # Progress of the call on a dead and replaced worker, by slot.
     _executions: Mapping[int, str] = MappingProxyType({})
     # Slots with the dead and replaced workers to which the call was sent.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
-    # Parts, ticks and outcomes; a wait for one of them counts as a wait for this call.
+    # Parts, ticks and outcomes; a wait for any of them counts as a wait for this call.
     _views: tuple[Work[Any], ...] = ()
     _keep_going = False
     _cancelled = False
     _cancel_sent = False
-    _iterated = 0  # number of active loops over ``as_completed``, which get the outcome even while they do not wait
+    _iterated = 0  # active loops over ``as_completed``, which get the outcome even between waits
     _again: Sequence[Any] | None = None  # encoded arguments, if the call may be sent again to a restarted rank
 
     def __init__(self, callee: Callee, method: str) -> None:
-        """Do not call this: a call of a ``WorkerGroup`` returns one."""
+        """Internal; call a method of a ``WorkerGroup`` to create an instance."""
         super().__init__()
         self._callee = callee
         self._method = method
@@ -89,7 +89,7 @@ class Handle(Work[list[R]]):
         self._order: list[int] = []
         self._parts: dict[int, Part[Any]] | None = None
         self._tick: Part[None] | None = None
-        self._cancel_wanted = False  # whether the ranks must get a cancel once the call has been sent
+        self._cancel_wanted = False  # whether the ranks must be sent a cancel once the call has been sent
         self._retrieved = False
         self._cause: str | None = None
         self._departed = False
@@ -123,9 +123,9 @@ class Handle(Work[list[R]]):
         return self._answers_of(self._tally.unanswered()), True
 
     def _answers_of(self, slots: Sequence[int]) -> list[Target]:
-        """Return the targets that a wait for these slots needs: their answers, or the restart that holds the call back.
+        """Return the targets that a wait for these slots needs: their answers, or the restart that delays the call.
 
-        The list has no answers before the call has a number.
+        The list contains no answers until the call has a number.
         """
         held = {slot for slot in slots if self._callee.holds(self, slot)}
         sent = [slot for slot in slots if self._call and slot not in held]
@@ -179,9 +179,9 @@ class Handle(Work[list[R]]):
         return False
 
     def _note_death(self, slot: int, report: dict[str, Any]) -> bool:
-        """Record a death after which the call is sent again: the effects of the dead worker's run remain.
+        """Record a death after which the call is sent again, because effects of the dead worker's run remain.
 
-        Return False if that death was already recorded: the end of the worker's socket reports it, too.
+        Return False if the death was already recorded, because the end of the worker's socket reports it, too.
         """
         death = slot, report.get("node"), report.get("pid")
         if death in self._deaths:
@@ -200,7 +200,7 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _finish(self) -> None:
-        # Failures after the end, or after a cancel, come from the cleanup of ranks, and are not reported as unobserved.
+        # Failures after the end, or after a cancel, come from the ranks' cleanup, and are not reported as unobserved.
         if (self._tally.failed or self._outcome is not None) and not (self._done or self._cancelled):
             self._arrive()
         self._settle()
@@ -225,7 +225,7 @@ class Handle(Work[list[R]]):
         if error is None:
             return
         self._callee.client.unobserved.arrived(error)
-        # Set the cause before the test: a concurrent reader either sees the cause, or is seen here.
+        # Set the cause before the test, so that a concurrent reader either sees the cause, or is seen here.
         self._cause = error.cause
         if self._retrieved:
             self._callee.client.unobserved.observed(error.cause)
@@ -264,7 +264,7 @@ class Handle(Work[list[R]]):
         return self._done and not (self._tally.whole and not self._tally.missing)
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the call on every rank; the ranks have a moment to report their own failures."""
+        """Cancel the call on every rank, after a moment in which the ranks can report their own failures."""
         if not self._done:
             self._cancelled = True
             self._cancel_open()
@@ -313,9 +313,9 @@ class Handle(Work[list[R]]):
                 self._outcome[1].add_note(text)
 
     def _expire(self) -> None:
-        """End the call after its deadline, once daemons have described the activity of its ranks.
+        """End the call after its deadline, once daemons have described its ranks' activity.
 
-        Answers, failures and deaths until then still decide the outcome.
+        Answers, failures and deaths that arrive before then still decide the outcome.
         """
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
             return  # a failure is about to end the call
@@ -339,9 +339,9 @@ class Handle(Work[list[R]]):
         self._finish()
 
     def _cancel_open(self) -> None:
-        """Cancel the open ranks, once: a second cancel would interrupt the cleanup that the first one began."""
-        # A cancel that overtakes its call is dropped, so none may leave while another thread is still sending the call.
-        # That thread sees the flag when it marks the departure, or this thread sees the mark.
+        """Cancel the open ranks, once, because a second cancel would interrupt the cleanup begun by the first."""
+        # A cancel that overtakes its call is dropped, so none may be sent while another thread is still sending the
+        # call. Either that thread sees the flag when it marks the departure, or this thread sees the mark.
         # tests/_group/test_calls_between_steps.py::test_no_cancel_leaves_before_its_call
         self._cancel_wanted = True
         if self._cancel_sent or not self._departed:
@@ -354,7 +354,7 @@ class Handle(Work[list[R]]):
     # -- outcomes, in a waiter's thread -------------------------------------------------------------------------
 
     def _mark_retrieved(self) -> None:
-        """Record that the user's code gets the outcome, or an object that holds it."""
+        """Record that the user's code has received the outcome, or an object that holds it."""
         self._retrieved = True
         if self._cause is not None:
             self._callee.client.unobserved.observed(self._cause)
@@ -409,14 +409,14 @@ class Handle(Work[list[R]]):
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
-        """Return the error that the view of a rank raises: its own, or the one that caused the rank's cancellation."""
+        """Return the error that a rank's view raises: the rank's own, or the error that caused its cancellation."""
         self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
         if own:
             mark_observed(self._callee, own)
         elif failed and isinstance(error, ClosedError):
-            return root_error(self._callee, failed)  # that failure caused the cancellation of this rank
+            return root_error(self._callee, failed)  # another rank's failure caused this rank's cancellation
         return error
 
     # -- the user's side ----------------------------------------------------------------------------------------
@@ -425,7 +425,7 @@ class Handle(Work[list[R]]):
         return len(self._callee.ranks)
 
     def __getitem__(self, index: int) -> Work[R]:
-        """Return the work of one rank's result, by its place among the called ranks."""
+        """Return the work of one rank's result, by its position among the called ranks."""
         self._check_process()
         slot = range(len(self._callee.ranks))[index]
         with self._lock:
@@ -446,7 +446,7 @@ class Handle(Work[list[R]]):
         """Yield (rank, value) in the order in which the ranks answer.
 
         Raises:
-            Exception: the exception of the handle, as soon as one rank has failed.
+            Exception: the handle's exception, as soon as one rank has failed.
         """
         self._check_process()
         self._iterated += 1
@@ -488,7 +488,7 @@ class Handle(Work[list[R]]):
         others.
 
         Returns:
-            A work: ``await`` it, or ``.wait(timeout)`` for it.
+            A work, to use with ``await`` or ``.wait(timeout)``.
         """
         self._check_process()
         self._keep_going = True
@@ -507,7 +507,7 @@ class Handle(Work[list[R]]):
         return every
 
     def cancel(self) -> None:
-        """Cancel the call on every rank: a waiting call never starts, a coroutine gets ``CancelledError``.
+        """Cancel the call on every rank: a waiting call never starts, and a coroutine gets ``CancelledError``.
 
         A ``def`` method that has begun runs to its end, and its result is dropped.  Waiters get ``ClosedError``.
         """
@@ -532,7 +532,7 @@ class Handle(Work[list[R]]):
             super()._lose_interest()
 
     def consume_duration(self, reduction_type: str = "max") -> FloatOrWork:
-        """Return the seconds under the called method's own timer tag, reduced over the ranks (``max``, ``min``,
+        """Return the seconds under the called method's own timer tag, reduced across the ranks (``max``, ``min``,
         ``mean``)."""
         duration: FloatOrWork = self._durations(lambda times: _reduce(reduction_type, _only(times, self._method)))
         return duration
@@ -546,11 +546,11 @@ class Handle(Work[list[R]]):
     @overload
     def consume_durations(self, reduction_type: str, return_per_rank: bool) -> ValueOrWork: ...
     def consume_durations(self, reduction_type: str = "max", return_per_rank: bool = False) -> ValueOrWork:
-        """Return the seconds by timer tag, reduced over the ranks, and reset the workers' timers.
+        """Return the seconds by timer tag, reduced across the ranks, and reset the workers' timers.
 
         Returns:
-            A dict of seconds by tag, with ``return_per_rank`` a tuple of it and the list of the ranks' dicts; in a
-            coroutine a ``Work`` for it.
+            A dict of seconds by tag; with ``return_per_rank`` a tuple of the dict and the list of the ranks' dicts. In
+            a coroutine a ``Work`` of it.
         """
 
         def reduce(times: list[dict[str, float]]) -> Any:
@@ -589,7 +589,7 @@ WorkerGroupFuncResult = Handle
 
 
 class _OfRank(Part[Any]):
-    """Result of one rank: a reader of a value has not observed other ranks' errors, a reader of an error has."""
+    """One rank's result: reading its value does not observe other ranks' errors, reading its error does."""
 
     def __init__(self, handle: Handle, slot: int) -> None:
         super().__init__(handle)

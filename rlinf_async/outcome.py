@@ -25,11 +25,11 @@ _MAX_NAMED: Final = 8
 
 @dataclass(frozen=True)
 class CallDeadline:
-    """Deadline of every call of a group.
+    """Deadline of every call to a group.
 
     Attributes:
-        seconds: seconds from the call on, or from the end of the workers' constructors.
-        origin: place where it was set, for the error.
+        seconds: seconds from the call, or from the end of the workers' constructors.
+        origin: where the deadline was set, for the error.
     """
 
     seconds: float
@@ -37,7 +37,7 @@ class CallDeadline:
 
     @classmethod
     def of(cls, given: Any) -> CallDeadline | None:
-        """Return the deadline of ``launch(call_timeout=)``, by default that of the setting; None for 0.
+        """Return the deadline for ``launch(call_timeout=)``, by default the setting's; None for 0.
 
         Raises:
             ValueError: the argument is not a number of seconds.
@@ -52,12 +52,12 @@ class CallDeadline:
             )
         else:
             seconds, origin = float(given), "call_timeout= of launch()"
-        # Time at a breakpoint of an editor does not stop any clock.
+        # Time at an editor's breakpoint does not stop any clock.
         return cls(seconds, origin) if seconds and not is_in_editor() else None
 
 
 class Callee(Protocol):
-    """Part of a group that a handle uses for its call."""
+    """The part of a group that a handle uses for its call."""
 
     @property
     def client(self) -> NodeClient: ...
@@ -91,7 +91,7 @@ class Callee(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a call on one rank: a value, or an error."""
+    """One rank's result of a call: a value, or an error."""
 
     rank: int
     value: Any = None
@@ -122,7 +122,7 @@ def error_of(callee: Callee, slot: int, status: int, body: Body) -> BaseExceptio
 
 
 def describe_failure(callee: Callee, method: str, slot: int, status: int, body: Body) -> str:
-    """Return one line with the failed rank and its error."""
+    """Return a line with the failed rank and its error."""
     if status != Status.ERROR:
         return str(error_of(callee, slot, status, body)).partition("\n")[0]
     failure = failures.unpack(bytes(body))
@@ -131,20 +131,20 @@ def describe_failure(callee: Callee, method: str, slot: int, status: int, body: 
 
 
 def root_error(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> BaseException:
-    """Return the error to raise for a call on which these slots have failed."""
+    """Return the error to raise for a call that has failed on these slots."""
     mark_observed(callee, failed)
     errors = [(callee.ranks[slot], error_of(callee, slot, status, body)) for slot, status, body in failed]
     return choose_root_cause(errors)
 
 
 def death_cause(facts: Mapping[str, Any]) -> str:
-    """Return the common cause of failures by a worker's death, from its exit report or a ``WorkerDied``'s
+    """Return the common cause of failures due to a worker's death, from its exit report or a ``WorkerDied``'s
     attributes."""
     return f"death of pid {facts['pid']} on {facts['node']}"
 
 
 def loss_cause(node: int) -> str:
-    """Return the common cause of failures by the loss of a node."""
+    """Return the common cause of failures due to the loss of a node."""
     return f"loss of node {node}"
 
 
@@ -173,7 +173,7 @@ def overdue(callee: Callee, method: str, slots: Sequence[int], doing: str) -> De
 
 
 def mark_observed(callee: Callee, failed: Sequence[tuple[int, int, Body]]) -> None:
-    """Record that the user's code gets these errors."""
+    """Record that the user's code has received these errors."""
     for answer in failed:
         callee.client.unobserved.observed(_cause_of(callee, *answer))
 
@@ -194,10 +194,10 @@ def _cause_of(callee: Callee, slot: int, status: int, body: Body) -> str:
 def unobserved(
     callee: Callee, method: str, what: str, failed: Sequence[tuple[int, int, Body]], *, awaited: bool
 ) -> UnobservedError:
-    """Return the root of a call's failures as an unobserved error.
+    """Return the root cause of a call's failures as an unobserved error.
 
     Args:
-        what: the call and its ranks, in words.
+        what: the call and its ranks, as text.
     """
     roots: list[tuple[int, BaseException | failures.Failure]] = []
     for slot, status, body in failed:

@@ -1,7 +1,7 @@
-"""Settings: timeouts and limits that a user may change, one environment variable each.
+"""Settings: timeouts and limits that users may change, each by an environment variable.
 
-The process that reads a variable uses its present value; workers and nodes inherit the driver's, and ``rlinf-launch``
-exports every ``RLINF_*``::
+The process that reads a variable uses its current value; workers and nodes inherit the driver's values, and
+``rlinf-launch`` exports every ``RLINF_*``::
 
     RLINF_NODE_LINK_TIMEOUT_S=60 rlinf-launch --hosts nodes.txt train.py
 
@@ -22,7 +22,7 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(eq=False)
 class Setting:
-    """Number that a user may change.
+    """A number that users may change.
 
     Attributes:
         default: value if the variable is unset or empty.
@@ -40,15 +40,15 @@ class Setting:
 
     @property
     def unit(self) -> str:
-        """Return the unit in words for the documentation."""
+        """Return the unit as a word for the documentation."""
         last = self.variable.rpartition("_")[2].lower()
         return {"s": "seconds", "once": "hosts"}.get(last, last)
 
     def __call__(self, environ: Mapping[str, str] = os.environ, place: str = "in the environment") -> float:
-        """Return the value in force.
+        """Return the current value.
 
         Raises:
-            ConfigError: the variable is not a number, or is out of bounds; the text names its place.
+            ConfigError: the variable is not a number, or is out of bounds; the error names its place.
         """
         text = environ.get(self.variable, "").strip()
         if not text:
@@ -75,7 +75,7 @@ def table() -> str:
 
 
 def adopt(environ: Mapping[str, str]) -> None:
-    """Take over and check the settings of another process: a node's daemon gets its driver's.
+    """Adopt and check another process's settings, as a node's daemon adopts its driver's.
 
     Raises:
         ConfigError: a setting is not a number, or is out of bounds.
@@ -88,8 +88,8 @@ def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
     """Return the environment variables that give settings these values.
 
     Args:
-        values: values by variable, ``RLINF_LEASE_S``, or by its end, ``LEASE_S``.
-        place: origin of the values, for an error: ``in SimCluster(settings=)``.
+        values: values by variable, ``RLINF_LEASE_S``, or by its suffix, ``LEASE_S``.
+        place: origin of the values, for errors: ``in SimCluster(settings=)``.
 
     Raises:
         ConfigError: a setting does not exist, or its value is not a number, or is out of bounds.

@@ -1,4 +1,4 @@
-"""``Stream``: items of an async generator method, called on many ranks, merged as they come."""
+"""``Stream``: items of an async generator method, called on many ranks, merged as they arrive."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = own_logger(__name__)
 class StreamCall:
     """Call of an async generator method, which the client keeps until every rank has ended.
 
-    The user holds only a ``Stream`` or an iterator, so that garbage collection of these shows that no item is wanted.
+    The user holds only a ``Stream`` or an iterator, whose garbage collection therefore shows that no item is wanted.
     """
 
     _targets: Sequence[int] = ()
@@ -42,7 +42,7 @@ class StreamCall:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
-        self._window = int(settings.STREAM_ITEMS())  # limit of items that one rank may send ahead of the consumer
+        self._window = int(settings.STREAM_ITEMS())  # items that one rank may send ahead of the consumer
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -51,7 +51,7 @@ class StreamCall:
         self._closed = False
         self._iterated = False
         self._is_reported = False
-        # True if the stream was closed before any item was requested: its errors count as unobserved.
+        # True if the stream was closed before any item was requested, so that its errors count as unobserved.
         self._was_dropped = False
         self._cancel_wanted = False
         self._cancel_sent = False
@@ -99,7 +99,7 @@ class StreamCall:
 
     def _arrive(self) -> None:
         """Report the error as unobserved until the consumer has received it."""
-        # As for a handle, the close of the group is not an error that the script has missed.
+        # As for a handle, closing the group is not an error that the script has missed.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)
@@ -132,7 +132,7 @@ class StreamCall:
         with self._lock:
             slots = self._tally.unanswered()
             if self._tick is not tick or not slots:
-                return  # an item, an error or the end arrived while daemons were queried
+                return  # an item, an error or the end arrived during the daemons' query
             self._error = self._overdue(slots, doing)
             self._is_reported = True
         self._cancel_open()
@@ -145,7 +145,7 @@ class StreamCall:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        self._cancel_wanted = True  # must precede the test of _departed, as in Handle
+        self._cancel_wanted = True  # set before testing _departed, as in Handle
         if self._cancel_sent or not self._departed:
             return
         slots = self._tally.unanswered()
@@ -154,7 +154,7 @@ class StreamCall:
             client = self._callee.client
             client.cancel(self._call, [self._callee.targets[slot] for slot in slots])
             for slot in slots:
-                if self._targets[slot] == NOWHERE:  # the rank is away and cannot answer
+                if self._targets[slot] == NOWHERE:  # the rank is being restarted and cannot answer
                     client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
@@ -162,7 +162,7 @@ class StreamCall:
 
         Raises:
             Exception: a rank's error, once all earlier items have been consumed.
-            ForkedProcessError: called in a forked child: the items go to its parent.
+            ForkedProcessError: called in a forked child, whose parent receives the items.
         """
         if self._pid != process.pid:
             raise process.forked(f"stream {self._title()}", self._pid)
@@ -171,8 +171,8 @@ class StreamCall:
                 if self._error is not None:
                     self._callee.client.unobserved.observed(cause_of(self._error))
                     raise self._error
-                # Read this before the failures: answers come in another thread, and only an ended stream has all its
-                # failures.
+                # Read this before the failures, because answers arrive in another thread, and only an ended stream has
+                # all its failures.
                 has_ended = not self._tally.missing
                 failed = self._tally.failures()
                 if failed:
@@ -181,7 +181,7 @@ class StreamCall:
                 if self._closed or (has_ended and self._tally.whole):
                     return None
                 if has_ended:
-                    # A rank was cancelled by another process. The end of the loop would claim that all items have come.
+                    # Another process cancelled a rank. Ending the loop would claim that all items have arrived.
                     # tests/simulation/test_sim_streams.py::test_the_close_of_a_group_is_no_end_of_its_streams
                     self._error = ClosedError(f"{self._title()} was cancelled because its group was closed")
                     raise self._error
@@ -256,7 +256,7 @@ class Stream(Generic[R]):
     """Items that an ``async def`` generator method yields on every rank, merged as they arrive.
 
     Each rank may run at most a window of items ahead of the consumer.  Leaving the loop in any way closes the remote
-    generators (their ``finally`` blocks run), and so does dropping a stream that no loop has begun to read.
+    generators (their ``finally`` blocks run), and so does dropping a stream over which no loop has started.
 
     Example:
         async for rank, item in group.rollout():
@@ -265,7 +265,7 @@ class Stream(Generic[R]):
     """
 
     def __init__(self, call: StreamCall) -> None:
-        """Do not call this: a call of an async generator method of a ``WorkerGroup`` returns one."""
+        """Internal; call an async generator method of a ``WorkerGroup`` to create an instance."""
         self._streaming = call
 
     def __repr__(self) -> str:
@@ -281,7 +281,7 @@ class Stream(Generic[R]):
         return _BlockingItems(self._streaming)
 
     def close(self) -> None:
-        """Close the remote generators without waiting for their end. Any thread; idempotent."""
+        """Close the remote generators without waiting for them to end. Any thread; idempotent."""
         self._streaming.close()
 
     async def aclose(self) -> None:
@@ -344,15 +344,15 @@ class _NextItem(Work[None]):
 
 
 class _Items(AsyncIterator[tuple[int, Any]]):
-    """Iterator of one loop over a stream; leaving the loop drops it, and closes the stream."""
+    """Iterator of one loop over a stream; leaving the loop drops the iterator, which closes the stream."""
 
     def __init__(self, stream: StreamCall) -> None:
         self._stream = stream
 
     async def __anext__(self) -> tuple[int, Any]:
-        # A traceback of the wait keeps this frame: an owner of that traceback, if only a cancelled task, would keep the
-        # iterator, and the remote generators open. Until the wait is over the frame must keep it, for ``await
-        # anext(aiter(stream))`` has no other reference.
+        # A traceback of the wait keeps this frame alive. Whatever owns the traceback, even a cancelled task, would thus
+        # keep the iterator, and the remote generators open. Until the wait ends the frame must keep the iterator,
+        # because ``await anext(aiter(stream))`` has no other reference.
         # tests/simulation/test_sim_streams.py::test_a_loop_that_was_cancelled_closes_its_stream_though_its_task_is_kept
         try:
             return await self._stream._await_item()
@@ -369,7 +369,7 @@ class _BlockingItems(Iterator[tuple[int, Any]]):
 
     def __next__(self) -> tuple[int, Any]:
         stream = self._stream
-        del self  # the traceback of a wait must not keep the iterator alive, as in __anext__
+        del self  # as in __anext__, a wait's traceback must not keep the iterator alive
         return stream._block_for_item()
 
     def __del__(self) -> None:

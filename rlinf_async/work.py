@@ -21,32 +21,31 @@ logger = own_logger(__name__)
 
 T = TypeVar("T")
 
-# Waiters of all finished works: the list stays empty, as waiters are added under the lock and only before the end.
+# Waiters of all finished works; the list stays empty, because waiters are added under the lock and only before the end.
 _NOBODY: Final[list[Callable[[], None]]] = []
 
-_DUE_S: Final = 0.001  # a deadline this close counts as passed, because timers of loops fire up to this early
+_DUE_S: Final = 0.001  # a deadline this close counts as passed, because loops' timers may fire this early
 
 
-# 44 methods: the coroutine protocol and the refusals of a result's operators need a method each on the object itself.
+# 44 methods, because the coroutine protocol and each refused operator of a result need a method on the object itself.
 class Work(Coroutine[Any, Any, T], Generic[T]):
-    """A started operation; awaiting it gives its result.
+    """A started operation; awaiting it returns its result.
 
     It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
     waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
     the operation; ``asyncio.shield(work)`` and ``work.async_wait()`` protect it.  It is a ``Coroutine``, so that
-    ``TaskGroup.create_task`` takes it.  A work without its ``await`` cannot pass for the result: comparing,
-    calculating, indexing and iterating raise a ``TypeError`` that says what to write, and so does its truth value until
-    it is done.
+    ``TaskGroup.create_task`` accepts it.  An unawaited work cannot be mistaken for the result: comparing, calculating,
+    indexing and iterating raise a ``TypeError`` that says what to write, and so does its truth value until it is done.
 
     Example:
-        work = worker.recv("actor", 0)       # in a coroutine: started, not waited for
+        work = worker.recv("actor", 0)       # in a coroutine: starts without waiting
         tensor = await work                  # or work.wait() in a thread without a running loop
     """
 
     _kind = "operation"
     _ends_with_others = True  # whether an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
     _loop: asyncio.AbstractEventLoop | None = None
-    # Seconds from ``_since`` on to its deadline; None if neither it nor, for a ``Whole``, any of its parts has one.
+    # Seconds from ``_since`` to its deadline; None if neither it nor, for a ``Whole``, any of its parts has a deadline.
     _timeout: float | None = None
     _since = 0.0
     _was_awaited = False  # whether a wait for it has ended without the result
@@ -77,7 +76,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._describe()
 
     def _awaiting(self) -> str:
-        """Return the code by which a coroutine waits for the result, for messages about a forgotten ``await``."""
+        """Return the code with which a coroutine waits for the result, for messages about a forgotten ``await``."""
         return "`await` it"
 
     def _whom(self) -> str:
@@ -89,15 +88,15 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return None
 
     def _needs(self) -> slow_waits.Needs:
-        """Return the actions that would end it, for reports of the run; empty if unknown."""
+        """Return the actions that would end the operation, for reports on the run; empty if unknown."""
         return [], True
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the user's loop that has to turn for this to end; None if the framework runs all of it."""
+        """Return the user's loop that must run for this to end; None if the framework runs everything itself."""
         return self._loop
 
     def _lose_interest(self) -> None:
-        """Abandon the operation if nothing else waits for it, because one waiter has gone."""
+        """Abandon the operation if nothing else waits for it, because a waiter has left."""
         if self._pid != process.pid:
             return  # only the process that started it may abandon it
         with self._lock:
@@ -112,7 +111,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         pass
 
     def _report_to(self, view: Work[Any], callback: Callable[[], None]) -> None:
-        """Call back at the end, on behalf of a view: a wait for the view counts as a wait for this work."""
+        """Call back at the end, on behalf of a view, because a wait for the view counts as a wait for this work."""
         with self._lock:
             if not self._done:
                 self._waiters.append(callback)
@@ -123,7 +122,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may continue for long."""
+        """Cancel the work because another in ``wait_all`` has failed. Return False if it may continue for long."""
         self._abandon()
         return self._done
 
@@ -142,17 +141,17 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return None if self._timeout is None else max(0.0, self._since + self._timeout - clock.monotonic())
 
     def _time_left(self) -> float | None:
-        """Return the seconds until it ends without any action; None if it does not."""
+        """Return the seconds until it ends without any action; None if it does not end by itself."""
         return self._remaining()
 
     def _expire(self) -> None:
-        """Fail the operation because its deadline has passed, at once or after the error has been explained."""
+        """Fail the operation because its deadline has passed, immediately or once the error has been explained."""
         self._settle(error=self._late(self._timeout))
 
     # -- settling -----------------------------------------------------------------------------------------------
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
-        """Finish the operation and wake all waiters. Return False if it was finished before."""
+        """Finish the operation and wake all waiters. Return False if it was already finished."""
         with self._lock:
             if self._done:
                 return False
@@ -191,12 +190,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def _check_process(self) -> None:
-        """Raise ForkedProcessError if a parent has started the operation, which then cannot end here."""
+        """Raise ForkedProcessError if a parent started the operation, which then cannot end here."""
         if self._pid != process.pid and not self._done:
             raise self._inherited()
 
     def _inherited(self) -> ForkedProcessError:
-        # The thread that held the lock at the fork does not exist here, and the waiters are the parent's: waking one
+        # The thread that held the lock at the fork does not exist here, and the waiters are the parent's: waking them
         # would write to an eventfd that both processes share.
         self._lock, self._waiters = threading.Lock(), []
         return process.forked(f"what is to finish {self._describe()}", self._pid)
@@ -286,11 +285,11 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
         Raises:
             RuntimeError: called on a thread that runs a loop, which it would block (use ``await``), or in a function
-                given to ``then``.
+                passed to ``then``.
             DeadlineExceeded: ``timeout`` seconds have passed.
-            ForkedProcessError: the parent process has started the operation.
-            LoopNotRunning: the operation needs a loop of the user's that is closed, or has not turned for some seconds.
-            UnobservedFailure: another call has failed unawaited, and the cluster was made with ``fail_fast``.
+            ForkedProcessError: the parent process started the operation.
+            LoopNotRunning: the operation needs a user's loop that is closed, or has not run for some seconds.
+            UnobservedFailure: another call has failed unawaited, and the cluster was created with ``fail_fast``.
         """
         if not self._done:
             self._wait_for_thread(timeout)
@@ -347,7 +346,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             own = None if self._timeout is None else self._remaining()
             if own is not None and own <= _DUE_S:
                 self._expire()
-                left = None  # waits without limit, because _expire settles the work once the error is explained
+                left = None  # no limit, because _expire settles the work once the error is explained
                 continue
             left = self._time_to(began, timeout)
             if left is not None and left <= _DUE_S:
@@ -371,16 +370,16 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return DeadlineExceeded(f"{self._describe()} was not done within {timeout:g} s")
 
     def then(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any]:
-        """Return a work for ``function(*args, **kwargs)``, called once this one has succeeded, in the thread that
+        """Return a work for ``function(*args, **kwargs)``, called once this work has succeeded, in the thread that
         settles it.
 
-        That thread may read this process's sockets: there nothing blocks, and blocking calls return their ``Work``.  An
-        error of this work, or of the function, is the new work's error.
+        That thread may be the one that reads this process's sockets, so nothing blocks in it, and blocking calls return
+        their ``Work``.  An error of this work, or of the function, is the new work's error.
         """
         self._check_process()
 
         def follow() -> None:
-            following.first = None  # the first work's result must not be kept alive
+            following.first = None  # do not keep the first work's result alive
             try:
                 self._result()
                 value = function(*args, **kwargs)
@@ -430,7 +429,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     # -- the coroutine protocol, one generator per task that drives this object -----------------------------------
 
     def send(self, value: Any) -> Any:
-        """Continue the current task's wait (coroutine protocol); ``await`` calls it."""
+        """Continue the current task's wait (coroutine protocol); called by ``await``."""
         task = asyncio.current_task()
         if self._drivers is None:
             self._drivers = {}
@@ -444,7 +443,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def throw(self, *error: Any) -> Any:
-        """Raise an error in the current task's wait (coroutine protocol); cancellation calls it."""
+        """Raise an error in the current task's wait (coroutine protocol); called on cancellation."""
         drivers = self._drivers or {}
         task = asyncio.current_task()
         driver = drivers.get(task)
@@ -459,8 +458,8 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
 
     def close(self) -> None:
         """End the current task's wait (coroutine protocol); other waits and the operation continue."""
-        # Close the current task's generator only. A worker's background task, for example, closes the coroutine that it
-        # was given; if that closed the generators of other tasks, too, their waits would never end.
+        # Close only the current task's generator. A worker's background task, for example, closes the coroutine that it
+        # was given; if that also closed other tasks' generators, their waits would never end.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
 
@@ -475,7 +474,7 @@ def _refuse(use: str) -> Callable[..., Any]:
 
 
 # Set outside of the class, so that type checkers report the same mistakes. Without ``__iter__`` a loop calls
-# ``__getitem__``; a ``Handle`` has a ``__getitem__`` of its own.
+# ``__getitem__``; a ``Handle`` has its own ``__getitem__``.
 for _methods, _use in {
     "lt le gt ge": "comparing it",
     "add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod": "calculating with it",
@@ -492,7 +491,7 @@ class _Wakeups:
     together.
 
     Attributes:
-        waking: futures still to be woken; later ones must queue behind them.
+        waking: futures still to be woken; later futures must queue behind them.
         waits: table of the waits on this loop.
     """
 
@@ -509,10 +508,10 @@ class _Wakeups:
             try:
                 self.loop.call_soon_threadsafe(self._wake)
             except RuntimeError:
-                pass  # the loop is closed, so that no task waits there
+                pass  # the loop is closed, so no task waits on it
 
     def _wake(self) -> None:
-        self._is_scheduled = False  # must precede the loop below, since a later add must schedule again
+        self._is_scheduled = False  # must precede the loop below, so that a later add schedules again
         while self.waking:
             future = self.waking.popleft()
             if not future.done():
@@ -529,7 +528,7 @@ _per_thread = _ThreadState()
 class Whole(Work[T]):
     """Work that ends with others: a wait for it waits for its parts, and enforces their deadlines.
 
-    A part's own deadline is enforced only by a wait for that part, and here waits go through the whole:
+    A part's own deadline is enforced only by a wait for that part, but here waits go through the whole:
     tests/test_deadlines.py::test_every_composed_operation_keeps_its_deadline
     """
 
@@ -585,7 +584,7 @@ class Returnable(Work[T]):
 
 
 class _ThenWork(Whole[Any]):
-    """Work returned by ``then``; ``first`` is the work that has to end before, None once it has."""
+    """Work returned by ``then``; ``first`` is the work that must end first, None once it has ended."""
 
     _was_taken = False  # whether its outcome was taken
 
@@ -596,7 +595,7 @@ class _ThenWork(Whole[Any]):
         self._timeout = first._timeout
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
-        self._follow_first = None  # breaks the reference cycle
+        self._follow_first = None  # break the reference cycle
         return super()._settle(value, error)
 
     def _abandon(self) -> None:
@@ -610,7 +609,7 @@ class _ThenWork(Whole[Any]):
         return super()._result()
 
     def __del__(self) -> None:
-        # The error of the first work counts as observed, because this work has it.
+        # The first work's error counts as observed, because this work has it.
         # tests/test_work.py::test_an_error_that_then_has_got_and_nobody_hears_of_is_logged
         error = self._error
         needs_no_log = self._was_taken or self._pid != process.pid or isinstance(error, ClosedError)
@@ -623,7 +622,7 @@ class _ThenWork(Whole[Any]):
 
 
 class Part(Work[T]):
-    """Piece or view of an operation; its last waiter abandons the operation."""
+    """Part or view of an operation, which its last waiter abandons."""
 
     def __init__(self, whole: Work[Any]) -> None:
         super().__init__()
@@ -670,51 +669,52 @@ class _EndOfWork:
 def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     """Return the needs of a wait for all these works."""
     found = [work._needs() for work in works]
-    # If one target is enough for a part, the result cannot say so for that part alone: it says so for the whole.
+    # If one target is enough for a part, the result cannot say so for that part alone, so it says so for the whole.
     every = all(every or len(targets) == 1 for targets, every in found)
     targets: dict[Target, None] = dict.fromkeys(target for targets, _ in found for target in targets)
     return list(targets), every
 
 
-# Types for methods that return their result where they may block, and a ``Work`` for it in coroutines. A type checker
+# Types for methods that return their result where they may block, and a ``Work`` of it in coroutines. A type checker
 # does not know where a method is called, so the type can be used as the value, and awaited for the value. No object is
-# an instance of these classes. bool and arbitrary objects have no such type: there it is ``Any``.
+# an instance of these classes. bool and arbitrary objects have no such type, so ``Any`` is used.
 
 NoneOrWork: TypeAlias = Work[None]
 """None, after the wait; in a coroutine, and with ``async_op``, a ``Work``, the only one with methods."""
 
 BoolOrWork: TypeAlias = Any
-"""A bool, which cannot be subclassed; in a coroutine a ``Work`` for it."""
+"""A bool, which cannot be subclassed; in a coroutine a ``Work`` of it."""
 
 ValueOrWork: TypeAlias = Any
-"""Any object; in a coroutine, and with ``async_op``, a ``Work`` for it."""
+"""Any object; in a coroutine, and with ``async_op``, a ``Work`` of it."""
 
 
 class IntOrWork(int, Awaitable[int]):
-    """An int; in a coroutine a ``Work`` for it."""
+    """An int; in a coroutine a ``Work`` of it."""
 
 
 class FloatOrWork(float, Awaitable[float]):
-    """A float; in a coroutine a ``Work`` for it."""
+    """A float; in a coroutine a ``Work`` of it."""
 
 
 class ListOrWork(list[T], Awaitable[list[T]]):
-    """A list; in a coroutine a ``Work`` for it."""
+    """A list; in a coroutine a ``Work`` of it."""
 
 
 class DictOrWork(dict[str, T], Awaitable[dict[str, T]]):
-    """A dict; in a coroutine a ``Work`` for it."""
+    """A dict; in a coroutine a ``Work`` of it."""
 
 
 def blocking(work: Work[T]) -> Any:
-    """Return the work itself in code that may not block, such as a coroutine, which awaits it; elsewhere its result.
+    """Return the work itself in code that must not block, such as a coroutine, which awaits it; elsewhere its result.
 
-    If the wait is interrupted by a signal handler that raises, no code has the work any more, and it is abandoned.
+    If a signal handler interrupts the wait by raising, no code holds the work any more, and it is abandoned.
     """
     if not may_wait():
         return work
     try:
-        # Check before the result: a finished receive would take a message of the code that runs after these waits.
+        # Check before the result: a finished receive would take a message meant for the code that runs after these
+        # waits.
         # tests/simulation/test_sim_restarts.py::test_a_hook_that_has_ended_takes_no_message_of_the_next_attempt
         check_ended()
         return work.wait()

@@ -39,15 +39,15 @@ W = TypeVar("W", bound="Worker")
 
 
 class Worker(Messaging, Routing, Logging, Profiling):
-    """A process of its own, one rank of a group.
+    """A separate process, one rank of a group.
 
     Derive from it, call ``super().__init__()`` without arguments, and launch a group; every public method can then be
-    called on all ranks at once.  User code has the process's main thread: ``def`` methods run one at a time in the
+    called on all ranks at once.  User code runs in the process's main thread: ``def`` methods run one at a time in the
     order of their calls, ``async def`` methods start in that order and run concurrently, ``async def`` generators
-    stream.  While a ``def`` method runs no coroutine continues, and a called one begins afterwards, unless it is marked
-    with ``concurrent``.
+    stream.  While a ``def`` method runs no coroutine continues, and newly called ones start afterwards, unless the
+    method is marked ``concurrent``.
 
-    The process has MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and related variables in its environment, so
+    The process's environment contains MASTER_ADDR, MASTER_PORT, RANK, WORLD_SIZE, LOCAL_RANK and related variables, so
     that ``torch.distributed.init_process_group()`` works without arguments.
 
     Example:
@@ -68,14 +68,14 @@ class Worker(Messaging, Routing, Logging, Profiling):
     logger: ClassVar[logging.Logger] = own_logger(NAME)
     accelerator_type: ClassVar[str] = "NO_ACCEL"
     torch_platform: ClassVar[Any] = None
-    """torch module of a worker's devices, ``torch.cuda`` for NVIDIA's; None without any, and outside of workers."""
+    """torch module for a worker's devices, ``torch.cuda`` for NVIDIA's; None without devices or outside workers."""
     torch_device_type: ClassVar[str | None] = None
 
     metrics: ClassVar[Metrics] = METRICS
-    """Gauges and counters of your own, which Prometheus reads if the cluster serves metrics: docs/metrics.md."""
+    """Gauges and counters that user code defines, read by Prometheus if the cluster serves metrics: docs/metrics.md."""
 
     global_accelerator_ids: list[int]
-    """Ids of the worker's devices, counted over the whole cluster."""
+    """Ids of the worker's devices, numbered across the whole cluster."""
     _rank: int
     """Rank in the group."""
     _world_size: int
@@ -87,21 +87,21 @@ class Worker(Messaging, Routing, Logging, Profiling):
     _logger: logging.Logger
     """Logger whose lines have the worker's name."""
     _lock: threading.Lock
-    """Lock between the threads of this worker, for user code; the framework does not take it."""
+    """Lock between this worker's threads, for user code; the framework does not use it."""
     _cluster_node_rank: int
     """Position of its node in the hosts list."""
     _node_group: str
-    """Label of the node group that it was placed in, by default ``cluster``."""
+    """Label of the node group in which it was placed, by default ``cluster``."""
     _local_rank: int
-    """``LOCAL_RANK``: index of its own device among the visible ones."""
+    """``LOCAL_RANK``: index of its own device among the visible devices."""
     _local_world_size: int
     """``LOCAL_WORLD_SIZE``, the counterpart of ``LOCAL_RANK``."""
     _node_local_rank: int
-    """Place among the group's ranks on its node."""
+    """Position among the group's ranks on its node."""
     _node_local_world_size: int
     """Number of the group's ranks on its node."""
     _local_accelerator_rank: int
-    """Position of its first device on its node; -1 if the node has none."""
+    """Position of its first device on its node; -1 if it has none."""
     _accelerator_type: str
     """Family of its devices, such as ``NV_GPU``, or ``NO_ACCEL``."""
     _accelerator_model: str
@@ -111,7 +111,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
     _master_address: str
     """``MASTER_ADDR``, address of the group's store for ``torch.distributed``."""
     _master_port: int
-    """``MASTER_PORT``, port of that store."""
+    """``MASTER_PORT``, port of the group's store."""
     _restarts: int
     """Number of earlier restarts of its rank (``launch(restart=)``)."""
 
@@ -132,18 +132,18 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """Initialize the worker; a launched worker passes no arguments, and is complete before this runs.
 
         In a subprocess that a worker has started by itself (with multiprocessing, for example) all three arguments make
-        that process a worker too: it can exchange messages with the others, whose address for it is the path ``send(x,
-        "group", [parent's rank, rank])``.  Messages sent before it has joined wait for it.
+        the process a worker, too: it can exchange messages with others, who address it by the path ``send(x, "group",
+        [parent's rank, rank])``.  Messages sent before it has joined wait for it.
 
         Args:
-            parent_address: address of the worker that has started this process.  A launched worker may give it alone;
-                it must then be the address of the worker that has launched it.
-            world_size: number of subprocesses of that worker that join.
+            parent_address: address of the worker that started this process.  A launched worker may pass it alone, in
+                which case it must be the address of the worker that launched it.
+            world_size: number of that worker's subprocesses that join.
             rank: rank of this process among them.
 
         Raises:
-            RuntimeError: this process was neither launched nor started by a worker, or is another worker already.
-            Exception: as ``joining.join``: the run refuses the process.
+            RuntimeError: this process was neither launched nor started by a worker, or is already another worker.
+            Exception: as for ``joining.join``: the run refuses the process.
         """
         me = context.identity
         if parent_address is None or world_size is None or rank is None:
@@ -211,31 +211,31 @@ class Worker(Messaging, Routing, Logging, Profiling):
     def on_restart(self, restart: Restart) -> None:
         """Hook on every rank after ranks of its group were restarted, before the waiting calls.
 
-        Override it, by ``def`` or ``async def``; by default it does nothing.  A group rebuilds here the objects that
+        Override it with ``def`` or ``async def``; by default it does nothing.  In it, a group rebuilds the objects that
         its ranks share: ``torch.distributed.destroy_process_group()``, if there was one, and ``init_process_group()``.
 
-        A death ends the hooks that are running: a coroutine is cancelled, and in other methods the present wait raises
-        ``PeerLost``, whose ``returns`` is true, or torch's error.  Once that rank is back the hooks are called again,
-        on all ranks.  The deadline of a hook is that of the group's calls.
+        A death ends running hooks: a coroutine is cancelled, and in other methods the current wait raises ``PeerLost``,
+        whose ``returns`` is true, or torch's error.  Once that rank has been restarted the hooks are called again, on
+        all ranks.  A hook has the same deadline as the group's calls.
 
         Args:
             restart: number of restarts of each rank, the restarted ranks, and the number of this attempt, from which
-                the ranks can make common keys and names.
+                the ranks can derive common keys and names.
         """
 
     def on_close(self) -> Any:
         """Hook on every rank when its group is closed, after its open calls have ended.
 
-        Override it, by ``def`` or ``async def``; by default it does nothing.  Together with exit functions, ``__del__``
-        and remaining threads it has the time of ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S``.  A process that is
-        killed, or has lost its daemon, does not run it.
+        Override it with ``def`` or ``async def``; by default it does nothing.  Together with exit functions,
+        ``__del__`` and remaining threads it may take the time of ``launch(close_grace=)`` or ``RLINF_CLOSE_GRACE_S``.
+        A process that is killed, or has lost its daemon, does not run it.
         """
 
     # -- groups -------------------------------------------------------------------------------------------------
 
     @classmethod
     def create_group(cls: Callable[P, W], *args: P.args, **kwargs: P.kwargs) -> GroupSpec[W]:
-        """Return a group of this class, to be launched; the arguments are those of the class's constructor.
+        """Return a group of this class, ready to launch; the arguments are those of the class's constructor.
 
         Type checkers check the arguments, and know the ``WorkerGroup`` of this class that ``launch`` returns.
 
@@ -246,7 +246,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
             A ``GroupSpec``, whose ``launch(cluster, ...)`` starts the workers; it may launch several groups.
 
         Raises:
-            TypeError: an argument is ``each(...)``, which is for calls of a launched group.
+            TypeError: an argument is ``each(...)``, which is only for calls to a launched group.
         """
         if any(isinstance(value, PerRank) for value in (*args, *kwargs.values())):
             raise TypeError("each() is for calls of a group: every rank's constructor gets the same arguments")
@@ -256,7 +256,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @property
     def has_accelerator(self) -> bool:
-        """True if this worker can put tensors on a device; in a rehearsal, which only declares devices, it cannot."""
+        """True if this worker can put tensors on a device; False in a rehearsal, which only declares devices."""
         is_placed = self._accelerator_type != "NO_ACCEL" and self._local_accelerator_rank >= 0
         return is_placed and not is_rehearsal(os.environ)
 
@@ -272,7 +272,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @property
     def hardware_type(self) -> str:
-        """Kind of hardware that the worker was placed on: a family of accelerators, or for example ``"Franka"``."""
+        """Kind of hardware on which the worker was placed: a family of accelerators, or for example ``"Franka"``."""
         return str(self.hardware_infos[0].type) if self.hardware_infos else self._accelerator_type
 
     @property
@@ -286,14 +286,14 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @staticmethod
     def check_worker_alive(worker_name: str) -> BoolOrWork:
-        """Return True if the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
+        """Return True if the worker with that name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
             ValueError: the text is not a worker's name.
-            NodeLost: node 0, which knows it, is lost.
+            NodeLost: node 0, which would know, is lost.
 
         Returns:
-            A bool; in a coroutine a ``Work`` for it.
+            A bool; in a coroutine a ``Work`` of it.
         """
         address = WorkerAddress.from_name(worker_name)
         group = address.get_parent_address()
@@ -304,7 +304,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return blocking(client.request(operation, node=0, what=f"whether worker {worker_name} lives"))
 
     def get_parent_rank(self) -> int:
-        """Return the rank of the worker that has launched this one; 0 for a worker that a driver has launched."""
+        """Return the rank of the worker that launched this one; 0 for a worker that a driver launched."""
         return self._worker_address.get_parent_rank()
 
     # -- tasks --------------------------------------------------------------------------------------------------
@@ -313,8 +313,8 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """Run a coroutine as a task that belongs to this worker, from any method or the constructor.
 
         It runs on the loop of the worker's ``async def`` methods.  If it raises, this rank has failed: the process
-        ends, open calls fail with ``WorkerDied``, whose verdict has the task, its error and the line that started it,
-        and ``launch(restart=)`` applies.  Closing the group cancels it.
+        ends, open calls fail with ``WorkerDied``, whose verdict contains the task, its error and the line that started
+        it, and ``launch(restart=)`` applies.  Closing the group cancels the task.
 
         Example:
             def __init__(self):
@@ -322,7 +322,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
                 self.background(self.refresh())      # async def refresh(self): ...
 
         Returns:
-            A ``BackgroundTask``: ``cancel()`` ends it, from any thread.
+            A ``BackgroundTask``, whose ``cancel()`` ends it, from any thread.
 
         Raises:
             TypeError: the argument is not a coroutine.
@@ -341,13 +341,13 @@ class Worker(Messaging, Routing, Logging, Profiling):
         return self._device_lock
 
     def acquire_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a free port of this node that no other process gets while this worker lives.
+        """Return a free port on this node that no other process gets while this worker is alive.
 
         Args:
             max_port_num: highest allowed port.
 
         Returns:
-            The port; in a coroutine a ``Work`` for it.
+            The port; in a coroutine a ``Work`` of it.
 
         Raises:
             ValueError: ``max_port_num`` is not a port, or is below 1024.
@@ -371,8 +371,8 @@ class Worker(Messaging, Routing, Logging, Profiling):
         node_id: int | None = None,
         max_bytes: int = 0,
     ) -> Channel:
-        """Create a channel, as ``Channel.create``; ``name`` and ``node_id`` are older names of ``channel_name`` and
-        ``node_rank``."""
+        """Create a channel, as ``Channel.create`` does; ``name`` and ``node_id`` are older names of ``channel_name``
+        and ``node_rank``."""
         if node_id is not None and node_rank not in (0, node_id):
             raise TypeError(f"a channel has one node: node_rank={node_rank} or node_id={node_id}")
         return Channel.create(
@@ -387,7 +387,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
     def connect_channel(
         self, channel_name: str | None = None, *, name: str | None = None, timeout: float | None = None
     ) -> Channel:
-        """Connect to a channel, as ``Channel.connect``."""
+        """Connect to a channel, as ``Channel.connect`` does."""
         return Channel.connect(_one_name(channel_name, name), timeout=timeout)
 
     # -- time ---------------------------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
 
     @staticmethod
     def timer(tag: str | None = None, trace: bool = True) -> Callable[[F], F]:
-        """Decorate a method, ``def``, ``async def`` or async generator: its wall time is added to ``tag``."""
+        """Decorate a method, ``def``, ``async def`` or async generator, so that its wall time is added to ``tag``."""
         return timed(tag, trace)
 
     @property
@@ -409,7 +409,7 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """Return the seconds recorded under ``tag``, and reset them.
 
         Raises:
-            ValueError: nothing was recorded under it.
+            ValueError: no time was recorded under the tag.
         """
         return self._timers.pop(tag)
 

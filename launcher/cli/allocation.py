@@ -1,4 +1,4 @@
-"""Hosts of a run (``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF, MPI, localhost), and the way to them."""
+"""Hosts of a run, from ``--hosts``, ``$RLINF_HOSTS``, Slurm, PBS, LSF or MPI, and how the launcher reaches them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def find_hosts(
 ) -> tuple[tuple[Host, ...], str]:
     """Return the hosts of this run, and a description of their source.
 
-    The first of these sources counts: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the same), the
-    allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the description then tells
-    how to do without it), this machine.  An empty variable counts as unset.  Raises ConfigError for a bad source.
+    The first source that is set wins: ``--hosts`` (a file, ``-``, or a list), ``$RLINF_HOSTS`` (the same), the
+    allocation of Slurm, PBS or LSF, the hosts file of an MPI operator, ``/job/hostfile`` (the description then says how
+    to ignore it), this machine.  An empty variable counts as unset.  Raises ConfigError for an invalid source.
     """
     if argument is not None:
         return read_hosts(argument, stdin, "--hosts", allow_duplicates), f"--hosts {argument}"
@@ -34,8 +34,8 @@ def find_hosts(
         return hosts, f"Slurm ({hosts[0].source.partition(':')[0]})"
     for system, name in (("PBS", "PBS_NODEFILE"), ("LSF", "LSB_DJOB_HOSTFILE")):
         if value := environ.get(name):
-            # The file has a line per slot.  A host with one line keeps its slots open, because jobs ask for whole GPU
-            # machines with one task per node.
+            # The file has one line per slot.  One line for a host leaves its slot count unspecified, because jobs that
+            # ask for whole GPU machines have one task per node.
             return read_file(Path(value), allow_duplicates=True, named_by=f"${name}"), f"{system} (${name})"
     name = "OMPI_MCA_orte_default_hostfile"
     if value := environ.get(name):
@@ -47,10 +47,10 @@ def find_hosts(
 
 
 def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts, each with its place in this Slurm job if srun is the way to it.
+    """Return the hosts, each with its place in this Slurm job if the launcher reaches it with srun.
 
-    ``"auto"`` chooses srun if all hosts are nodes of the present job and srun exists.  Raises ConfigError if ``"srun"``
-    does not reach one of them, or every task of a step would start the same run.
+    ``"auto"`` chooses srun if all hosts are nodes of the current job and srun is installed.  Raises ConfigError if
+    ``"srun"`` cannot reach a host, or if every task of a step would start the same run.
     """
     ssh = tuple(replace(host, slurm=None) for host in hosts)
     if launcher == "ssh" or all(host.is_local for host in hosts):
@@ -80,6 +80,6 @@ def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, 
 
 
 def _in_job(host: Host, nodes: Mapping[str, Host]) -> Host:
-    """Return the host with its place in the job; unchanged if it has none, or needs ssh for its user or port."""
+    """Return the host with its place in the job; unchanged if it has none there, or needs ssh for its user or port."""
     node = nodes.get(host.name)
     return replace(host, slurm=node.slurm) if node is not None and host.user is None and host.port is None else host

@@ -1,4 +1,4 @@
-"""``--check``: runs the preflight on all hosts without starting a node; its result as a table or as JSON."""
+"""``--check``: run the preflight on all hosts without starting a node, and report as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..report import Report, grid
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of ``--check`` by rank: answers, addresses for other nodes, error texts, descriptions of the checks."""
+    """Result of ``--check`` by rank: answers, addresses to bind, error texts, and descriptions of the checks made."""
 
     nodes: Sequence[PlannedNode]
     answers: Mapping[int, Mapping[str, Any]]
@@ -76,7 +76,7 @@ async def check(nodes: Sequence[PlannedNode], options: Options, python_path: str
 def _look_for_script(
     nodes: Sequence[PlannedNode], options: Options, failures: dict[int, str], checked: Mapping[int, list[str]]
 ) -> None:
-    """Check for the script on this machine, where it runs; in a run Python itself reports a missing one."""
+    """Check on this machine that the script exists; in a real run Python itself reports a missing script."""
     rank = next(node.rank for node in nodes if node.is_here)
     if options.script is None or options.module or not checked[rank]:
         return

@@ -1,7 +1,7 @@
-"""Entry point of ``rlinf-ctl``: an operator's commands on the runs of this user; exit codes and errors.
+"""Entry point of ``rlinf-ctl``, an operator's commands on the runs of this user: dispatch, exit codes and errors.
 
-Exit codes: 0; 1 the run is stuck (``stuck``), or the command was not carried out; 2 wrong usage; 3 no such run, group
-or rank, or no daemon of the run answers; 130 after Ctrl-C.
+Exit codes: 0 for success; 1 if the run is stuck (``stuck``) or the command failed; 2 for wrong usage; 3 if there is no
+such run, group or rank, or no daemon of the run answers; 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
             show_kept_logs(run, output, options.ranks, tail=options.tail)
             return 0
     else:
-        runs = find_runs(places) if wanted is None else find_recorded(places)  # a run named by the user may have ended
+        runs = find_runs(places) if wanted is None else find_recorded(places)  # a named run may have ended
         run = choose(runs, wanted, places, _usage(options.command))
     return asyncio.run(_on_run(run, options, output, timeout))
 
@@ -110,7 +110,7 @@ async def _on_run(run: LocalRun, options: argparse.Namespace, output: TextOutput
 
 
 async def _command(attachment: Attachment, options: argparse.Namespace, output: TextOutput) -> bool:
-    """Run a command; return False if it was not carried out, or the run is stuck."""
+    """Run a command; return False if it failed or the run is stuck."""
     match options.command:
         case "status":
             await show_status(attachment, output)
@@ -132,7 +132,7 @@ async def _command(attachment: Attachment, options: argparse.Namespace, output: 
 
 
 def _launcher_words(words: Sequence[str]) -> list[str] | None:
-    """Return the words of ``check`` and ``sweep`` for ``rlinf-launch``; None for every other command."""
+    """Return the words to pass to ``rlinf-launch`` for ``check`` and ``sweep``; None for every other command."""
     front = [word for word in words[:1] if word == "--json"]
     match words[len(front) :]:
         case ["check", *rest]:

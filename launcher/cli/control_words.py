@@ -107,7 +107,7 @@ _RANKS_HELP: Final = "a group, or some of its ranks: rollout, rollout:3, rollout
 
 
 def _options_of_all() -> argparse.ArgumentParser:
-    # Without defaults: those of a command's parser would override options before the command.
+    # No defaults here: a command's parser would overwrite options given before the command with its defaults.
     options = argparse.ArgumentParser(add_help=False, argument_default=argparse.SUPPRESS)
     group = options.add_argument_group("for every command")
     group.add_argument("--run", metavar="RUN", help=_RUN_HELP)

@@ -1,4 +1,4 @@
-"""Readers of flags' and environment variables' values; each error names the place, the value and the fix."""
+"""Readers of flags' and environment variables' values; each error states its place, the value and the fix."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def timeout(value: FlagValue) -> float | None:
 
 
 def path(value: FlagValue) -> Path:
-    """Return an absolute path, relative to this machine's working directory; nodes use the same path."""
+    """Return an absolute path, resolved against this machine's working directory; nodes use the same path."""
     return Path(text(value)).expanduser().absolute()
 
 
@@ -174,7 +174,7 @@ def split_shell(value: FlagValue) -> tuple[str, ...]:
 
 
 def times(value: FlagValue) -> int:
-    """Return 0 or 1; a variable may ask for more, as ``RLINF_VERBOSE=2`` does."""
+    """Return 0 or 1 for a flag without a value; ``$RLINF_VERBOSE`` may be a larger digit."""
     text = value.text.strip().lower()
     if text in _YES or text in _NO:
         return int(text in _YES)

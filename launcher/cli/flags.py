@@ -14,10 +14,10 @@ from .flag_values import FlagValue
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: its words, and ``read``, which converts a value into the field of ``Options``.
+    """One flag: its spellings and help, and ``read``, which converts a value into the field of ``Options``.
 
-    ``metavar`` is empty for a flag without a value.  ``has_twin``: the variable ``RLINF_<NAME>`` exists; for a flag
-    that ``repeats`` it holds several words, quoted as in a shell.
+    ``metavar`` is empty for a flag without a value.  ``has_twin``: the variable ``RLINF_<NAME>`` sets it, too; for a
+    flag that ``repeats`` the variable holds several words, quoted as in a shell.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Flag:
     read: Callable[[FlagValue], Any] = values.text
 
     def read_all(self, given: Sequence[FlagValue]) -> Any:
-        """Return all values if the flag repeats, else the last, True or a count; ``--flag=no`` cancels earlier ones."""
+        """Return all values of a repeated flag, else the last value, True or a count; ``--flag=no`` cancels both."""
         if not self.metavar:
             total = 0
             for value in given:
@@ -223,7 +223,7 @@ FOREIGN = {
     "--ssh-jump": "write --ssh-args '-J HOST'",
     "--venv": "write --python DIR/bin/python",
 }
-"""Advice for flags of other launchers."""
+"""Advice shown to users who pass flags of other launchers."""
 
 
 def help_text() -> str:

@@ -21,7 +21,7 @@ _DEVICE = re.compile(r"[0-9]{1,4}|(?:GPU|MIG)-[A-Za-z0-9/\-]+", re.ASCII)
 
 
 def read_entry(line: SourceSpan) -> tuple[Host, ...]:
-    """Return the hosts of one entry, in order; none for a blank line or a comment.  Raises ConfigError."""
+    """Return the hosts of one entry, in order; an empty tuple for a blank line or a comment.  Raises ConfigError."""
     words = list(line.words())
     if not words:
         return ()
@@ -112,7 +112,7 @@ def _read_ipv6(place: SourceSpan) -> tuple[SourceSpan, str, SourceSpan | None]:
 
 
 def _agreed(key: str, number: SourceSpan, setting: SourceSpan | None) -> SourceSpan:
-    """Return a number given both after the colon and as ``key=``; the two must agree."""
+    """Return a number given both after the colon and as ``key=``; raise ConfigError if the two differ."""
     if setting is not None and setting.text != number.text:
         other = "slots" if key == "port" else "port"
         raise number.error(
@@ -123,7 +123,7 @@ def _agreed(key: str, number: SourceSpan, setting: SourceSpan | None) -> SourceS
 
 
 def _check_name(name: str, head: SourceSpan) -> None:
-    """Refuse names that ssh could take for an option, or a shell for more than a word."""
+    """Raise ConfigError for a name that ssh could parse as an option, or a shell as several words."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -133,7 +133,7 @@ def _check_name(name: str, head: SourceSpan) -> None:
 
 
 def _settings(words: list[SourceSpan]) -> tuple[dict[str, SourceSpan], dict[str, str]]:
-    """Return the ``key=value`` words by key, and the ``env.NAME=value`` ones by name."""
+    """Return the ``key=value`` settings by key, and the ``env.NAME=value`` settings by name."""
     settings: dict[str, SourceSpan] = {}
     variables: dict[str, str] = {}
     for word in words:
@@ -191,7 +191,7 @@ def _python(value: SourceSpan | None) -> str | None:
 
 
 def _gpus(value: SourceSpan | None) -> tuple[str, ...] | None:
-    """Parse ``0,2``, ``0-3`` or UUIDs; ``none`` or an empty value for no GPU."""
+    """Parse ``0,2``, ``0-3`` or UUIDs; ``none`` or an empty value means no GPU."""
     if value is None:
         return None
     if value.text in ("", "none"):

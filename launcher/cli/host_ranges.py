@@ -7,15 +7,15 @@ import re
 
 from ..source_text import SourceSpan
 
-MAX_HOSTS = 65536  # hosts of one entry; a larger number is probably a typing error
+MAX_HOSTS = 65536  # limit for one entry; a larger number is probably a typing error
 
 _PIECE = re.compile(r"(?P<low>[0-9]{1,9})(?:-(?P<high>[0-9]{1,9}))?", re.ASCII)
 
 
 def expand(entry: SourceSpan) -> tuple[str, ...]:
-    """Return all names that an entry stands for, in order; the last bracket counts fastest.
+    """Return all names that an entry expands to, in order; the last bracket varies fastest.
 
-    Numbers are padded with zeros to the width of a range's first number.  Raises ConfigError for a bad entry.
+    Numbers are zero-padded to the width of their range's first number.  Raises ConfigError for an invalid entry.
     """
     choices: list[list[str]] = []
     place, count = 0, 1
@@ -33,7 +33,7 @@ def expand(entry: SourceSpan) -> tuple[str, ...]:
         if closing < 0:
             raise entry.cut(opening).error("this bracket is never closed", "write a range as gpu[01-16,20]")
         inside = entry.cut(opening + 1, closing)
-        # The count comes before the expansion: [0-999999999] must not exhaust the memory.
+        # Count before expanding: [0-999999999] must not exhaust the memory.
         count *= sum(1 + high - low for low, high, _ in _pieces(inside))
         if count > MAX_HOSTS:
             raise inside.error(f"this entry stands for {count} hosts, more than {MAX_HOSTS}", "check the last number")

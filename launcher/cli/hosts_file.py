@@ -1,12 +1,12 @@
 """Hosts of a run, read from a hosts file, stdin or a list; duplicates are merged or refused.
 
-A line has one host, or one range of hosts; their order is the order of node ranks, from 0::
+Each line names one host or one range of hosts; node ranks follow the order of the lines, starting at 0::
 
-    # comment                                without slots: one per GPU, or one
+    # comment                                without slots: one slot per GPU, or one
     node01
     node02 slots=8 max_slots=8
-    node04:8                                 host:N is slots, as for MPI ...
-    user@node05:2222 slots=4                 ... and a port after user@, after [IPv6], or beside port=
+    node04:8                                 host:N means slots, as for MPI ...
+    user@node05:2222 slots=4                 ... but a port after user@ or [IPv6], or next to port=
     gpu[01-16,20] slots=8
     [fe80::1]:2222
     robot1 slots=0 labels=franka env.ROBOT_IP=10.0.0.2 python=/opt/v/bin/python addr=10.1.0.7 gpus=0,2
@@ -35,10 +35,10 @@ _MAX_ERRORS = 10
 
 
 def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """Return the hosts of a file's text, in order; ``source`` names it in errors.
+    """Return the hosts listed in a file's text, in order; errors name the file ``source``.
 
-    With ``allow_duplicates`` a host that is listed again adds its slots to the first entry (one, if it has none).
-    Raises ConfigError for all bad lines (at most ten are shown), without hosts, and for a host that is listed twice.
+    With ``allow_duplicates`` a repeated host adds its slots (one, if unspecified) to the first entry.
+    Raises ConfigError for invalid lines (at most ten are shown), for a list without hosts, and for a repeated host.
     """
     return _read(list(lines(text, source)), source, allow_duplicates)
 
@@ -46,10 +46,10 @@ def parse_hosts(text: str, source: str = "nodes.txt", allow_duplicates: bool = F
 def read_hosts(
     argument: str, stdin: TextIO, source: str = "--hosts", allow_duplicates: bool = False
 ) -> tuple[Host, ...]:
-    """Return the hosts that a ``--hosts`` argument names.  Raises as `parse_hosts`, and for an unreadable file.
+    """Return the hosts that a ``--hosts`` argument names.  Raises like `parse_hosts`, and for an unreadable file.
 
-    A ``-`` reads ``stdin``; an existing path is read; any other argument is a list such as ``a:8,b:8``.  A single
-    host needs a comma (``node01,``) or slots (``node01:8``): a bare word is taken for the name of a missing file.
+    ``-`` reads ``stdin``; an existing path is read; any other argument is a list such as ``a:8,b:8``.  A single host
+    needs a comma (``node01,``) or slots (``node01:8``); otherwise it would name a missing file.
     """
     if argument == "-":
         return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
@@ -66,7 +66,7 @@ def read_hosts(
 
 
 def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """Return the hosts of a list such as ``a:8,gpu[01-16]``; one comma may end it.  Raises as `parse_hosts`."""
+    """Return the hosts of a list such as ``a:8,gpu[01-16],``, even with a last comma.  Raises like `parse_hosts`."""
     parts = split(SourceSpan(text, source, 1, 0, text))
     if len(parts) > 1 and not parts[-1].text.strip():
         parts.pop()
@@ -77,7 +77,7 @@ def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = Fals
 
 
 def read_file(path: Path, allow_duplicates: bool = False, named_by: str = "the path") -> tuple[Host, ...]:
-    """Return the hosts of a file; ``named_by`` names its origin in errors.  Raises as `parse_hosts`."""
+    """Return the hosts listed in a file; errors say that ``named_by`` names the file.  Raises like `parse_hosts`."""
     text = _read_text(lambda: path.read_text(encoding="utf-8-sig"), f"{path}:1:1", named_by)
     return parse_hosts(text, str(path), allow_duplicates)
 
@@ -91,7 +91,7 @@ def _read_text(read: Callable[[], str], where: str, named_by: str) -> str:
 
 
 def _is_list(argument: str) -> bool:
-    """True if a word can only mean hosts."""
+    """True if a word can only be a list of hosts, not a path."""
     if any(letter in argument for letter in ",:@[") or argument == "localhost":
         return True
     try:
@@ -124,7 +124,7 @@ def _read(entries: Sequence[SourceSpan], source: str, allow_duplicates: bool) ->
 
 
 def _again(first: Host, second: Host, head: SourceSpan, allow_duplicates: bool) -> Host:
-    """Merge a host that is listed again into the first entry, or refuse it."""
+    """Merge a repeated host into the first entry, or raise ConfigError."""
     if not allow_duplicates:
         raise head.error(
             f"{second.name!r} is listed twice: {first.source} and {second.source}",

@@ -1,12 +1,12 @@
-"""Entry point of ``rlinf-launch``: chooses run, check, preview or sweep; signals, ``--timeout`` and exit codes.
+"""Entry point of ``rlinf-launch``: run, check, preview or sweep, with signals, ``--timeout`` and exit codes.
 
-The launcher's own messages go to stderr, because stdout belongs to the script.  Only results of flags that replace a
+The launcher's own messages go to stderr, because stdout belongs to the script.  Only the output of flags that replace a
 run (``--help``, ``--version``, ``--print-completion``, ``--dry-run``, ``--show-placement``, ``--check``, ``--sweep``)
-are printed on stdout.
+is printed on stdout.
 
-Exit codes: the script's own; 1 also if a rank failed, or a node with ranks was lost, and the script did not notice;
-2 wrong usage; 124 after ``--timeout``; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 if nodes could not be started, or a
-sweep was refused or left something.
+Exit codes: the script's own; 1 also if a rank failed, or a node with ranks was lost, without the script noticing; 2 for
+wrong usage; 124 after ``--timeout``; 130 after Ctrl-C, SIGTERM or SIGHUP; 255 if nodes could not be started, or a sweep
+was refused or incomplete.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _MAX_UNNOTICED_LINES: Final = 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     surroundings.open_standard_descriptors()
-    # A supervisor may ignore SIGCHLD, which this process inherits; the script's exit code would be lost.
+    # This process inherits an ignored SIGCHLD from some supervisors, and would then lose the script's exit code.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    # It writes in a thread, so that an unread stderr cannot block the handling of signals and losses.
+    # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and losses.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RLinfAsyncError as error:
         report.error(str(error))
         return _LAUNCH_FAILED_CODE
-    except KeyboardInterrupt:  # Ctrl-C came before the event loop handled signals
+    except KeyboardInterrupt:  # Ctrl-C arrived before the event loop handled signals
         return INTERRUPTED
     finally:
         terminal.close()
@@ -129,7 +129,7 @@ def _preview(nodes: Sequence[PlannedNode], source: str, options: Options, variab
 
 
 def _preview_text(nodes: Sequence[PlannedNode], source: str, options: Options, exported: Mapping[str, str]) -> str:
-    """Describe hosts as they were understood, ranks, variables with secrets masked, and the exact command lines."""
+    """Describe the parsed hosts, the ranks, the variables (secrets masked), and the exact command lines."""
     visible = [node for node in nodes if not node.hidden]
     out = [f"hosts from {source}", ""]
     out.append(
@@ -207,7 +207,7 @@ async def _launch(nodes: Sequence[PlannedNode], options: Options, variables: Map
 
 
 async def _run_alone(options: Options) -> int:
-    """Run a script that does not exist without nodes: Python reports the error, with its own exit code."""
+    """Run a script that does not exist, without nodes, so that Python reports the error with its own exit code."""
     driver = Driver(script_command(options), os.environ)
     try:
         return await driver.wait()
@@ -244,7 +244,7 @@ async def _sweep(nodes: Sequence[PlannedNode], options: Options) -> int:
 
 @contextmanager
 def _signals(job: Job, report: Report) -> Iterator[None]:
-    """Context manager: SIGINT, SIGTERM and SIGHUP end the job in order; a second signal ends it at once."""
+    """Context manager: SIGINT, SIGTERM and SIGHUP shut the job down cleanly; a second signal kills it."""
     loop, numbers = asyncio.get_running_loop(), _ending_signals()
 
     def on_signal(number: signal.Signals) -> None:
@@ -266,21 +266,21 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
 
 def _ending_signals() -> list[signal.Signals]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    # Nohup sets SIGHUP to SIG_IGN, and the run must survive it.
+    # nohup sets SIGHUP to SIG_IGN, and the run must then survive a hangup.
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
 
 
 class _TimeLimit:
-    """Flag that ``--timeout`` has ended the run."""
+    """Record of whether ``--timeout`` has ended the run."""
 
     has_passed = False
 
 
 @contextmanager
 def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_TimeLimit]:
-    """Context manager: ends the job in order after that time, as a signal would."""
+    """Context manager: shuts the job down cleanly after ``seconds``, as a signal would."""
     limit = _TimeLimit()
 
     def on_time() -> None:
@@ -298,7 +298,7 @@ def _time_limit(job: Job, seconds: float | None, report: Report) -> Iterator[_Ti
 
 
 async def _interruptible(work: Coroutine[Any, Any, int]) -> int:
-    """Return ``work``'s result, or 130 if a signal ends it first."""
+    """Return ``work``'s result, or 130 if a signal interrupts it."""
     loop = asyncio.get_running_loop()
     task: asyncio.Task[int] = asyncio.ensure_future(work)
     for number in _ending_signals():

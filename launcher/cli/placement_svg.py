@@ -55,13 +55,13 @@ def draw(chart: Chart, title: str) -> str:
 
 
 def _columns(chart: Chart, width: int, cell_height: int) -> int:
-    """Return the number of columns that makes the drawing about square."""
+    """Return the number of columns that makes the drawing approximately square."""
     area = sum(width * (_HEAD + cell_height * math.ceil(len(node.spots) / _CELLS_PER_ROW)) for node in chart.nodes)
     return max(1, min(len(chart.nodes), round(math.sqrt(area) / width)))
 
 
 def _legend_rows(chart: Chart, width: int) -> list[list[tuple[str, int]]]:
-    """Return the components with their x positions, in as many rows as they need."""
+    """Return the components with their x positions, in as many rows as the legend needs."""
     rows: list[list[tuple[str, int]]] = [[]] if chart.components else []
     x = _MARGIN
     for name in chart.components:

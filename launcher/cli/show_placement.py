@@ -1,4 +1,4 @@
-"""``--show-placement``: plans a placement offline, from the hosts' declared devices: as a table, JSON or SVG."""
+"""``--show-placement``: plan a placement offline from the hosts' declared devices, as a table, JSON or SVG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OVERRIDE = re.compile(r"\+{0,2}(cluster\.[A-Za-z0-9_.\[\]]+=.*)", re.DOTALL)
 
 @dataclass(frozen=True)
 class Drawing:
-    """A planned placement, as text, JSON facts or SVG; ``unknown`` are hosts that declare no devices."""
+    """A planned placement, rendered as text, JSON facts or SVG; ``unknown`` names hosts that declare no devices."""
 
     source: str
     chart: Chart
@@ -94,7 +94,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plan a placement without starting or asking anything.  Raises ConfigError, also if the nodes have too little."""
+    """Plan a placement without contacting any host.  Raises ConfigError, also if the nodes lack resources."""
     load_extension(environ)
     document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)
@@ -148,8 +148,8 @@ def _devices(host: Host) -> tuple[str, ...] | None:
 
 
 def _read_configuration(options: Options) -> Document:
-    """Return the file that ``--show-placement`` or the script's words name, with the words' overrides."""
-    # The script's words are read as Hydra's, and as those of this project's examples: a path to a YAML file, --config
+    """Return the file named by ``--show-placement`` or the script's arguments, with the arguments' overrides."""
+    # The script's arguments are read like Hydra's and those of this project's examples: a path to a YAML file, --config
     # NAME or --config-name NAME (in config/ beside the script, or in --config-path), and cluster.key=value.
     named = options.show_placement or None
     path = Path(named) if named else next(_candidates(options), None)
@@ -175,7 +175,7 @@ def _candidates(options: Options) -> Iterator[Path]:
 
 
 def _settings(args: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield name and value of ``--name value`` and ``--name=value``."""
+    """Yield the name and value of each ``--name value`` and ``--name=value``."""
     for word, following in zip(args, (*args, "")[1:], strict=True):
         name, equals, value = word.partition("=")
         if word.startswith("-"):

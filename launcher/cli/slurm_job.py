@@ -1,4 +1,4 @@
-"""Nodes of the Slurm job that the launcher runs in: names, components and GPUs, from its variables and ``scontrol``."""
+"""Nodes of the launcher's own Slurm job: names, components and GPUs, from its variables and ``scontrol``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GROUPS_OF_EVERY_RUN: Final = ("cluster", "node")
 
 
 def show_job(job: str) -> str:
-    """Return ``scontrol``'s description of a job; empty if it does not answer."""
+    """Return ``scontrol``'s description of a job; empty if scontrol fails or times out."""
     try:
         command = ["scontrol", "show", "job", "-d", job]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SCONTROL_TIMEOUT_S, check=False)
@@ -34,11 +34,10 @@ def show_job(job: str) -> str:
 
 
 def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_job) -> tuple[Host, ...]:
-    """Return the nodes of the job, in order; empty outside of a job.  Raises ConfigError for malformed variables.
+    """Return the nodes of the job, in order; an empty tuple outside a job.  Raises ConfigError for malformed variables.
 
-    Each gets as many slots as the job has GPUs on it, according to `scontrol`; if that does not answer, as many as on
-    this node.  Nodes of a heterogeneous job get the labels of their component: ``het0``, and its job name if that is
-    unique.
+    A node gets as many slots as the job has GPUs there, according to `scontrol`; if scontrol fails, as many as on this
+    node.  Nodes of a heterogeneous job are labelled with their component: ``het0``, and its job name if unique.
     """
     job = environ.get("SLURM_JOB_ID")
     hosts: dict[str, Host] = {}
@@ -83,7 +82,7 @@ def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, 
 
 def _gpus_by_node(text: str) -> Counter[str]:
     """Return the job's GPUs by node, from ``scontrol show job -d``; empty if it reports none."""
-    # A line for each set of equal nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
+    # One line for each set of equal nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
     found: Counter[str] = Counter()
     for match in _ON_NODES.finditer(text):
         gres = re.sub(r"\([^)]*\)", "", match["gres"])

@@ -1,4 +1,4 @@
-"""``Attachment``: an operator's connection to a daemon of a run, which forwards requests to all other nodes."""
+"""``Attachment``: an operator's connection to one daemon of a run, which forwards requests to the other nodes."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from rlinf_async.errors import AuthError, ClosedError, DeadlineExceeded, LaunchE
 from .run_places import LocalRun
 
 _MOST_OF_TIME: Final = 0.5
-"""Share of the remaining time that one request may take; the rest is for the requests after it."""
+"""Share of the remaining time that one request may take; the rest is reserved for later requests."""
 
 
 class Attachment:
-    """Connection to a daemon that has answered; requests fail once it is lost.
+    """Connection to a daemon that has answered; requests fail once the connection is lost.
 
-    ``welcome`` has the daemon's facts about the run: id, nodes, folder of logs.  ``silent`` has reasons by node whose
-    daemon did not answer in time.  ``lost`` resolves with the reason when the connection ends.  ``on_event`` gets each
-    event of the daemon and its facts.
+    ``welcome`` holds the daemon's facts about the run: id, nodes, log folder.  ``silent`` maps each node whose daemon
+    did not answer in time to the reason.  ``lost`` resolves with the reason when the connection ends.  ``on_event``
+    receives each event of the daemon and its facts.
     """
 
     def __init__(self, run: LocalRun, node: int, deadline: float, silent: dict[int, str]) -> None:
@@ -59,7 +59,7 @@ class Attachment:
 
     @property
     def nodes(self) -> Sequence[dict[str, Any]]:
-        """The nodes of the run as they were started: ``node``, ``name``, ``hidden``, ``facts``."""
+        """The nodes with which the run started: ``node``, ``name``, ``hidden``, ``facts``."""
         nodes: Sequence[dict[str, Any]] = self.welcome["nodes"]
         return nodes
 
@@ -67,11 +67,11 @@ class Attachment:
         return next((str(each["name"]) for each in self.nodes if each["node"] == node), f"node {node}")
 
     def unheard_nodes(self) -> dict[int, str]:
-        """Return the reasons by node that is lost to the run or did not answer."""
+        """Return, by node, why it cannot be asked: the run has lost it, or it did not answer."""
         return self.silent | {int(each["node"]): f"it is lost: {each['reason']}" for each in self.welcome["lost"]}
 
     async def greet(self) -> bool:
-        """Say hello and wait for the answer; return False, with the reason in ``silent``, if it is not a welcome."""
+        """Send HELLO and wait for the welcome; return False, with the reason in ``silent``, if none comes."""
         python = ".".join(map(str, sys.version_info[:3]))
         facts = {"role": "operator", "pid": os.getpid(), "protocol": frames.PROTOCOL, "python": python}
         self._connection.open()
@@ -87,7 +87,7 @@ class Attachment:
         return True
 
     async def request(self, operation: Operation[Answer], node: int | None = None) -> Answer:
-        """Return the answer of a node's daemon.  Raises DeadlineExceeded, ClosedError, or LaunchError for a refusal."""
+        """Return the answer of a node's daemon.  Raises DeadlineExceeded, ClosedError, or LaunchError if it refuses."""
         number, target = next(self._numbers), self.node if node is None else node
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self.lost.done():
@@ -103,7 +103,7 @@ class Attachment:
     async def ask_nodes(
         self, operation: Callable[[int], Operation[Answer] | None]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Send requests to all nodes in parallel; return answers, and reasons for their lack, by node."""
+        """Send requests to all nodes in parallel; return answers, and reasons for missing answers, by node."""
         answers: dict[int, Answer] = {}
         missing = self.unheard_nodes()
 
@@ -113,7 +113,7 @@ class Attachment:
                 if asked is not None:
                     answers[node] = await self.request(asked, node)
             except DeadlineExceeded as error:
-                missing[node] = self.silent[node] = str(error)  # requests skip this node from now on
+                missing[node] = self.silent[node] = str(error)  # later requests skip this node
             except (ClosedError, LaunchError) as error:
                 missing[node] = str(error)
 
@@ -139,7 +139,7 @@ class Attachment:
             raise DeadlineExceeded(text) from None
 
     def _why_silent(self, node: int) -> str:
-        """Describe the kernel's state of a local daemon, with the command that resumes a stopped one."""
+        """Describe the kernel's state of a local daemon, with the command that resumes a stopped daemon."""
         pid = self.pid
         if node != self.node:
             try:
@@ -175,7 +175,7 @@ class Attachment:
 
 
 def _state_of(pid: int) -> str:
-    """Return the kernel's letter for the state of a process; empty if it cannot be read."""
+    """Return the kernel's letter for a process's state; empty if it cannot be read."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
@@ -190,12 +190,12 @@ def _settle(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks the exception as retrieved; asyncio would log it if nobody awaits the future now
+        future.exception()  # retrieve the exception: asyncio logs one that nobody retrieves
 
 
 @asynccontextmanager
 async def attached(run: LocalRun, timeout: float) -> AsyncIterator[Attachment]:
-    """Attach to the first local daemon that answers; the deadline covers all requests to it.  Raises LaunchError."""
+    """Attach to the first local daemon that answers; ``timeout`` covers later requests, too.  Raises LaunchError."""
     deadline = asyncio.get_running_loop().time() + timeout
     silent: dict[int, str] = {}
     for node in sorted(run.sockets):

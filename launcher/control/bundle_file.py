@@ -1,8 +1,8 @@
-"""A bundle: a ``RunSnapshot`` as one zip file, written for its owner only, and read without trusting it.
+"""Bundles: a ``RunSnapshot`` as one zip file, readable by its owner only, and parsed as untrusted input.
 
 run.json                     the run, its status and verdict, and the list of missing parts
 logs/rollout/rank_0.err      the end of a log
-logs/recorder/10001.ring     a flight recorder, and the black boxes beside it
+logs/recorder/10001.ring     a flight recorder, next to the black boxes
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ class BadBundle(RLinfAsyncError):
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
-    """Write a bundle completely or not at all, replacing an existing file.  Raises OSError.
+    """Write a bundle atomically, replacing an existing file.  Raises OSError.
 
-    ``snapshot.missing`` names the files not written by ``deadline``, a time by ``time.monotonic``.
+    Files not written by ``deadline``, a time on ``time.monotonic``, are named in ``snapshot.missing``.
     """
     with fresh_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         _write_files(snapshot, archive, deadline)
-        # Command lines of scripts may contain secrets, and so may names in their waits.
+        # Scripts' command lines may contain secrets, and so may the names in their waits.
         facts = {"format": _FORMAT} | {name: masked_texts(getattr(snapshot, name)) for name in _FIELDS}
         archive.writestr(_FACTS, json.dumps(facts, default=str))
 
 
 def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: float) -> None:
-    # Rings last, because they are the largest.
+    # Write rings last, because they are the largest files.
     for path in sorted(snapshot.files, key=lambda each: (each.endswith(".ring"), each)):
         if time.monotonic() > deadline:
             snapshot.missing[path] = "there was no time to write it into the bundle"
@@ -62,7 +62,7 @@ def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: floa
 
 
 def read_bundle(path: Path) -> RunSnapshot:
-    """Return the snapshot in a bundle.  Raises BadBundle for any other or too large file, or OSError."""
+    """Return the snapshot in a bundle.  Raises BadBundle if it is no bundle or too large, or OSError."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in _checked(archive)}
@@ -78,7 +78,7 @@ def read_bundle(path: Path) -> RunSnapshot:
 
 
 def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
-    """Yield the entries; raise ValueError for one that leads out of the logs, or for too many bytes."""
+    """Yield the entries; raise ValueError for a path outside the logs, or if they exceed the size limit."""
     entries, left, seen = archive.infolist(), MAX_BYTES, set()
     if len(entries) > _MAX_FILES:
         raise ValueError(f"it has {len(entries)} files")
@@ -87,7 +87,7 @@ def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
         if name in seen or not (name == _FACTS or (name.startswith(_FILES) and is_of_a_run(name[len(_FILES) :]))):
             raise ValueError(f"a bundle has no file {name!r}, or not twice")
         seen.add(name)
-        left -= entry.file_size  # zipfile never reads more than this size
+        left -= entry.file_size  # zipfile never reads more than this size from the entry
         if left < 0:
             raise ValueError(f"unpacked, it has more than {MAX_BYTES} bytes")
         yield entry

@@ -1,4 +1,4 @@
-"""``Dialogue``: an operator's dialogue with the debuggers of several ranks at one prompt: open questions, answers."""
+"""``Dialogue``: open questions and answers of an operator who debugs several ranks at one prompt."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from rlinf_async._core.printable import printable
 from rlinf_async._core.root_cause import fold_ranks
 
-OVER = frozenset(("ended", "refused"))  # states in which a rank sends nothing more
+OVER = frozenset(("ended", "refused"))  # states after which a rank sends nothing more
 
 
 class Dialogue:
     """Ranks by endpoint: asked (running, or about to answer a line), stopped at the prompt, or over.
 
-    ``names`` are names of the ranks, as ``rollout:3``; ``was_reached``: some rank has been debugged, or soon is.
+    ``names`` gives each rank's name, as ``rollout:3``; ``was_reached``: the debugger has reached some rank.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -37,7 +37,7 @@ class Dialogue:
         return f"({self._named(self.stopped)}) "
 
     def on_message(self, rank: int, state: str, text: str) -> None:
-        """Process a rank's message; a rank that only waits stays among the asked ones."""
+        """Process a rank's message; a rank that reports only that it waits stays in ``asked``."""
         if rank not in self._names or (rank not in self.asked and rank not in self.stopped):
             return
         self._silent.discard(rank)
@@ -57,14 +57,14 @@ class Dialogue:
             self.on_message(rank, "waiting", f"{self._names[rank]} {words}\n")
 
     def ask(self) -> list[int]:
-        """Return the ranks that get the next line, and mark them as asked."""
+        """Return the ranks to which the next line goes, and mark them as asked."""
         ranks = sorted(self.stopped)
         self.asked |= self.stopped
         self.stopped.clear()
         return ranks
 
     def take_answers(self) -> str:
-        """Return the answers since the last call; equal ones once, with their ranks."""
+        """Return the answers since the last call; equal answers once, with the ranks that gave them."""
         alike: dict[str, list[int]] = {}
         for rank, text in sorted(self._answers.items()):
             if text:

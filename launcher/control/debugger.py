@@ -1,4 +1,4 @@
-"""``rlinf-ctl debug``: pdb of ranks in the operator's terminal, all of them behind one prompt."""
+"""``rlinf-ctl debug``: pdb of ranks in the operator's terminal, all at one prompt."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .debug_dialogue import Dialogue
 from .run_places import NoSuchRun
 from .run_view import look
 
-_PROMPT_WAIT_S: Final = 0.3  # seconds for which ranks at the prompt wait for the others
+_PROMPT_WAIT_S: Final = 0.3  # seconds that ranks at the prompt wait for the others
 
 _LEAVE: Final = frozenset(("q", "quit", "exit"))
 
@@ -26,7 +26,7 @@ _SILENT_AFTER_S: Final = 3.0
 
 
 async def debug(attachment: Attachment, words: str) -> bool:
-    """Debug ranks of ``GROUP[:RANKS]``; return False if none could be.  Raises NoSuchRun, also without a terminal."""
+    """Debug the ranks of ``GROUP[:RANKS]``; return False if none was reached.  Raises NoSuchRun, also without a tty."""
     if not sys.stdin.isatty():
         raise NoSuchRun("a debugger needs a terminal, and the standard input of rlinf-ctl is none")
     chosen = (await look(attachment)).choose(words)
@@ -53,7 +53,7 @@ class _Session:
         attachment.lost.add_done_callback(lambda _: self._news.set())
 
     async def run(self) -> bool:
-        """Run until the operator leaves or all ranks have ended; return False if none could be debugged."""
+        """Run until the operator leaves or all ranks have ended; return False if no rank could be debugged."""
         terminal = sys.stdin.fileno()
         self._loop.add_signal_handler(signal.SIGINT, self._on_interrupt)
         self._loop.add_reader(terminal, self._on_readable, terminal)

@@ -1,4 +1,4 @@
-"""Files written completely or not at all, readable by their owner only: bundles and pages contain logs."""
+"""Files written atomically and readable by their owner only, because bundles and pages contain logs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file that replaces ``path`` once it is complete.  Raises OSError that names ``path``."""
+    """Open a temporary file that replaces ``path`` once it is complete.  Raises OSError naming ``path``."""
     fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -1,4 +1,4 @@
-"""``rlinf-ctl logs``: the last lines of ranks' logs, also of ended runs, and further lines as they are written."""
+"""``rlinf-ctl logs``: the last lines of ranks' logs, also of ended runs, and new lines as they are written."""
 
 from __future__ import annotations
 
@@ -28,29 +28,29 @@ _RANK_FILE: Final = re.compile(r"rank_(\d+)(\.out|\.err)")
 _IN_MODIFY: Final = 2
 _BLOCK_BYTES: Final = 64 * 1024
 _LOOK_AGAIN_S: Final = 1.0
-"""Seconds between two reads of files that other machines write: the kernel does not report their changes."""
+"""Seconds between reads of files that other machines write, because the kernel does not report remote changes."""
 
 
 @dataclass
 class LogFile:
-    """Output of one rank on one stream; ``read`` yields whole new lines, in pieces."""
+    """Output of one rank on one stream; ``read`` yields complete new lines, in pieces."""
 
     group: str
     rank: int
     stream: str
     path: Path
-    place: str = ""  # where a copy comes from
+    place: str = ""  # the source of a copied log
     _position: int = 0
     _rest: list[bytes] = field(default_factory=list, repr=False)
 
     def read(self, tail: int | None = None, *, is_last: bool = False) -> Iterator[list[str]]:
-        """Yield lines not read before, in pieces, from the last ``tail`` on; ``is_last`` includes an unfinished one."""
+        """Yield unread lines, in pieces, starting with the last ``tail``; ``is_last`` includes an unfinished line."""
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)
-            self._position = file.seek(min(self._position, size))  # the file is shorter if it was truncated
-            # Read to the present end only: a rank that writes without a pause would hold up all other logs.
+            self._position = file.seek(min(self._position, size))  # the file has become shorter if it was truncated
+            # Read only up to the current end: a rank that writes without a pause would delay all other logs.
             while block := file.read(min(_BLOCK_BYTES, size - self._position)):
                 self._position += len(block)
                 first, *more = block.split(b"\n")
@@ -82,7 +82,7 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
 
 
 def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail: int | None) -> None:
-    """Print the local logs of ``GROUP[:RANKS]``, or of all groups, of an ended run.  Raises NoSuchRun."""
+    """Print an ended run's local logs of ``GROUP[:RANKS]``, or of all groups.  Raises NoSuchRun."""
     if run.logs is None:
         raise NoSuchRun(ended_text(run))
     files = chosen_logs((), run.logs, (), words)
@@ -93,7 +93,7 @@ def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail
 
 
 def _lost_nodes(run: LocalRun) -> dict[str, str]:
-    """Return the places of logs on other machines by node."""
+    """Return, by node, where logs on other machines are stored."""
     assert run.logs is not None
     files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
     for file in files.listing():
@@ -106,7 +106,7 @@ def _lost_nodes(run: LocalRun) -> dict[str, str]:
 async def show_logs(
     attachment: Attachment, output: TextOutput, words: str | None, *, tail: int | None, follow: bool
 ) -> None:
-    """Print the logs of ``GROUP[:RANKS]``, or of all groups, on other machines, too.  Raises NoSuchRun."""
+    """Print the logs of ``GROUP[:RANKS]``, or of all groups, including those on other machines.  Raises NoSuchRun."""
     timeout = attachment.deadline - asyncio.get_running_loop().time()
     with tempfile.TemporaryDirectory(prefix="rlinf-") as copies:
         view, (remote, missing) = await asyncio.gather(
@@ -153,11 +153,11 @@ def _note_silence(files: Sequence[LogFile], output: TextOutput) -> None:
 def chosen_logs(
     groups: Collection[str], log_dir: Path, remote: Sequence[RemoteLog], words: str | None
 ) -> list[LogFile]:
-    """Return the logs of chosen ranks, dead ones included; a local file is preferred to a copy.  Raises NoSuchRun."""
+    """Return the logs of chosen ranks, including dead ones, preferring a local file to a copy.  Raises NoSuchRun."""
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
     known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in remote)}
     if words is None:
-        # On a conflict the name of a live group wins.
+        # If names conflict, the live group wins.
         names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}
         found = [file for name, group in names.items() for file in _files_of(name, group, folders, remote)]
         if not found and not log_dir.is_dir():
@@ -222,7 +222,7 @@ def _show(file: LogFile, lines: Sequence[str], output: TextOutput, *, named: boo
 async def _follow(
     attachment: Attachment, files: Sequence[LogFile], remote: Sequence[RemoteLog], output: TextOutput, timeout: float
 ) -> None:
-    """Print lines as they are written, until the run's daemon on this machine has ended."""
+    """Print lines as they are written, until the run's local daemon has ended."""
     changed = asyncio.Event()
     changed.set()  # lines may have been written before the watch began
     watch = _watch_files([file.path for file in files])
@@ -247,7 +247,7 @@ async def _follow(
             async with asyncio.TaskGroup() as tasks:
                 for log in reading:
                     tasks.create_task(log.follow())
-            if not attachment.lost.done():  # after the run's end, reading a remote log always fails
+            if not attachment.lost.done():  # reading a remote log always fails after the run has ended
                 _note_troubles(reading, output)
             for file in files:
                 for lines in file.read():
@@ -267,5 +267,5 @@ def _watch_files(paths: Sequence[Path]) -> int:
     if watch < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
     for path in paths:
-        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # if this fails, the periodic reads still work
+        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # periodic reads continue if this fails
     return watch

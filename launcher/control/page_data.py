@@ -1,16 +1,16 @@
-"""Data of the page, from successive ``RecordedRun`` objects: whole, or the changes since an earlier one.
+"""Data of the page, from successive ``RecordedRun`` objects: complete, or as changes since an earlier snapshot.
 
-A message is a JSON object; its times are microseconds since ``origin``, a time in seconds since the epoch::
+A message is a JSON object whose times are microseconds since ``origin``, a time in seconds since the epoch::
 
-    origin, begin, end    of the run, as far as it was recorded
-    names, names_at       new texts of spans, and their place in the table of texts
+    origin, begin, end    the recorded time range of the run
+    names, names_at       new texts of spans, and their offset in the table of texts
     processes             by key: name, group, pid, ..., new ``spans`` and ``bubbles``, ``since`` and ``first``
-    sections              summary, channels, versions, phases, troubles, verdict, picture: the changed ones
-    logs                  tails by path: the changed ones
+    sections              changed ones of summary, channels, versions, phases, troubles, verdict, picture
+    logs                  changed tails by path
 
 A span is six numbers in ``spans``: begin, duration (-1: open), name, kind (plus 16: failed), lane, value.  A bubble is
-two numbers in ``bubbles``: begin and duration.  For each process the page keeps items that ended before ``since`` and
-began after ``first``, and adds the new ones: it then has as much as the process's ring, and no more.
+two numbers in ``bubbles``: begin and duration.  For each process the page keeps the items that ended before ``since``
+and began after ``first``, then adds the new items, so that the page holds exactly what the process's ring holds.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from .page_sections import sections_of
 from .recorded_run import RecordedRun
 from .run_view import split_ranks
 
-MAX_SPANS: Final = 300_000  # limit for a page over all processes; each process keeps its latest spans
+MAX_SPANS: Final = 300_000  # limit for a page over all processes, each of which keeps its latest spans
 
 _SLACK_US: Final = 100_000
-"""Delay by which an event may enter its ring after a later one, because its thread was not running."""
+"""Largest delay with which a suspended thread may write an event to its ring after a later event."""
 
 _MAX_LOG_CHARACTERS: Final = 2_000_000
 FAILED: Final = 16
@@ -86,7 +86,7 @@ def _since(columns: list[float], since: float, width: int) -> list[float]:
 
 
 class PageData:
-    """Factory of snapshots of one run; a text has the same number in all of them."""
+    """Factory of snapshots of one run; a text keeps its number in all of them."""
 
     def __init__(self) -> None:
         self._names: dict[str, int] = {}
@@ -96,7 +96,7 @@ class PageData:
         return f"<PageData [{len(self._names)} names]>"
 
     def snapshot(self, run: RecordedRun) -> Snapshot:
-        """Return a snapshot of the run, live or ended; takes a second for some 200 000 events."""
+        """Return a snapshot of the run, live or ended; about one second for 200 000 events."""
         taken = int(run.taken_at * 1e9)
         ends = {(str(death.get("process")), death.get("pid")): int(death["time"] * 1e9) for death in run.deaths}
         latest = max((ring.events[-1].time + ring.wall_offset for ring in run.rings if ring.events), default=taken)

@@ -1,7 +1,7 @@
-"""The page as one HTML document: its markup, style and scripts from ``page/``, and its data, in one file.
+"""The page as one HTML document: markup, style and scripts from ``page/``, and the data.
 
-Output of workers never becomes markup: data is in a JSON block in which ``<``, ``>`` and ``&`` are escaped, and the
-scripts show it by ``textContent`` only.  The policy admits just this script and this style, by their digests.
+Workers' output never becomes markup: the data is a JSON block with ``<``, ``>`` and ``&`` escaped, which the scripts
+show by ``textContent`` only.  The content security policy admits only this script and this style, by their digests.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _SCRIPTS: Final = (
 
 @dataclass(frozen=True)
 class PageDocument:
-    """A page and its content security policy, which is also sent as a header."""
+    """A page and its content security policy, which the server also sends as a header."""
 
     html: str
     policy: str
 
 
 def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
-    """Return the page; without ``data`` it loads them from ``events`` beside it."""
+    """Return the page; without ``data`` the page loads its data from the relative URL ``events``."""
     style, script = _style(), _script()
     sources = "'self'" if data is None else "'none'"
     policy = "; ".join(
@@ -54,7 +54,7 @@ def document(title: str, data: Mapping[str, Any] | None) -> PageDocument:
         "@DATA@": _json(data),
         "@SCRIPT@": script,
     }
-    # One pass over the template: a title or data may contain the placeholders of other pieces.
+    # Substitute in one pass: a title or data may contain the placeholders of other pieces.
     html = re.sub("|".join(pieces), lambda place: pieces[place[0]], _asset("page.html"))
     return PageDocument(html, policy)
 

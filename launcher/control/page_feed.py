@@ -1,4 +1,4 @@
-"""``PageFeed``: takes snapshots of a live run for its page, while somebody watches, until the run has ended."""
+"""``PageFeed``: snapshots of a live run for its page, taken while anyone watches and until the run has ended."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .snapshot_taking import take_snapshot
 
 INTERVAL_S: Final = 1.0
 _REST: Final = 2
-"""Pause after a snapshot, as a multiple of its duration: a run of many ranks must not be read all the time."""
+"""Pause after a snapshot, as a multiple of its duration, so that a large run is not read all the time."""
 
 _VERDICT_INTERVAL_S: Final = 5.0
 
 
 class PageFeed:
-    """The latest snapshot of a run; one is taken at a time, and none without a watcher."""
+    """Source of the latest snapshot of a run; takes one at a time, and none without a watcher."""
 
     def __init__(self, run: LocalRun, places: Sequence[Path], timeout: float) -> None:
         self.has_ended = False
@@ -62,7 +62,7 @@ class PageFeed:
                 timer.cancel()
 
     async def newer(self, known: Snapshot | None) -> Snapshot | None:
-        """Wait for a snapshot other than ``known``; return None after the last one of a run."""
+        """Wait for a snapshot other than ``known``; return None after the run's last snapshot."""
         async with self._changed:
             await self._changed.wait_for(lambda: self._latest is not known or self.has_ended)
             return None if self._latest is known else self._latest
@@ -79,7 +79,7 @@ class PageFeed:
                 self._watched.clear()
 
     async def _look(self) -> RecordedRun:
-        """Return the run's present state with the latest verdict, or its last state if its files were removed."""
+        """Return the run's current state with the latest verdict, or its last state if its files were removed."""
         before = self._before or RecordedRun(self._run.run, time.time(), False, [])
         judges = time.monotonic() - self._judged_at >= _VERDICT_INTERVAL_S
         try:

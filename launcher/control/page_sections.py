@@ -1,4 +1,4 @@
-"""Sections of the page beside the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
+"""Sections of the page next to the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async._recorder.state.timeline import Timeline
 from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
-MAX_STEPS: Final = 600  # changes of one series shown in a chart
+MAX_STEPS: Final = 600  # most changes of one series that a chart shows
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300
@@ -41,7 +41,7 @@ def sections_of(
 def _channels(
     timelines: Sequence[Timeline], items: dict[str, int], micros: Micros, experiences: Container[str]
 ) -> list[dict[str, Any]]:
-    """Return items over time; after skipped events only the status knows a channel's content."""
+    """Return item counts over time; if events were skipped, only the status knows a channel's content."""
     is_exact = not any(timeline.is_full for timeline in timelines)
     left_out = sum(timeline.skipped for timeline in timelines)
     return [
@@ -167,7 +167,7 @@ def _verdict(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cleaned(data: Any) -> Any:
-    """Return the data without control characters in its texts."""
+    """Return the data with control characters removed from its texts."""
     if isinstance(data, str):
         return "\n".join(plain(line) for line in data.split("\n"))
     if isinstance(data, dict):

@@ -1,11 +1,11 @@
 """``PageServer``: the page of a run over HTTP on 127.0.0.1, for clients that know its address, with live updates.
 
     GET /TOKEN/           the page
-    GET /TOKEN/events     server-sent events: a message of ``page_data.py`` each, then ``end``
+    GET /TOKEN/events     server-sent events, each a message of ``page_data.py``, then ``end``
 
-All other requests are refused, and so are host names other than this machine's own: a foreign page could let its own
-name resolve to this address.  A client gets one message at a time, made of the latest snapshot when it has received the
-previous one.  A slow client skips snapshots, and one that receives nothing for a minute is disconnected.
+All other requests are refused, and so are host names other than this machine's own, because a foreign page could let
+its own name resolve to this address.  A client receives one message at a time, built from the latest snapshot.  A slow
+client skips snapshots, and a client that receives nothing for a minute is disconnected.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class PageServer:
 
     @asynccontextmanager
     async def serving(self, port: int) -> AsyncIterator[str]:
-        """Serve the page; yields its address with the token.  Raises OSError if the port is taken."""
+        """Serve the page; yield its address with the token.  Raises OSError if the port is taken."""
         server = await asyncio.start_server(self._connected, ADDRESS, port, limit=_MAX_HEAD_BYTES)
         try:
             yield f"http://{ADDRESS}:{server.sockets[0].getsockname()[1]}/{self.token}/"
@@ -68,14 +68,14 @@ class PageServer:
             await asyncio.gather(*clients, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not a coroutine function: asyncio on Python 3.11 complains about its own tasks when they are cancelled.
+        # No coroutine function: on Python 3.11 asyncio logs an error when a task that it created for one is cancelled.
         client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            # Errors of a client that disconnects or sends garbage concern its own connection only.
+            # Errors of a client that disconnects or sends garbage affect only its own connection.
             with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 async with asyncio.timeout(_TIMEOUT_S):
                     head = await reader.readuntil(b"\r\n\r\n")
@@ -91,7 +91,7 @@ class PageServer:
             writer.close()
 
     def _answer(self, head: str) -> tuple[HTTPStatus, str]:
-        """Return the status of a request, and its path below the token."""
+        """Return the status for a request, and the request's path below the token."""
         request, *lines = head.split("\r\n")
         method, _, rest = request.partition(" ")
         target = rest.partition(" ")[0].partition("?")[0]
@@ -115,7 +115,7 @@ class PageServer:
         assert self._feed is not None
         with self._feed.watched():
             news = asyncio.ensure_future(self._send_news(self._feed, writer))
-            # The client sends nothing more, so a read returns only when it disconnects.
+            # The client sends nothing after its request, so this read returns only when the client disconnects.
             gone = asyncio.ensure_future(reader.read())
             try:
                 await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)

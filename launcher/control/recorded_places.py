@@ -1,4 +1,4 @@
-"""Runs that have left files on this machine, ended ones too; one is chosen by id, log folder, or as the live one."""
+"""Runs that have left files on this machine, live or ended; the user chooses one by id or log folder."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _RUN: Final = re.compile(r"[0-9a-f]{8}")
 
 
 def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """Return the run named by its id, a prefix of that, or its logs' directory; without a name the only live one.
+    """Return the run named by its id, a prefix of the id, or its log directory; without a name the only live run.
 
-    ``usage`` is the command with ``RUN``, for the error.  Raises NoSuchRun, which lists the latest runs.
+    The error shows ``usage``, the command with ``RUN``.  Raises NoSuchRun, which lists the latest runs.
     """
     if wanted is not None and ("/" in wanted or Path(wanted).is_dir()):
         return _run_in(Path(wanted), find_runs(places))
@@ -44,7 +44,7 @@ def choose_recorded(wanted: str | None, places: Sequence[Path], usage: str = "")
 
 
 def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
-    """Return runs with a run directory in these places, or with logs there or in the usual place, the latest last."""
+    """Return runs with a run directory or logs in these places, or logs in the default place, the latest last."""
     found = {run.run: run for run in find_runs(places)}
     for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
         with contextlib.suppress(OSError):  # the directory may just have been removed
@@ -54,7 +54,7 @@ def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
 
 
 def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path]:
-    # Made by ``launcher/daemon/run_logs.py``; other users' directories are omitted.
+    # ``launcher/daemon/run_logs.py`` creates these directories; other users' directories are omitted.
     for place in places:
         for parent in sorted(place.glob(f"rlinf-logs-{os.getuid()}*")):
             if _is_own(parent):
@@ -66,7 +66,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
-    """Return the latest run with logs in a directory, which the user may have chosen."""
+    """Return the latest run with logs in a directory, which the user may have named."""
     found = []
     for node in node_facts(RunFiles(directory)):
         with contextlib.suppress(ValueError, LookupError, TypeError):  # the file may belong to another program

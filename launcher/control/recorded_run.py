@@ -1,4 +1,4 @@
-"""``RecordedRun``: everything known of a live or ended run: ``rlinf-ctl bundle`` stores it, ``page`` shows it."""
+"""``RecordedRun``: everything known about a live or ended run; ``rlinf-ctl bundle`` stores it, ``page`` shows it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class RecordedRun:
     Attributes:
         run: id of the run.
         taken_at: seconds since the epoch.
-        is_alive: a daemon of it answered; None if one listens without an answer, or may live on another machine.
-        rings: flight recorders of its processes, ended ones included.
-        nodes: facts by node, as each daemon wrote them beside the logs: ``node``, ``name``, ``host``, ``versions``
-            (of Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
-        deaths: ends of processes, the oldest first: ``time`` (seconds since the epoch), ``node``, ``process``
+        is_alive: True if a daemon of the run answered; None if a daemon is silent, or may run on another machine.
+        rings: flight recorders of the run's processes, including ended ones.
+        nodes: facts by node, as each daemon wrote them next to the logs: ``node``, ``name``, ``host``, ``versions`` (of
+            Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
+        deaths: deaths of processes, oldest first: ``time`` (seconds since the epoch), ``node``, ``process``
             ("actor:0"), ``pid``, ``text`` (how it ended), ``last_words``.
-        logs: last lines of log files, by path relative to the logs: ``rollout/rank_0.err``.
+        logs: last lines of log files, by path relative to the log folder: ``rollout/rank_0.err``.
         status: as ``rlinf-ctl status --json`` prints it; None for an ended run.
         verdict: as ``rlinf-ctl stuck --json`` prints it; None for an ended run.
         missing: reasons for missing parts: ``{"node 2 (gpu02)": "its daemon does not answer"}``.

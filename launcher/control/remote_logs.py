@@ -1,4 +1,4 @@
-"""``RemoteLog``: a log on another machine, copied piece by piece into a local file as it is read."""
+"""``RemoteLog``: a log on another machine, copied piece by piece into a local file while it is being read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .attachment import Attachment
 
 @dataclass
 class RemoteLog:
-    """The copy of one log, or of its end; ``trouble`` is the reason why reading has stopped."""
+    """Copy of a log or of its last part; ``trouble`` says why reading has stopped."""
 
     attachment: Attachment
     node: int
@@ -24,7 +24,7 @@ class RemoteLog:
     _end: int = 0
 
     async def begin(self, tail: int | None) -> None:
-        """Copy at least the last ``tail`` lines; None for all."""
+        """Copy at least the last ``tail`` lines, or all if it is None."""
         if tail is None:
             await self._copy_all()
             return
@@ -64,7 +64,7 @@ class RemoteLog:
 
 
 async def find_remote_logs(attachment: Attachment, folder: Path) -> tuple[list[RemoteLog], dict[int, str]]:
-    """Return logs of ranks on other machines, to be copied into ``folder``, and reasons by node without a list."""
+    """Return ranks' logs on other machines, to be copied into ``folder``; by node, why it has no list of logs."""
     local_nodes = attachment.run.sockets
     answers, missing = await attachment.ask_nodes(
         lambda node: None if node in local_nodes else operations.ListRunFiles()

@@ -1,4 +1,4 @@
-"""``rlinf-ctl bundle``: everything known of a run as one file; the launcher writes the same file of a failed run."""
+"""``rlinf-ctl bundle``: everything known about a run in one file, as the launcher also writes it for a failed run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .snapshot_taking import VERDICT, take_snapshot
 from .text_output import TextOutput, size
 
 _ANSWERS, _READ, _WRITTEN = 0.6, 0.75, 0.9
-"""Shares of ``keep_bundle``'s timeout for answers of daemons, for reading files, and for writing files."""
+"""Fractions of ``keep_bundle``'s timeout by which daemons must answer, files be read, and files be written."""
 
 
 _UNASKED: Final = "the script had ended before the run could be asked"
 
 
 async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, timeout: float) -> None:
-    """Write a bundle, by default into the current directory; print contents and missing parts.  Raises OSError."""
+    """Write a bundle, by default into the current directory; print its contents and missing parts.  Raises OSError."""
     path = path or Path(bundle_name(run.run))
     snapshot = await take_snapshot(run, timeout)
     write_bundle(snapshot, path)
@@ -38,9 +38,9 @@ async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, time
 
 
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
-    """Write a bundle within a time, as completely as possible.  Raises OSError.
+    """Write a bundle within ``timeout`` seconds, as complete as possible.  Raises OSError.
 
-    ``wants_verdict`` is False if the script has ended: the waits of its processes mean nothing then.
+    ``wants_verdict`` is False if the script has ended, because its processes' waits mean nothing then.
     """
     began = time.monotonic()
     snapshot = await take_snapshot(
@@ -51,7 +51,7 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         read_by=began + timeout * _READ,
     )
     if not run.is_alive:
-        snapshot.is_alive = False  # the launcher has ended the nodes, including those on other machines
+        snapshot.is_alive = False  # the launcher has ended all nodes, on other machines too
     if not wants_verdict:
         snapshot.missing[VERDICT] = _UNASKED
     await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)

@@ -1,4 +1,4 @@
-"""``rlinf-ctl kill``, ``restart`` and ``down``: ranks killed by their daemons, and a run ended in order."""
+"""``rlinf-ctl kill``, ``restart`` and ``down``: daemons kill ranks, and a run shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 
 
 async def kill(attachment: Attachment, output: TextOutput, words: str, *, restart: bool = False) -> bool:
-    """Kill the ranks of ``GROUP[:RANKS]``; return False if some could not be killed.  Raises NoSuchRun.
+    """Kill the ranks of ``GROUP[:RANKS]``; return False if some survive.  Raises NoSuchRun.
 
-    With ``restart`` their owners start them again, outside the restart limit.
+    With ``restart`` their owners restart them, without counting against the restart limit.
     """
     chosen = (await look(attachment)).choose(words)
     if any(process.role == "driver" for process in chosen):
@@ -54,16 +54,16 @@ async def kill(attachment: Attachment, output: TextOutput, words: str, *, restar
 
 
 async def down(attachment: Attachment, output: TextOutput) -> bool:
-    """End a run in order and wait for its daemons on this machine; return True if they have ended.
+    """Shut a run down cleanly and wait for its daemons on this machine; return True if they have ended.
 
-    Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  The process of a
-    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it continues
-    without them.
+    Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  A process whose
+    ``Cluster`` started the nodes itself is not asked: its daemons, all on this machine, end, and it continues without
+    them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
     pidfd = os.pidfd_open(attachment.pid)
     try:
-        # The attached daemon is the last one, because it forwards the other requests.  A launcher that gets the request
+        # Ask the attached daemon last, because it forwards the other requests.  A launcher that receives the request
         # several times reacts once.
         answers, missing = await attachment.ask_nodes(
             lambda node: operations.EndRun(by) if node in run.sockets and node != attachment.node else None

@@ -23,9 +23,9 @@ from .text_output import TextOutput
 async def show_page(
     wanted: str | None, places: Sequence[Path], output: TextOutput, path: Path | None, port: int, timeout: float
 ) -> None:
-    """Write the page to a file, or without ``path`` serve it until an interrupt; ``port`` 0 is any free one.
+    """Write the page to a file, or without ``path`` serve it until interrupted; ``port`` 0 chooses any free port.
 
-    ``wanted`` is a run as for ``choose_recorded``, or the path of a bundle.  Raises NoSuchRun, BadBundle or OSError.
+    ``wanted`` names a run as for ``choose_recorded``, or a bundle by its path.  Raises NoSuchRun, BadBundle or OSError.
     """
     if wanted is not None and wanted.endswith(".zip"):
         recorded = _recorded_in(wanted)

@@ -1,4 +1,4 @@
-"""Run directories of this user on this machine: the live runs and the ended ones, and the choice of one by its id."""
+"""Run directories of this user on this machine, of live and ended runs, and the choice of a run by its id."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rlinf_async._wire.local_socket import connect
 from rlinf_async.errors import AuthError, RLinfAsyncError
 
 _RUN_DIR: Final = re.compile(r"rlinf-(?:(?P<user>\d+)-)?(?P<run>[0-9a-f]{8})(?:-\d+)?")
-"""Names of run directories, as ``launcher/daemon/boot.py`` and ``launcher/remote/preflight.py`` create them."""
+"""Name of a run directory, as ``launcher/daemon/boot.py`` and ``launcher/remote/preflight.py`` create it."""
 _NODE_DIR: Final = re.compile(r"node-(\d+)")
 _MAX_LISTED: Final = 10
 
 
 class NoSuchRun(RLinfAsyncError):
-    """There is no such run, group or rank here; lists the existing runs."""
+    """There is no such run, group or rank here; the error lists the existing runs."""
 
     def __init__(self, text: str, runs: Sequence[LocalRun] = ()) -> None:
         super().__init__(text)
@@ -37,10 +37,10 @@ class NoSuchRun(RLinfAsyncError):
 
 @dataclass
 class LocalRun:
-    """A run that has, or had, nodes on this machine; an ended one may have left ``sockets`` (by node).
+    """A run that has, or had, nodes on this machine; an ended run may have left ``sockets`` (by node).
 
-    Its first local node began to listen at ``since`` (seconds since 1970); some daemon listens here if ``is_alive``.
-    ``script`` has command lines and working directories of the drivers, if a daemon was asked.
+    ``since`` is when its first local node began to listen (seconds since 1970); ``is_alive`` if a local daemon listens.
+    ``script`` holds the drivers' command lines and working directories, if a daemon was asked.
     """
 
     run: str
@@ -69,7 +69,7 @@ def clock_text(seconds: float) -> str:
 
 
 def folders(folder: Path | None, environ: Mapping[str, str]) -> list[Path]:
-    """Return the folders that may contain run directories: only ``folder`` if the user names one."""
+    """Return the folders that may contain run directories; only ``folder`` if the user names one."""
     if folder is not None:
         return [folder]
     runtime = environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}"
@@ -88,9 +88,9 @@ def find_runs(places: Sequence[Path]) -> list[LocalRun]:
 
 
 def choose(runs: Sequence[LocalRun], wanted: str | None, places: Sequence[Path], usage: str = "") -> LocalRun:
-    """Return the live run named by its id or a prefix of that; without a name the only live one.
+    """Return the live run named by its id or a prefix of the id; without a name the only live run.
 
-    ``usage`` is the command with ``RUN``, for the error.  Raises NoSuchRun, which lists the existing runs.
+    The error shows ``usage``, the command with ``RUN``.  Raises NoSuchRun, which lists the existing runs.
     """
     meant = [run for run in runs if wanted is None or run.run.startswith(wanted)]
     alive = [run for run in meant if run.is_alive]
@@ -131,9 +131,9 @@ def ended_text(run: LocalRun) -> str:
 
 
 def end_text(run: LocalRun) -> str:
-    """Describe when a run without a local daemon has ended, and where it may continue.
+    """Describe when a run without a local daemon ended, and where it may still be running.
 
-    The time is that of the last change of its logs; if these are unknown, the start of the run.
+    The time is the last change of the run's logs or, without logs, the run's start.
     """
     files = [] if run.logs is None else RunFiles(run.logs).listing()
     when = clock_text(max((file.changed for file in files), default=run.since))
@@ -142,14 +142,14 @@ def end_text(run: LocalRun) -> str:
 
 
 def other_hosts(run: LocalRun) -> list[str]:
-    """Return the run's other machines; the state of their daemons is unknown here."""
+    """Return the run's other machines, where its daemons may still be running."""
     nodes = [] if run.logs is None else [node for node in node_facts(RunFiles(run.logs)) if node["run"] == run.run]
     hosts = {str(each.get("host") or "") for node in nodes for each in (node, *node.get("peers", ()))}
     return sorted(hosts - {"", socket.gethostname()})
 
 
 def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
-    """Yield the facts that nodes have written beside their logs, also those of other runs in the same directory."""
+    """Yield the facts that nodes wrote next to their logs, including other runs' nodes in the same directory."""
     for file in files.listing():
         # The file may be truncated or belong to another program.
         with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
@@ -158,7 +158,7 @@ def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
 
 
 def by(usage: str) -> str:
-    """Return the command that names a run, as the end of an error's first line."""
+    """Return the command that names a run, as the suffix of an error's first line."""
     return f": `{usage}`" if usage else ""
 
 
@@ -191,6 +191,6 @@ def listens(path: Path) -> bool:
         connect(str(path), waits=False).close()
     except (AuthError, ConnectionError, FileNotFoundError):
         return False
-    except OSError:  # the run may be alive: the daemon's backlog may be full, or this process may lack descriptors
+    except OSError:  # the run may be alive: a full backlog at the daemon, or no descriptors left here
         return True
     return True

@@ -1,4 +1,4 @@
-"""``RunSnapshot``: a run's files and its daemons' answers at one moment, the source of a ``RecordedRun``."""
+"""``RunSnapshot``: a run's files and its daemons' answers at one moment, from which a ``RecordedRun`` is made."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
 
-MAX_BYTES: Final = 2 << 30  # limit for all files of a snapshot together
+MAX_BYTES: Final = 2 << 30  # limit for all files of a snapshot in total
 
 
 @dataclass
 class RunSnapshot:
-    """A bundle: rings, black boxes and ends of logs by path relative to the logs; the rest as in ``RecordedRun``."""
+    """Content of a bundle: rings, black boxes and log tails by relative path; the rest as in ``RecordedRun``."""
 
     run: str
     taken_at: float
@@ -39,7 +39,7 @@ class RunSnapshot:
         self.files[path] = data
 
     def note_absent_files(self, logs: Path) -> None:
-        """Name recorders and logs in ``missing`` that the run should have and that do not exist."""
+        """Name in ``missing`` the recorders and logs that the run should have left and that do not exist."""
         known = [*self.files, *self.missing]
         if not any(path.endswith(".ring") for path in known):
             self.missing["its flight recorders"] = _why_absent(logs / DIRECTORY)
@@ -49,7 +49,7 @@ class RunSnapshot:
                 self.missing[f"logs of group '{name}'"] = _why_absent(logs / folder)
 
     def recorded(self) -> RecordedRun:
-        """Return the run by its files; malformed ones are named in ``missing``."""
+        """Return the run described by these files; malformed files are named in ``missing``."""
         missing = dict(self.missing)
         rings, nodes = list(self._rings(missing)), list(self._nodes(missing))
         deaths = [death for path in self._named("recorder/deaths-") for death in _lines(self.files[path], self.run)]
@@ -63,7 +63,7 @@ class RunSnapshot:
         )
 
     def lost_nodes(self) -> dict[str, str]:
-        """Return places of files by node that other nodes knew of and that has no file here."""
+        """Return, by node, where the files are of nodes that other nodes list and that left no file here."""
         nodes = list(self._nodes({}))
         known = {node.get("node") for node in nodes}
         return {
@@ -78,7 +78,7 @@ class RunSnapshot:
             if path.endswith(".ring"):
                 try:
                     ring = RingContents.read(self.files[path])
-                    if ring.identity["run"] == self.run:  # a directory chosen by the user may also contain earlier runs
+                    if ring.identity["run"] == self.run:  # the log directory may contain earlier runs
                         yield ring
                 except (ValueError, LookupError, TypeError, RecursionError) as error:
                     missing[path] = f"{type(error).__name__}: {error}"
@@ -108,7 +108,7 @@ def _why_absent(folder: Path) -> str:
 
 
 def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a black box, without those truncated by a kill or a full disk."""
+    """Yield the complete lines of a black box, skipping lines truncated by a kill or a full disk."""
     for line in data.splitlines():
         try:
             facts = json.loads(line)

@@ -1,4 +1,4 @@
-"""``rlinf-ctl ps`` and ``status``: runs of this machine; nodes, ranks, devices and channels of one."""
+"""``rlinf-ctl ps`` and ``status``: the runs of this machine, and one run's nodes, ranks, devices and channels."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def script_of(command: str) -> str:
 
 
 async def show_status(attachment: Attachment, output: TextOutput) -> None:
-    """Print the state of a run as its daemons know it, without asking its processes."""
+    """Print a run's state as its daemons know it, without asking its processes."""
     view = await look(attachment, parts=["queues"], details=True, devices=True)
     if output.as_json:
         output.json(status_data(attachment, view))
@@ -111,7 +111,7 @@ async def show_status(attachment: Attachment, output: TextOutput) -> None:
 
 
 def status_data(attachment: Attachment, view: RunView) -> dict[str, Any]:
-    """Return ``status --json``: the report, with the daemons' facts about nodes and processes."""
+    """Return the data of ``status --json``: the report, with the daemons' facts about nodes and processes."""
     processes = [to_data(each) | view.detail(each) for each in view.report.processes]
     nodes = [
         {
@@ -146,7 +146,7 @@ def _node_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def _device(gpu: dict[str, Any], use: dict[str, int]) -> str:
-    """Format a device: ``0 H100: 3.2 of 85.9 GB, 97 %``, as far as known."""
+    """Format a device: ``0 H100: 3.2 of 85.9 GB, 97 %``, omitting unknown figures."""
     known = [f"{size(use['used'])} of {size(use['memory'])}"] if "memory" in use else []
     known += [f"{use['percent']} %"] if "percent" in use else []
     return f"{gpu['id']} {gpu['model']}" + (f": {', '.join(known)}" if known else "")
@@ -167,7 +167,7 @@ def _process_rows(view: RunView) -> list[list[str]]:
 
 
 def template_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
-    """Return a row per process that forks workers, and per module that is not preloaded, with the reason."""
+    """Return a row per process that forks workers, and a row with the reason per module that is not preloaded."""
     rows = []
     for node, details in sorted(view.details.items()):
         name = attachment.name_of(node)
@@ -181,7 +181,7 @@ def template_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
-    """Return the age of a process's oldest call, and its activity in words."""
+    """Return the age of a process's oldest call, and a description of its activity."""
     calls = sorted(process.calls, key=lambda call: -call.age)
     words = [process.trouble] if process.trouble else []
     words += [f"{call.method}()" for call in calls[:_MAX_SHOWN_CALLS]]
@@ -192,7 +192,7 @@ def _doing(process: ProcessReport, command: str) -> tuple[str, str]:
 
 
 def weight_rows(view: RunView) -> list[list[str]]:
-    """Return a row per model and applied version: its ranks, and how far they are behind."""
+    """Return a row per model and applied version: its ranks, and how many versions behind they are."""
     publishers: dict[str, tuple[int, str]] = {}
     holders: dict[tuple[str, int], list[ProcessReport]] = {}
     for process in view.report.processes:
@@ -213,7 +213,7 @@ def weight_rows(view: RunView) -> list[list[str]]:
 
 
 def _folded(processes: Sequence[ProcessReport]) -> list[str]:
-    """Fold processes into texts: ``rollout:0-3``, and names of drivers."""
+    """Fold processes into texts: ``rollout:0-3`` for ranks, and drivers by name."""
     groups: dict[str, list[ProcessReport]] = {}
     for process in sorted(processes, key=lambda each: (each.group or each.name, each.rank)):
         groups.setdefault(process.group, []).append(process)
@@ -230,7 +230,7 @@ def _channel_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def named(view: RunView, endpoints: Sequence[int]) -> str:
-    """Return the names of processes; one that no daemon names has ended, unless its daemon is silent."""
+    """Return the names of processes; a process that no daemon names has ended, unless its daemon is silent."""
     names = view.report.ended | {process.endpoint: process.name for process in view.report.processes}
     silent = {each for each in endpoints if frames.node_of(each) in view.missing}
     return (

@@ -1,4 +1,4 @@
-"""``RunView``: all daemons' answers about a run at one moment; names of endpoints, and the choice of ranks."""
+"""``RunView``: all daemons' answers about a run at one moment, with the names of endpoints and the choice of ranks."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ _RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 @dataclass(frozen=True)
 class RunView:
-    """The report of all nodes that have answered, their ``NodeDetails``, and reasons by node that has not."""
+    """The report and ``NodeDetails`` of all nodes that answered; ``missing`` says why the others did not."""
 
     report: RunReport
     details: dict[int, dict[str, Any]]
     missing: dict[int, str]
 
     def detail(self, process: ProcessReport) -> dict[str, Any]:
-        """Return command, log, devices, memory in bytes, weights and restarts of a process; ``away`` is True if it has
-        died and its rank is coming back.  Unknown facts are empty."""
+        """Return command, log, devices, memory in bytes, weights and restarts of a process, empty where unknown;
+        ``away`` is True while its rank is being restarted."""
         processes: dict[str, Any] = self.details.get(process.node, {}).get("processes", {})
         detail: dict[str, Any] = {"command": "", "log": "", "devices": [], "memory": 0, "weights": {}, "restarts": 0}
         detail["away"] = False
@@ -48,7 +48,7 @@ class RunView:
         return found
 
     def choose(self, words: str) -> list[ProcessReport]:
-        """Return the processes of ``GROUP[:RANKS]`` or ``driver``, even in trouble.  Raises NoSuchRun, ConfigError."""
+        """Return the processes of ``GROUP[:RANKS]`` or ``driver``, even failed ones.  Raises NoSuchRun, ConfigError."""
         groups = self.groups()
         group, ranks = split_ranks(words, groups)
         if group == "driver" and group not in groups:
@@ -65,9 +65,9 @@ class RunView:
 
 
 def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | None]:
-    """Split a group's name, which may contain colons, from the ranks of ``:0-3,7`` after it; None for all ranks.
+    """Split a group's name, which may contain colons, from the ranks ``:0-3,7`` after it; None means all ranks.
 
-    ``rollout:2`` is rank 2 of ``rollout``, even if that rank has a group of the same name.  Raises ConfigError.
+    ``rollout:2`` is rank 2 of ``rollout``, even if there is a group named ``rollout:2``.  Raises ConfigError.
     """
     group, colon, ranks = words.rpartition(":")
     if colon and group in groups and words not in groups and not _RANKS.fullmatch(ranks):
@@ -84,7 +84,7 @@ def split_ranks(words: str, groups: Collection[str]) -> tuple[str, list[int] | N
 
 
 def span_of(workers: Sequence[ProcessReport]) -> str:
-    """Return the ranks of workers of one group as text: ``0-3``, or ``0,2,5``."""
+    """Return the ranks of one group's workers as text: ``0-3``, or ``0,2,5``."""
     ranks = [worker.rank for worker in workers]
     if ranks == list(range(ranks[0], ranks[-1] + 1)):
         return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
@@ -99,9 +99,9 @@ async def look(
     details: bool = False,
     devices: bool = False,
 ) -> RunView:
-    """Ask all daemons in parallel, or those of the ``chosen`` processes, for these ``parts`` of ``Inspect``.
+    """Ask all daemons in parallel, or only the daemons of ``chosen`` processes, for these ``parts`` of ``Inspect``.
 
-    ``details`` adds commands, logs and memory, ``devices`` the use of GPUs.  Raises ClosedError if the run has ended.
+    ``details`` adds commands, logs and memory, ``devices`` GPU usage.  Raises ClosedError if the run has ended.
     """
     numbers: dict[int, list[int]] = {}
     for process in chosen or ():

@@ -1,7 +1,7 @@
-"""Snapshots of runs: local files are read directly, those of other machines through their daemons.
+"""Snapshots of runs: local files are read directly, files of other machines through their daemons.
 
-A snapshot waits for no process of the run, and for its daemons no longer than the timeout; parts that did not arrive by
-then are named as missing.  Without daemons it contains the files of this machine.
+A snapshot waits for no process of the run, and for its daemons no longer than the timeout, after which missing parts
+are named.  Without daemons it contains this machine's files only.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ async def take_snapshot(
     wants_devices: bool = True,
     read_by: float = math.inf,
 ) -> RunSnapshot:
-    """Return a snapshot; daemons get ``timeout`` seconds, local files until ``read_by`` (``time.monotonic``).
+    """Return a snapshot; daemons may take ``timeout`` seconds, local files until ``read_by`` (``time.monotonic``).
 
-    A verdict takes two reports, half a second apart; ``wants_devices`` asks the driver for the use of GPUs.
+    A verdict takes two reports, half a second apart; ``wants_devices`` asks the driver for GPU usage.
     """
     snapshot, logs = RunSnapshot(run.run, time.time()), run.logs
     if run.is_alive:
@@ -53,14 +53,15 @@ async def take_snapshot(
                 tasks.create_task(fetch_files(attachment, snapshot))
         except LaunchError as error:
             snapshot.missing["its daemons"] = str(error)
-            # A daemon that listens without an answer is stopped or starting: its run has not ended.
+            # A daemon that listens without answering is stopped or starting, so its run has not ended.
             snapshot.is_alive = None if any(map(listens, run.sockets.values())) else False
     elif await asyncio.to_thread(other_hosts, run):
-        snapshot.is_alive = None  # this process cannot see whether daemons on other machines are alive
+        snapshot.is_alive = None  # whether daemons on other machines are alive is unknown here
     if logs is None:
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
-        # Last, so that the files contain events of the other parts; in a thread, so that signals are handled meanwhile.
+        # Read files last, so that they cover the events of the other parts; in a thread, so that signals are handled
+        # meanwhile.
         await asyncio.to_thread(_read, RunFiles(logs), snapshot, read_by)
         snapshot.note_absent_files(logs)
     snapshot.taken_at = time.time()
@@ -104,7 +105,7 @@ def _note_missing(attachment: Attachment, view: RunView, snapshot: RunSnapshot) 
 
 
 async def fetch_files(attachment: Attachment, snapshot: RunSnapshot) -> None:
-    """Fetch files of nodes on other machines; a path that several nodes have comes from its last writer."""
+    """Fetch files of nodes on other machines; if several nodes have the same path, the last writer wins."""
     local_nodes = attachment.run.sockets
     answers, _ = await attachment.ask_nodes(lambda node: None if node in local_nodes else operations.ListRunFiles())
     latest: dict[str, tuple[float, int, RunFile]] = {}
@@ -124,7 +125,7 @@ async def _fetch_of(attachment: Attachment, node: int, files: list[RunFile], sna
                 await attachment.request(operations.ReadRunFile(file.path, offset, nbytes), node)
                 for offset, nbytes in _pieces(file)
             ]
-        except LaunchError as error:  # only this file failed: it was removed, or its disk is broken
+        except LaunchError as error:  # only this file failed: someone removed it, or its disk is broken
             snapshot.missing[file.path] = str(error)
         except (DeadlineExceeded, ClosedError) as error:
             snapshot.missing |= {each.path: str(error) for each in files[number:]}
@@ -147,7 +148,7 @@ def _read(files: RunFiles, snapshot: RunSnapshot, read_by: float) -> None:
 
 
 def _pieces(file: RunFile) -> Iterator[tuple[int, int]]:
-    """Yield offset and size of each piece of a file, or of the end of a log."""
+    """Yield offset and size of each piece of a file; for a log, of its end only."""
     begin = max(0, file.nbytes - LOG_BYTES) if file.is_log else 0
     for offset in range(begin, file.nbytes, MAX_PIECE_BYTES):
         yield offset, min(MAX_PIECE_BYTES, file.nbytes - offset)

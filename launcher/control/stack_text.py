@@ -1,4 +1,4 @@
-"""``rlinf-ctl stack``: threads and tasks of processes as indented text; ``>`` marks lines of user code."""
+"""``rlinf-ctl stack``: processes' threads and tasks as indented text; ``>`` marks lines of user code."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def show_missing(view: RunView, output: TextOutput) -> None:
 
 
 def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
-    """Return the processes by group and rank, drivers first, with processes of equal shape together."""
+    """Return the processes by group and rank, drivers first, grouping processes of equal shape."""
     found: dict[Any, list[ProcessReport]] = {}
     for process in sorted(processes, key=lambda each: (each.role != "driver", each.group, each.rank)):
         found.setdefault(_shape(process), []).append(process)
@@ -39,7 +39,7 @@ def alike(processes: Sequence[ProcessReport]) -> list[list[ProcessReport]]:
 
 
 def _shape(process: ProcessReport) -> Any:
-    """Return a key that is equal for processes whose texts differ in rank, place and ages only."""
+    """Return a key that is equal for processes whose texts differ only in rank, place and ages."""
     activities = [
         (each.name, each.state, each.method, each.wait and (each.wait.kind, each.wait.what), *each.awaits, *each.stack)
         for each in process.activities
@@ -50,7 +50,7 @@ def _shape(process: ProcessReport) -> Any:
 
 
 def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
-    """Yield the text of processes of one shape: the first one's calls, threads, and tasks below their awaiters."""
+    """Yield the text of processes of one shape: the first process's calls, threads, and tasks below their awaiters."""
     process = processes[0]
     where = f"pid {process.pid} on {process.node_name}"
     trouble = f"  {process.trouble}" if process.trouble else ""
@@ -68,7 +68,7 @@ def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
     awaited = {name for each in process.activities for name in each.awaits}
     shown: set[str] = set()
     roots = [each for each in process.activities if each.name not in awaited] or process.activities
-    for activity in (*roots, *process.activities):  # the second part covers cycles of activities, which no root reaches
+    for activity in (*roots, *process.activities):  # the second part covers cycles, which no root reaches
         yield from _lines_of(activity, by_name, shown, 1)
 
 
@@ -91,7 +91,7 @@ def _headline(activity: Activity) -> str:
     wait = activity.wait
     if wait is not None:
         left = "" if wait.left is None else f", {age(wait.left)} to its deadline"
-        lasting = wait.age or activity.age  # an unrecorded wait has no age at its first report
+        lasting = wait.age or activity.age  # the first report knows no age of an unrecorded wait
         waits = f"waits for {age(lasting)}" if lasting else "waits"
         return f"{activity.name}: {waits}: {wait.what}{left}{serves}"
     since = "" if activity.age is None else f" for {age(activity.age)}"

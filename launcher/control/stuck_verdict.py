@@ -1,4 +1,4 @@
-"""``rlinf-ctl stuck``: two reports of a run, half a second apart, and the verdict on them."""
+"""``rlinf-ctl stuck``: the verdict on two reports of a run, taken half a second apart."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def show_verdict(attachment: Attachment, output: TextOutput) -> bool:
 
 
 async def look_twice(attachment: Attachment) -> tuple[Verdict, RunView]:
-    """Return the verdict on a run, and the later one of its two reports."""
+    """Return the verdict on a run, and the later of its two reports."""
     before = await _look(attachment)
     await asyncio.wait({attachment.lost}, timeout=_ASK_AGAIN_S)
     after = await _look(attachment)

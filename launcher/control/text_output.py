@@ -1,4 +1,4 @@
-"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; output of workers cannot move the cursor."""
+"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; workers' output cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class TextOutput:
         self._write(json.dumps(data))
 
     def line(self, text: str = "") -> None:
-        """Print lines of this command, which may contain names from the run; without colours."""
+        """Print the command's own lines, without colours, as they may contain names from the run."""
         self._write("\n".join(plain(line) for line in text.split("\n")))
 
     def note(self, text: str) -> None:
         sys.stderr.write("\n".join(plain(line) for line in text.split("\n")) + "\n")
 
     def worker_line(self, prefix: str, text: str) -> None:
-        """Print a worker's line; on a terminal it keeps its colours."""
+        """Print a worker's line, keeping its colours on a terminal."""
         self._write(plain(prefix) + (printable(text) if self._is_terminal else plain(text)))
 
     def table(self, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Print aligned columns; on a narrow terminal the widest ones wrap, and no text is cut."""
+        """Print aligned columns; on a narrow terminal the widest columns wrap, and no text is truncated."""
         cells = [[[plain(line) for line in cell.split("\n")] for cell in row] for row in rows]
         widths = [max((_width(line) for row in cells for line in row[at]), default=0) for at in range(len(titles))]
         widths = [max(width, _width(title)) for width, title in zip(widths, titles, strict=True)]
@@ -52,7 +52,8 @@ class TextOutput:
         self._write("\n".join(lines))
 
     def _wrapped(self, titles: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]) -> str:
-        # Used only where lines wrap: for hundreds of rows, rich's import and layout take longer than all else.
+        # Used only where lines wrap: for hundreds of rows, importing rich and its layout take longer than everything
+        # else.
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text
@@ -73,7 +74,7 @@ class TextOutput:
 
 
 def _width(text: str) -> int:
-    """Return the columns of a text on a terminal."""
+    """Return the number of terminal columns that a text occupies."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -1,4 +1,4 @@
-"""Picture of a verdict's wait graph: boxes of similar processes, arrows to the awaited objects, and a layout."""
+"""Picture of a verdict's wait graph: boxes of similar processes, arrows to awaited objects, and their layout."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MAX_BOXES: Final = 48
 
 @dataclass
 class Box:
-    """A process, several similar ones, or a resource that processes wait for; ``lines`` are the verdict's words.
+    """A process, several similar processes, or an awaited resource; ``lines`` are quoted from the verdict.
 
-    ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``.  The verdict is about it if
-    ``is_blamed``.  Without a cycle a waiting box is left of the one that it waits for.
+    ``state`` is ``waits``, ``runs``, ``idle``, ``stopped``, ``ended`` or ``thing``; ``is_blamed`` if the verdict names
+    the box.  Without a cycle a waiting box is to the left of the box that it waits for.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Arrow:
-    """A wait; ``is_coming``: the awaited thing may be under way."""
+    """A wait; ``is_coming``: the awaited object may already be on its way."""
 
     start: int
     end: int
@@ -45,7 +45,7 @@ class Arrow:
 
 
 def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
-    """Return ``boxes`` and ``arrows`` for the output of ``rlinf-ctl stuck --json``, and the number ``left_out``."""
+    """Return ``boxes`` and ``arrows`` for the output of ``rlinf-ctl stuck --json``, and the count ``left_out``."""
     report = from_data(RunReport, verdict["report"])
     needs = Needs(WaitGraph(report))
     waits = {process.endpoint: _waits_of(needs, process) for process in report.processes}
@@ -82,7 +82,7 @@ def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 _Waits = list[tuple[str, int | str, bool]]
-"""Kind of the wait, awaited endpoint or resource, and True if it may be under way."""
+"""Kind of the wait, awaited endpoint or resource, and True if the awaited object may be on its way."""
 
 
 def _waits_of(needs: Needs, process: ProcessReport) -> _Waits:
@@ -108,7 +108,7 @@ def _end_of(need: Need) -> int | str | None:
 
 
 def _shown(report: RunReport, waits: dict[int, _Waits], blamed: set[int]) -> list[ProcessReport]:
-    """Return processes in waits and those that the verdict is about, the latter first, then drivers."""
+    """Return waiting, awaited and blamed processes, the blamed first, then drivers."""
     ends = {end for each in waits.values() for _, end, _ in each}
     shown = [each for each in report.processes if waits[each.endpoint] or {each.endpoint} & (ends | blamed)]
     return sorted(shown, key=lambda each: (each.endpoint not in blamed, each.role != "driver", each.group, each.rank))
@@ -126,7 +126,7 @@ def _state(needs: Needs, process: ProcessReport, busy: set[int]) -> str:
 
 
 def _foremost(nodes: Iterable[WaitNode], is_busy: bool) -> WaitNode:
-    """Return a process's main activity: its oldest wait, or its running one if the verdict calls it busy."""
+    """Return a process's main activity: its oldest wait, or a running activity if the verdict calls it busy."""
     return min(nodes, key=lambda node: (node.waits is is_busy, node.wait is None, -(node.age or 0.0)))
 
 
@@ -150,7 +150,7 @@ def _box(needs: Needs, processes: list[ProcessReport], blamed: set[int], busy: s
 
 
 def _lay_out(boxes: list[Box], arrows: list[Arrow]) -> None:
-    """Place boxes in columns by their distance from boxes that nothing waits for; in a cycle from its first box."""
+    """Place boxes in columns by their distance from boxes that nothing waits for; a cycle starts at its first box."""
     following = defaultdict(list)
     for arrow in arrows:
         following[arrow.start].append(arrow.end)

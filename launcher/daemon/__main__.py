@@ -1,7 +1,7 @@
-"""Entry point of a node daemon's process: the guardian, which forks the daemon; worker template, log, event loop.
+"""Entry point of a node daemon: starts the guardian, which forks the daemon with its worker template and event loop.
 
-``rlinf-launch`` or ``Cluster()`` starts it.  The worker template starts before most other imports, because its import
-of torch takes longest and then runs in parallel.
+``rlinf-launch`` or ``Cluster()`` starts this program.  The worker template starts before most other imports, so that
+its import of torch, the slowest, runs in parallel with them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int
     """Run the daemon to its end; return the exit code.
 
     Args:
-        data: bytes of stdin read so far: at least the first line.
-        leave_to_guardian: descriptor to which the path of the run directory is written; the guardian removes it.
-        sign_of_life: timer by whose expiry the guardian recognises a silent daemon.
+        data: the part of stdin read so far, at least the first line.
+        leave_to_guardian: descriptor to which the run directory's path is written, for the guardian to remove.
+        sign_of_life: timer whose expiry tells the guardian that the daemon is silent.
     """
     from rlinf_async import settings
     from rlinf_async._wire.node_config import NodeConfig
@@ -77,7 +77,7 @@ def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int
 
 
 def _failed(marker: str | None, error: Exception) -> int:
-    """Report an error to the launcher, on stderr if its protocol is unknown; return the exit code."""
+    """Report an error to the launcher, or on stderr if the launcher's protocol is unknown; return the exit code."""
     text = f"{type(error).__name__}: {error}"
     if marker is None:
         sys.stderr.write(f"rlinf daemon: {text}\n")
@@ -87,7 +87,7 @@ def _failed(marker: str | None, error: Exception) -> int:
 
 
 def _raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard one; return the old limit, which workers get."""
+    """Raise the soft limit of open files to the hard limit; return the old limit, which workers will get."""
     import resource
 
     usual, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)

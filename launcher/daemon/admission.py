@@ -1,4 +1,4 @@
-"""Admission of local connections that have not said hello: bounded in number, each with a timeout, oldest evicted."""
+"""Admission of local connections before their HELLO: limited in number and time, the oldest evicted first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = own_logger(__name__)
 
 
 class _NewConnection:
-    """A connection without a HELLO; gets its endpoint with the first byte."""
+    """Connection without a HELLO; its endpoint is created at the first byte."""
 
     __slots__ = ("endpoint", "sock", "timer")
 
@@ -26,14 +26,14 @@ class _NewConnection:
 
 
 class HelloAdmission:
-    """Connections that have not said hello yet.
+    """Connections that have not sent a HELLO yet.
 
-    Above the limit the oldest one is evicted and not the newest refused, so silent connections cannot lock out a client
-    that speaks at once.  Data of the oldest is read before its eviction: its HELLO may have arrived in this turn of the
-    loop.  A silent connection costs a descriptor and no buffers.
+    Above the limit the oldest connection is evicted instead of the newest refused, so that silent connections cannot
+    lock out a client that sends its HELLO at once.  The oldest is read before its eviction, because its HELLO may have
+    arrived in this turn of the loop.  A silent connection costs a descriptor and no buffers.
 
     Args:
-        begin: starts to read a connection and returns its endpoint; raises OSError on failure.
+        begin: starts reading a connection and returns its endpoint; raises OSError on failure.
         end: ends an endpoint and calls ``remove``.
     """
 
@@ -63,7 +63,7 @@ class HelloAdmission:
             self.end_oldest()
 
     def remove(self, endpoint: Endpoint) -> None:
-        """Stop tracking an endpoint that has said hello or has ended."""
+        """Stop tracking an endpoint that has sent its HELLO or has ended."""
         sock = self._socks.pop(endpoint, None)
         if sock is not None:
             self._forget(sock)
@@ -80,7 +80,7 @@ class HelloAdmission:
             pass
 
     def _read_hello(self, sock: socket.socket) -> None:
-        """Begin a connection that has sent its first byte, or close one that hung up."""
+        """Start reading a connection that has sent its first byte, or close one that hung up."""
         try:
             data = sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:

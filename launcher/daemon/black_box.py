@@ -1,11 +1,11 @@
-"""``BlackBox``: facts of a node, its groups and deaths in files beside its logs, which survive a kill of the whole run.
+"""``BlackBox``: facts about a node, its groups and deaths, in files beside its logs that survive a killed run.
 
     recorder/node-0.json        the node, once: versions, resources, configuration, the other nodes
     recorder/groups-0.jsonl     a line per launch of workers here: ranks, pids, devices, the cluster's configuration
-    recorder/deaths-0.jsonl     a line per process that has ended abnormally
+    recorder/deaths-0.jsonl     a line per process that ended abnormally
 
-Each line is one write and begins with a newline, so a truncated line, for example on a full disk, spoils no other one.
-Secrets are masked, and most environment variables are recorded by length only (``_core/masking.py``).
+Each line is one write and begins with a newline, so that a truncated line, for example on a full disk, corrupts no
+other line.  Secrets are masked, and most environment variables are recorded by length only (``_core/masking.py``).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PACKAGES: Final = {"torch": "torch", "rlinf_async": "rlinf-async"}
 
 
 class BlackBox:
-    """Recorded facts of one node; an error with its files does not disturb the run."""
+    """Recorded facts of one node; errors of its files do not disturb the run."""
 
     def __init__(self, log_dir: Path, run: str, node: int) -> None:
         self._folder = log_dir / DIRECTORY
@@ -50,7 +50,7 @@ class BlackBox:
             facts: as `rlinf_launcher.daemon.resources` returns them.
             config: the node's configuration without credentials; ``environment`` replaces its ``env``.
             environment: environment of the workers.
-            peers: the nodes of the run, with their log directories.
+            peers: all nodes of the run, with their log directories.
         """
         record: dict[str, Any] = masked({
             "run": self._run,
@@ -77,7 +77,7 @@ class BlackBox:
                 fresh.unlink()
 
     def launched(self, op: operations.Spawn, started: Iterable[Sequence[Any]]) -> None:
-        """Record started workers of a group; ``started`` is the answer to ``Spawn``."""
+        """Record the workers launched for a group; ``started`` is the answer to ``Spawn``."""
         workers = [
             {
                 "rank": worker["rank"],
@@ -104,18 +104,18 @@ class BlackBox:
 
 
 def _versions() -> dict[str, str]:
-    from importlib import metadata  # slow to import, and the run must not wait for it
+    from importlib import metadata  # slow, so not imported at the daemon's start
 
     found = {}
     for name, package in _PACKAGES.items():
-        # The package is not installed if it runs from a checkout.
+        # A package that runs from a checkout is not installed.
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(package)
     return found
 
 
 def _write(path: Path, mode: int, text: str) -> None:
-    """Write a text in one call; raise OSError if it did not fit completely."""
+    """Write a text in one call; raise OSError if it was not written completely."""
     data = text.encode(errors="replace")
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | mode, 0o600)
     try:

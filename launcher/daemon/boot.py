@@ -1,4 +1,4 @@
-"""Boot configuration of a daemon: ``NodeConfig`` from stdin, run and log directories, variables for workers."""
+"""Boot configuration of a daemon: ``NodeConfig`` from stdin, run and log directories, and variables for workers."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Boot:
 
 
 def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
-    """Create a node's directories; return its boot configuration.  Raises AuthError (another user's) or LaunchError."""
+    """Create a node's directories; return its boot configuration.  Raises LaunchError; AuthError for foreign ones."""
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
-    # A full disk may prevent the link, which only helps an operator to find the logs.
+    # The link only helps operators to find the logs, so its failure, as on a full disk, is ignored.
     with contextlib.suppress(OSError):
         if logs.path != run_dir / "logs":
             (run_dir / "logs").symlink_to(logs.path.absolute())
@@ -58,7 +58,7 @@ def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
 
 
 def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
-    """Create the node's directory (mode 0700) below the run's, in the first location that allows it."""
+    """Create the node's directory (mode 0700) in the run's directory, at the first location that allows it."""
     places = [] if prepared is None else [Path(prepared)]
     refused = []
     if prepared is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
@@ -86,7 +86,7 @@ def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
 def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # mkdir's mode is masked by the umask
+        directory.chmod(0o700)  # the umask may have masked the mode of mkdir
     status = directory.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")

@@ -1,10 +1,10 @@
-"""Reconciles a daemon's pending calls with its local callers, which may have got the replies on direct sockets.
+"""Reconciliation of a daemon's pending calls with local callers, who may have received replies on direct sockets.
 
-A caller reports a direct call and its answer some milliseconds later.  So before the daemon uses its list of open
-calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, and at most
+A caller reports a direct call and its answer some milliseconds late.  So before the daemon relies on its list of open
+calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, or
 ``RLINF_CALL_CHECK_S`` if a caller does not respond::
 
-    daemon ── "check_calls": the calls that are open ──────► caller
+    daemon ── "check_calls": the open calls ───────────────► caller
     daemon ◄── PENDING: calls not reported yet ────────────── caller
     daemon ◄── "calls_checked": answered calls ───────────── caller
 """
@@ -26,7 +26,7 @@ from .router import Router
 
 @dataclass
 class _Check:
-    """One round; ``silent`` are the callers that have not answered."""
+    """One round of requests; ``silent`` are the callers that have not answered."""
 
     silent: set[int]
     then: Callable[[], None]
@@ -34,7 +34,7 @@ class _Check:
 
 
 class CallCheck:
-    """Rounds of requests to callers; a round calls back when all have answered or its time is up."""
+    """Rounds of requests to callers; a round calls back when all have answered or its timeout expires."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
@@ -43,7 +43,7 @@ class CallCheck:
         self._checks: dict[int, _Check] = {}
 
     def begin(self, workers: Iterable[Endpoint], then: Callable[[], None]) -> None:
-        """Call back once the pending calls of these workers are reconciled; at once if no caller is local."""
+        """Call back once these workers' pending calls are reconciled; at once if no caller is local."""
         unanswered: dict[int, list[list[int]]] = {}
         for worker in workers:
             for source, call in worker.pending_calls:
@@ -59,7 +59,7 @@ class CallCheck:
             self._router.send_event(source, "check_calls", {"check": number, "calls": calls})
 
     def _listens(self, source: int) -> bool:
-        # The answers to callers of other nodes pass this daemon, which therefore knows of them.
+        # Answers to callers on other nodes pass through this daemon, so they need no check.
         caller = self._router.endpoints.get(frames.number_of(source))
         return frames.node_of(source) == self._router.node and caller is not None and caller.exit_report is None
 

@@ -1,4 +1,4 @@
-"""Hosted channels, and replies to their clients: small ones batched by client and loop turn, large items alone."""
+"""Hosted channels, and replies to their clients: small replies batched by client and loop turn, large items alone."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about too few descriptors for the items
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice for the error raised without descriptors for the items
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
     def __init__(self, number: int, name: str, owner: int, queue: Queue, is_bounded: bool = True) -> None:
-        """``is_bounded``: a user set a bound, so a put completes when the queue accepts it."""
+        """``is_bounded``: a user has set a bound, so a put completes only when the queue accepts it."""
         self.number = number
         self.name = name
         self.owner = owner
         self.queue = queue
         self.is_bounded = is_bounded
-        self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of the loop's turn, by client
+        self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of this turn of the loop, by client
         self.gone_producers: dict[str, set[int]] = {}
-        """Ended ranks of this node that have put here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
+        """Ended ranks of this node that have put items here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
 
     def describe(self, key: bytes) -> str:
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
@@ -70,17 +70,17 @@ class HostedChannel:
         )
 
     def ledger(self) -> dict[str, int]:
-        """Return the counts of an experience's samples; empty for a channel."""
+        """Return the counts of an experience's samples; an empty dict for a channel."""
         return {}
 
     async def written(self) -> None:
-        """Wait until a durable experience has written the fate of all its samples."""
+        """Wait until a durable experience has written the outcome of all its samples."""
 
     def ended(self) -> None:
-        """Free resources at the end of the queue."""
+        """Free resources when the queue ends."""
 
     def note_gone(self, producer: Endpoint) -> None:
-        """Remember a rank that has put items here and has ended."""
+        """Remember an ended rank that had put items here."""
         if producer.process is None:
             return
         setup = producer.process.setup
@@ -90,7 +90,7 @@ class HostedChannel:
 
 
 class PendingReplies:
-    """Replies sent once per turn of the loop in one frame: accepted puts, small items, freed bytes."""
+    """Replies sent in one frame per turn of the loop: accepted puts, small items, freed bytes."""
 
     __slots__ = ("accepted", "freed", "given")
 
@@ -101,7 +101,7 @@ class PendingReplies:
 
 
 class ChannelReplies:
-    """Replies to the clients of queues; small ones are sent at the end of the loop's turn, one frame per client."""
+    """Replies to queues' clients; small replies are sent at the end of the loop's turn, in one frame per client."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop
@@ -135,7 +135,7 @@ class ChannelReplies:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # Noted once for all items of a turn.  The first put of each client is answered, so every producer is noted.
+        # Note once for all items of a turn; since each client's first put is answered, every producer is noted.
         self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
         self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.freed])
 
@@ -147,7 +147,7 @@ class ChannelReplies:
             known.has_got |= has_got
 
     def deliver(self, hosted: HostedChannel, get: Demand) -> None:
-        """Send the items of a get: small ones at the end of the turn, others at once."""
+        """Send the items of a get: small ones at the end of the turn, others immediately."""
         items = get.items
         first = items[0].body
         if type(first) is bytes and len(first) <= frames.MAX_BATCHED_BYTES and (len(items) == 1 or _are_small(items)):
@@ -158,11 +158,11 @@ class ChannelReplies:
                     self.flush(hosted, get.consumer)
             return
         self._note(hosted, get.consumer, has_got=True)
-        self.flush(hosted, get.consumer)  # earlier small items must be sent first, to keep their order
+        self.flush(hosted, get.consumer)  # send earlier small items first, to keep the order
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:
-        """Send all of the items, or none; raises OSError if no descriptors are free for copies of theirs."""
+        """Send all of the items, or none; raise OSError if their descriptors cannot be duplicated."""
         copies = _copies(items)
         for item, fds in zip(items, copies, strict=True):
             body = item.body.size if fds else item.body
@@ -184,7 +184,7 @@ def _are_small(items: Sequence[Item]) -> bool:
 
 
 def _copies(items: Sequence[Item]) -> list[list[int]]:
-    """Return duplicated descriptors per item: one for an item in sealed memory, none for an inline one."""
+    """Return duplicated descriptors per item: one for an item in sealed memory, none for an inline item."""
     copies: list[list[int]] = []
     try:
         for item in items:

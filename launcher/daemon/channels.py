@@ -1,12 +1,12 @@
-"""Queues of the channels that this daemon hosts: handles PUT, GET and QUEUE frames, and closes with their owners.
+"""Queues of the channels that this daemon hosts: handles PUT, GET and QUEUE frames, and closes ownerless queues.
 
-The router calls these handlers synchronously: a frame and all its consequences are processed before the next frame is
-read.  The daemon holds the queued items, as bytes or descriptors of sealed memory, so they outlive their producers.
+The router calls these handlers synchronously, so a frame and all its consequences are processed before the next frame
+is read.  The daemon holds the queued items, as bytes or descriptors of sealed memory, so they outlive their producers.
 
-A channel is identified by its number (``name_service.py``); the answer to a request for an unknown number is "gone".
+A channel is identified by its number (``name_service.py``); a request for an unknown number is answered with "gone".
 
-On one node, a put into an unbounded channel is complete once its frame is on the socket.  A producer may then tell
-another process of the put, whose question about the queue can arrive first.  So the daemon reads the producers' sockets
+On one node, a put into an unbounded channel is complete once its frame is on the socket.  The producer may then notify
+another process, whose question about the queue can arrive before the put.  So the daemon reads the producers' sockets
 before it answers a question about an unbounded queue, and before it closes one.
 """
 
@@ -37,17 +37,17 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DISCARDED_FOR_S: Final = 2.0
-"""Seconds after a discarding close during which late items count as discarded, not as lost."""
+"""Seconds after a discarding close during which late items count as discarded, not lost."""
 
 
 class Channels:
     """Queues of one daemon.
 
-    The class has more than 30 methods: one for each kind of request to a queue, over one table of queues.
+    The class has more than 30 methods: one for each kind of request, all on one table of queues.
 
     Args:
         gone: endpoints that have ended.
-        budget: ``max_bytes`` of a channel that is created without one.
+        budget: default ``max_bytes`` of a channel.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router, gone: Container[int], budget: int) -> None:
@@ -58,9 +58,9 @@ class Channels:
         self._me = frames.endpoint(router.node, 0)
         self._hosted: dict[int, HostedChannel] = {}
         self._replies = ChannelReplies(loop, router)
-        self._questions: list[list[Any]] = []  # frames that wait until the sockets of producers have been read
+        self._questions: list[list[Any]] = []  # frames that wait until producers' sockets have been read
         self._closing: list[tuple[HostedChannel, asyncio.Future[None]]] = []
-        """Queues whose close waits until the sockets of producers have been read."""
+        """Queues whose close waits until producers' sockets have been read."""
         self._discarded: set[int] = set()  # numbers of channels discarded within the last _DISCARDED_FOR_S
         router.on_channel = self.on_frame
 
@@ -137,7 +137,7 @@ class Channels:
         raise TypeError(text)
 
     def _refuse_lost(self, hosted: HostedChannel, source: int, number: int, why: str, *, is_sent: bool) -> None:
-        """Refuse a put whose body was lost on its way because no descriptor was free."""
+        """Refuse a put whose body was lost in transit because no descriptor was free."""
         self._follow(hosted, hosted.queue.skip(source, number))
         if is_sent:
             logger.warning("an item of %s '%s' is lost: %s", hosted.noun, hosted.name, why)
@@ -146,7 +146,7 @@ class Channels:
             self._replies.send(source, hosted.number, "failed", [number, "OSError", why])
 
     def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
-        for each in taken:  # all are checked before any is applied
+        for each in taken:  # validate all before applying any
             if len(each) != 2 or type(each[0]) is not int or type(each[1]) is not int:
                 raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
         steps = hosted.queue.taken(source, taken)
@@ -163,7 +163,7 @@ class Channels:
                     try:
                         ask(hosted, source, *request)
                     except TypeError as error:
-                        nonsense = nonsense or error  # the other requests of the frame are still processed
+                        nonsense = nonsense or error  # the frame's other requests are still processed
             if taken:
                 self._taken(hosted, source, taken)
             if nonsense is not None:
@@ -173,7 +173,7 @@ class Channels:
         elif kind == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
-            self._replies.flush(hosted, source)  # a put accepted before the cancel must be reported as accepted first
+            self._replies.flush(hosted, source)  # a put accepted before the cancel must be reported first
             self._replies.send(source, hosted.number, "cancelled", facts)
         elif kind == "skip":
             (number,) = _numbers(facts)
@@ -189,7 +189,7 @@ class Channels:
         elif kind in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            queue.client(source)  # a registered client is notified if the queue ends before the answer
+            queue.client(source)  # registered, the client learns of the queue's end even before the answer
             self._answer(hosted, source, kind, question, key)
 
     def _answer(self, hosted: HostedChannel, source: int, kind: str, question: int, key: bytes) -> None:
@@ -232,9 +232,9 @@ class Channels:
             self._loop.call_soon(self._drain_producers)
 
     def _drain_producers(self) -> None:
-        """Read what producers have sent so far, then answer the waiting questions and closes."""
-        # A producer may have told another process of a put, and that process's question may be read first.  Therefore
-        # the sockets of producers are read before the answer, once for all questions of one turn of the loop.
+        """Read what producers have sent so far, then answer waiting questions and closes."""
+        # A producer may have told another process of its put, and that process's question may be read first.  So the
+        # daemon reads the producers' sockets before it answers, once for all questions of one turn of the loop.
         # tests/launcher/daemon/test_channels.py::test_a_question_is_answered_after_producers_sockets_are_read
         while self._questions or self._closing:
             questions, self._questions = self._questions, []
@@ -259,7 +259,7 @@ class Channels:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        """Carry out actions of a queue that no request has caused: an expired deadline, a finished write."""
+        """Carry out a queue's actions that no request caused: an expired deadline, a finished write."""
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
@@ -272,12 +272,12 @@ class Channels:
                 except OSError as full:
                     text = self._cannot_give(hosted, full, len(subject.items))
                     self._replies.send(subject.consumer, hosted.number, "failed", [subject.number, *text])
-                    # The steps are processed later in this loop.
+                    # this loop processes the added steps, too
                     steps += hosted.queue.cancel(subject.consumer, subject.number)
                 else:
                     if subject.lease_s:
-                        # The timer holds the queue's number and not the queue: a closed queue and its items would
-                        # otherwise stay in memory until the lease expires.
+                        # The timer holds the queue's number and not the queue; otherwise a closed queue and its items
+                        # would stay in memory until the lease expires.
                         # tests/launcher/daemon/test_experiences.py::test_nothing_keeps_an_experience_that_has_ended
                         self._loop.call_later(
                             subject.lease_s, self._end_lease, hosted.number, subject.consumer, subject.number
@@ -309,7 +309,7 @@ class Channels:
     # -- operations ---------------------------------------------------------------------------------------------
 
     def host(self, hosted: HostedChannel) -> None:
-        """Start hosting a queue.  Raises ValueError if a queue of that number exists."""
+        """Start hosting a queue.  Raises ValueError if its number is already in use."""
         if hosted.number in self._hosted:
             raise ValueError(f"a new channel has a number that no other one has, got {hosted.number}")
         self._hosted[hosted.number] = hosted
@@ -329,7 +329,7 @@ class Channels:
     async def close_channel(self, requester: Requester, op: operations.CloseChannel) -> bool:
         """Refuse further puts; the queue ends once all its items are taken.  Return False for an unknown queue.
 
-        Puts that completed before the close are in the queue.  With ``discard`` the queue ends at once.
+        Puts that completed before the close stay in the queue.  With ``discard`` the queue ends immediately.
         """
         hosted = self._hosted.get(op.number)
         if hosted is None:
@@ -343,8 +343,8 @@ class Channels:
             self._closing.append((hosted, drained))
             await drained
         if not (hosted.is_bounded or hosted.queue.closed or op.discard):
-            # From now on these producers wait for the answer to each put, so one that learns of the close later loses
-            # no item.  The flush registers producers whose first put was accepted in this turn of the loop.
+            # From now on these producers wait for the answer to each put, so that a producer that learns of the close
+            # late loses no item.  The flush registers producers whose first put was accepted in this turn of the loop.
             # tests/launcher/daemon/test_channels.py::
             # test_a_put_accepted_in_the_turn_of_close_is_told
             self._replies.flush_all()
@@ -356,7 +356,7 @@ class Channels:
         return True
 
     async def count_items(self, requester: Requester, op: operations.CountItems) -> list[Any]:
-        """Return how many items were put, taken and lost.  Raises ClosedError if the queue is closed and empty."""
+        """Return the counts of items put, taken and lost.  Raises ClosedError if the queue is closed and empty."""
         hosted = self._hosted.get(op.number)
         if hosted is None:
             raise ClosedError("it is closed, and everything in it has been taken")
@@ -365,10 +365,10 @@ class Channels:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def drop_client(self, gone: int) -> None:
-        """Return a dead process's leased items and cancel its gets; the items that it put stay in the queue."""
-        # A delivered item is leased until its consumer confirms it.  A consumer that dies before the confirmation has
-        # handed it to no one.  The item returns to its old place, not to the end, so the order survives the
-        # death.
+        """Return a dead process's leased items to the queue and cancel its gets; items that it put stay."""
+        # A delivered item is leased until its consumer confirms it, and a consumer passes an item on only after
+        # confirming it.  So the leased item of a dead consumer returns, to its old place and not to the end, so that
+        # the order survives the death.
         # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
         # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
@@ -382,7 +382,7 @@ class Channels:
         self._follow(hosted, hosted.queue.drop(gone, is_lost=is_lost))
 
     def drop_owner(self, gone: int) -> None:
-        """End the channels of a driver that has ended, or of a worker whose group is closed."""
+        """Close the channels of a driver that has ended, or of a worker whose group is closed."""
         why = "the process that had created it is gone, or its group is closed"
         owned = [hosted for hosted in self._hosted.values() if hosted.owner == gone]
         run_all(f"endpoint {gone}", (partial(self._end, hosted, why) for hosted in owned))
@@ -429,14 +429,14 @@ class Channels:
         )
 
     def measures(self) -> Iterator[tuple[str, tuple[int, int, int, int]]]:
-        """Yield each channel's name with its items, their bytes, waiting puts and waiting gets."""
+        """Yield each channel's name with the counts of its items, their bytes, waiting puts and waiting gets."""
         for hosted in self._hosted.values():
             queue = hosted.queue
             puts, gets = map(sum, zip(*map(queue.waiting, queue.used), strict=True)) if queue.used else (0, 0)
             yield hosted.name, (sum(map(queue.size, queue.used)), queue.budget.used, puts, gets)
 
     def status(self) -> dict[str, Any]:
-        """Return the queues by name; older queues of a reused name carry their number in the key."""
+        """Return the queues by name; older queues with a reused name carry their number in the key."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
             clients = hosted.queue.clients.values()
@@ -463,14 +463,14 @@ def _key(key: Any) -> bytes:
 
 
 def _is_question(frame: list[Any]) -> bool:
-    """True if the answer depends on the queue's present items."""
+    """True if the answer depends on the items now in the queue."""
     if frame[0] == frames.GET:
         return frames.is_for_now(frame[7])
     return frame[0] == frames.QUEUE and frame[5] in ("size", "peek")
 
 
 def _count_sent(frame: list[Any]) -> int:
-    """Return how many completed puts of unbounded channels a frame carries."""
+    """Return the number of completed puts into unbounded channels in a frame."""
     if frame[0] == frames.PUT:
         return int(frame[8] == frames.SENT)
     if frame[0] == frames.QUEUE and frame[5] == "requests":

@@ -1,4 +1,4 @@
-"""Child processes of a run's processes that no daemon knows: data loaders, simulators, workers before they join."""
+"""Child processes that no daemon knows: data loaders, simulators, and workers before they join."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from rlinf_async._inspection.state.run_report import ChildProcess
 from .process_state import command_of, stat_of
 
 _STATE, _PARENT, _CPU_TIMES, _START = 0, 1, slice(11, 13), 19
-"""Indices of fields in /proc/PID/stat after the program's name."""
+"""Indices of fields in /proc/PID/stat, counted after the program's name."""
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 _HELPERS: Final = ("rlinf_launcher", "multiprocessing.resource_tracker")
-"""Parts of command lines of helper processes, which do not run the script's code: daemons and resource trackers."""
+"""Command line parts of helper processes that do not run the script's code: daemons and resource trackers."""
 
 
 def children_of(known: Collection[int]) -> dict[int, list[ChildProcess]]:
-    """Return the live descendants of known processes that are not known themselves; scans /proc once."""
+    """Return the live unknown descendants of known processes; scans /proc once."""
     below: dict[int, list[tuple[int, list[str]]]] = {}
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):  # noqa: PTH208  a path for each takes as long as all else
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,7 +1,7 @@
-"""Cleanup in parts: a part that raises is logged and does not skip the others.
+"""Cleanup in parts: an exception of one part is logged, and the other parts still run.
 
-A dead process leaves entries in many tables: calls, leases, locks, names, ports.  If an exception in one of them
-skipped the others, locks would stay taken and callers would wait for as long as the daemon lives.
+A dead process leaves entries in many tables: calls, leases, locks, names, ports.  If an exception in one table's
+cleanup skipped the others, locks would stay taken and callers would wait as long as the daemon lives.
 
 tests/launcher/daemon/test_cleanup.py::test_whichever_part_of_a_cleanup_raises_the_others_run
 """
@@ -16,7 +16,7 @@ logger = own_logger(__name__)
 
 
 def run_all(owner: str, parts: Iterable[Callable[[], object]]) -> None:
-    """Call every part in order; log the exception of a part, with ``owner``, and continue with the next one."""
+    """Call every part in order; if a part raises, log the exception with ``owner`` and continue."""
     for part in parts:
         try:
             part()

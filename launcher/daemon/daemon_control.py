@@ -1,4 +1,4 @@
-"""``DaemonControl``, a daemon's connection to its launcher: events out, commands in; SIGTERM and the end timeout."""
+"""``DaemonControl``, a daemon's connection to its launcher: events, commands, SIGTERM and the shutdown timeout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _STDOUT: Final = 1
 
 
 class DaemonControl(Protocol):
-    """Interface of a node to the process that started it, and to its own process."""
+    """Interface between a node and the process that started it, and to the node's own process."""
 
     def send(self, event: dict[str, Any]) -> None:
-        """Send an event to the launcher; dropped if the launcher has ended."""
+        """Send an event to the launcher; dropped if the launcher has exited."""
 
     def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the launcher's commands until the lifeline is cut."""
@@ -31,11 +31,11 @@ class DaemonControl(Protocol):
         """Call back on SIGTERM."""
 
     def end_within(self, seconds: int) -> None:
-        """End the process after that time, even if its orderly end hangs."""
+        """End the process after that time, even if its shutdown hangs."""
 
 
 class StdioControl:
-    """Control over stdin (commands, after ``rest``) and stdout (events behind ``marker``), a JSON object per line."""
+    """Control over stdin (commands, after ``rest``) and stdout (events after ``marker``), one JSON object per line."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, marker: str, rest: bytes) -> None:
         self._loop = loop

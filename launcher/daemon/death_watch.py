@@ -1,4 +1,4 @@
-"""Death notifications: endpoints of any node watch workers of this node and get an event at their ends."""
+"""Death notifications: endpoints on any node watch workers of this node and receive an event when one ends."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from .router import Router
 
 
 class DeathWatch:
-    """Watchers of this node's workers, on any node.
+    """Watchers, on any node, of this node's workers.
 
-    The ``ended`` event about a worker carries the worker's own endpoint as its source.  Frames of one source keep their
+    The ``ended`` event about a worker carries the worker's own endpoint as its source.  Frames from one source stay in
     order, so the event arrives after everything that the worker sent, including large bodies still in transfer.
     """
 
     def __init__(self, router: Router) -> None:
         self._router = router
         self._watchers_of: dict[int, set[int]] = {}
-        self.deaths = 0  # number of unexpected ends
+        self.deaths = 0  # number of workers that ended unexpectedly
 
     async def watch(self, requester: Requester, op: operations.Watch) -> None:
-        """Report the ends of these local workers to the requester, also of those that have ended already."""
+        """Report these local workers' ends to the requester, including workers that have already ended."""
         for number in op.numbers:
             self._watch(requester.endpoint, number)
 
     async def watched_by(self, requester: Requester, op: operations.WatchedBy) -> None:
-        """Report the requesting worker's end to these endpoints, which it is about to write to.
+        """Report the requesting worker's end to these endpoints, to which it is about to send messages.
 
-        A process that gets a message from a worker therefore learns of the worker's end, before any consequence of it.
+        A process that receives a worker's message therefore learns of the worker's end before any consequence of it.
         """
         for watcher in op.endpoints:
             self._watch(watcher, frames.number_of(requester.endpoint))
 
     async def how_ended(self, requester: Requester, op: operations.HowEnded) -> Any:
-        """Return the exit report of a local worker; None if it lives or its end was expected."""
+        """Return a local worker's exit report; None if the worker is alive or its end was expected."""
         endpoint = self._router.endpoints.get(op.number) or self._router.replaced.get(op.number)
         return None if endpoint is None or endpoint.exit_report is None else _report_of(endpoint)
 
     def _watch(self, watcher: int, number: int) -> None:
-        # A worker in ``replaced`` was not closed with its group: its rank has come back as another endpoint.
+        # A worker in ``replaced`` was not closed with its group: its rank was restarted as another endpoint.
         endpoint = self._router.endpoints.get(number) or self._router.replaced.get(number)
         watched = frames.endpoint(self._router.node, number)
         if endpoint is None:
@@ -53,13 +53,13 @@ class DeathWatch:
             self._watchers_of.setdefault(watched, set()).add(watcher)
 
     def ended(self, endpoint: int, report: Any) -> None:
-        """Notify the watchers of a local worker; ``report`` is None if its group was closed."""
+        """Notify a local worker's watchers; ``report`` is None if its group was closed."""
         self.deaths += report is not None
         for watcher in self._watchers_of.pop(endpoint, ()):
             self._notify(watcher, endpoint, report)
 
     def forget(self, gone: int) -> None:
-        """Drop an ended endpoint as a watcher and as a watched one."""
+        """Drop an ended endpoint both as a watcher and as a watched worker."""
         self._watchers_of.pop(gone, None)
         for watched in [watched for watched, watchers in self._watchers_of.items() if gone in watchers]:
             self._watchers_of[watched].discard(gone)
@@ -72,7 +72,7 @@ class DeathWatch:
 
 
 def _report_of(endpoint: Endpoint) -> Any:
-    """Return the exit report of an ended process; None if its end was expected."""
+    """Return an ended process's exit report; None if its end was expected."""
     assert endpoint.exit_report is not None
     process = (endpoint.root or endpoint).process
     return None if process is None or process.closing else frames.unpack(endpoint.exit_report)

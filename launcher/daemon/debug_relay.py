@@ -1,7 +1,7 @@
-"""``DebugRelay``: forwards lines between operators and debuggers of ranks, and tracks all ranks stopped in one.
+"""``DebugRelay``: forwards lines between operators and ranks' debuggers, and tracks all ranks stopped in a debugger.
 
-Every daemon learns of every stopped rank of the run and informs its own processes, so that their deadlines are extended
-on whichever node they run.
+Every daemon learns of every rank of the run that stops, and informs its own processes, so that deadlines are extended
+on every node.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORDS: Final = frozenset(("attach", "line", "detach"))
 
 
 class DebugRelay:
-    """Handlers of one daemon; ``stopped``: places of the whole run's ranks in the debugger, by endpoint."""
+    """Handlers of one daemon; ``stopped``: places at which ranks of the whole run are stopped, by endpoint."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
@@ -31,7 +31,7 @@ class DebugRelay:
         return f"<DebugRelay [{len(self.stopped)} ranks in the debugger]>"
 
     async def debug_rank(self, requester: Requester, op: operations.DebugRank) -> None:
-        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError without that rank."""
+        """Forward an operator's line, attach or detach to a rank's debugger.  Raises LaunchError if it has ended."""
         if op.what not in _WORDS:
             raise ValueError(f"DebugRank: what is one of {', '.join(sorted(_WORDS))}, got {op.what!r}")
         rank = self._router.endpoints.get(op.number)
@@ -47,10 +47,11 @@ class DebugRelay:
         self._tell(op.operator, requester.endpoint, op.state, op.text)
 
     async def rank_stopped(self, requester: Requester, op: operations.RankStopped) -> None:
-        """Record that a rank stopped in the debugger, or continues; the rank's daemon informs the others."""
+        """Record that a rank has stopped in the debugger or continues; the rank's daemon informs the others."""
         if frames.number_of(requester.endpoint):
             op = operations.RankStopped(requester.endpoint, op.name, op.where, op.attached)
-        # A request runs as a task and may start after the rank was dropped; its stop would extend deadlines forever.
+        # A request runs as a task and may start after the rank was dropped; recording its stop would then extend
+        # deadlines forever.
         # tests/launcher/daemon/test_debug_relay.py::test_a_stop_reported_after_its_ranks_end_is_ignored
         if op.where and op.endpoint in self._gone:
             return
@@ -61,7 +62,7 @@ class DebugRelay:
         self._note(op.endpoint, op.name, op.where, attached=op.attached)
 
     def drop(self, gone: int) -> None:
-        """Handle an endpoint's end: ranks of an operator are detached, the operator of a rank is informed."""
+        """Handle an endpoint's end: detach an operator's ranks, inform a rank's operator."""
         for rank in [rank for rank, operator in self._operator_of.items() if operator == gone]:
             del self._operator_of[rank]
             self._router.send_event(rank, "debug", {"operator": gone, "what": "detach", "line": ""})

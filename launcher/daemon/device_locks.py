@@ -1,4 +1,4 @@
-"""Device locks of the run, on node 0: grants them to requesters, queues others, frees those of dead processes."""
+"""Device locks of the run, on node 0: grants locks, queues requesters, frees the locks of dead processes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks; a requester identifies an acquisition, and ``answer`` serves one that has waited."""
+    """The run's device locks; the requester identifies an acquisition, and ``answer`` grants one that has waited."""
 
     def __init__(self, answer: Callable[[Ticket, Any], None]) -> None:
         self._answer = answer
         self._devices = DeviceLocks()
 
     async def lock_devices(self, requester: Requester, op: operations.LockDevices) -> Any:
-        """Lock devices, ids of the whole cluster; answers once the requester has all of them."""
+        """Lock devices by cluster-wide id; answer once the requester holds all of them."""
         granted = self._devices.take(Ticket(*requester), op.name, op.devices)
         return None if granted else LATER
 
     async def unlock_devices(self, requester: Requester, op: operations.UnlockDevices) -> list[str]:
-        """Undo the lock request of that number, granted or not; return the holders that it had to wait for."""
+        """Undo the lock request with that number, granted or not; return the holders for which it was waiting."""
         ticket = Ticket(requester.endpoint, op.number)
         in_the_way = self._devices.names(ticket)
         self._answer_acquired(self._devices.release(ticket))

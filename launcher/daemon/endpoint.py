@@ -1,4 +1,4 @@
-"""``Endpoint``: a driver, worker or sub-worker at a daemon: its socket, pending calls, limit on queued output."""
+"""``Endpoint``: a driver, worker or sub-worker at a daemon: its socket, pending calls, and limit on queued output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
 
-MAX_QUEUED_BYTES: Final = 4 << 20  # above this many queued bytes, output lines of the endpoint's workers are dropped
+MAX_QUEUED_BYTES: Final = 4 << 20  # with more bytes queued, workers' output lines are dropped
 
 
 class Endpoint:
@@ -23,15 +23,15 @@ class Endpoint:
     Attributes:
         number: the endpoint's number on this node.
         process: the worker process; None for a driver and for a worker's own subprocess.
-        root: for a worker's subprocess, the worker that it descends from.
-        pending_calls: accepted calls not yet answered.
-        exit_report: packed facts of the death, once the process is dead.
-        journal: progress of its calls at the death; None if the process left no journal.
-        is_known: the process has said hello and was accepted.
-        stacks: the process's own descriptor for stack dumps on ``stack_dump.SIGNAL``; None without.
-        witness: the process's own descriptor of the thread that answers for a blocked loop; None without.
-        has_direct_sockets: the process may hand sockets of its own to callers.
-        awaited_by: endpoints that wait for the count of received frames of a direct socket, with the socket's owner.
+        root: for a worker's subprocess, the worker from which it descends.
+        pending_calls: accepted calls that have no answer yet.
+        exit_report: packed facts of the death, set once the process is dead.
+        journal: progress of its calls at its death; None if the process left no journal.
+        is_known: the process's HELLO was accepted.
+        stacks: the process's own descriptor for stack dumps on ``stack_dump.SIGNAL``, if any.
+        witness: the process's own descriptor of the thread that answers for a blocked loop, if any.
+        has_direct_sockets: the process may hand its own sockets to callers.
+        awaited_by: endpoints that wait for the count of frames received on a direct socket, with the socket's owner.
         resumed: callers whose direct socket to this worker broke; answers reported as sent may be lost.
     """
 
@@ -62,17 +62,17 @@ class Endpoint:
 
     @property
     def exchanges(self) -> bool:
-        """True if the process sends and receives messages: a worker or a worker's subprocess."""
+        """True if the process exchanges messages: a worker or a worker's subprocess."""
         return self.process is not None or self.root is not None
 
     @property
     def os_pid(self) -> int:
-        """Process id; 0 while a worker is being started."""
+        """Process id; 0 while a worker is starting."""
         return self.pid if self.process is None else self.process.pid
 
     @property
     def is_away(self) -> bool:
-        """True if the process has died and its rank will be started again."""
+        """True if the process has died and its rank will be restarted."""
         return self.exit_report is not None and bool(frames.unpack(self.exit_report).get("returns"))
 
     def note_hello(self, facts: Any) -> None:
@@ -84,7 +84,7 @@ class Endpoint:
         self.witness = witness if type(witness) is int and witness >= 0 else None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal through the pidfd, so that a reused process id cannot get it; raises ProcessLookupError."""
+        """Send a signal through the pidfd, never to a process with a reused id.  Raises ProcessLookupError."""
         if self.process is not None:
             self.process.send_signal(number)
         elif self.pidfd >= 0:
@@ -93,10 +93,10 @@ class Endpoint:
             raise ProcessLookupError("it has ended")
 
     def death_of(self, source: int, call: int, method: str = "") -> bytes:
-        """Return the packed answer to a call that died with this process.
+        """Return the packed answer for a call that was lost when this process died.
 
         Args:
-            method: a method that was open at the death, unknown to the daemon.
+            method: a method that was open at the death without the daemon's knowledge.
         """
         assert self.exit_report is not None
         execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)
@@ -115,10 +115,10 @@ class Endpoint:
             self.connection.send(frame, fds)
 
     def send_lines(self, frame: frames.Frame) -> None:
-        """Send an ``output`` event, or count its lines as dropped while the endpoint is far behind.
+        """Send an ``output`` event, or count its lines as dropped while the endpoint reads too slowly.
 
-        After the first omitted line all lines are omitted until the socket is empty, so that the note of the omission
-        stands where the lines are missing.
+        After the first dropped line all lines are dropped until the socket is empty, so that the note appears where the
+        lines are missing.
         """
         connection = self.connection
         if connection is None:

@@ -1,4 +1,4 @@
-"""Exit status of a process, reaped by pidfd: exit code, signal or out-of-memory kill, in words."""
+"""Exit status of a process, reaped by pidfd: exit code, signal or out-of-memory kill, as text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .oom import MemoryKills, explain_kill
 
 @dataclass(frozen=True)
 class ExitStatus:
-    """The end of a process: an exit code, or a signal and any memory shortage behind it."""
+    """The end of a process: an exit code, or a signal and the memory shortage, if any, that caused it."""
 
     exit_code: int | None = None
     signal: str | None = None
@@ -25,7 +25,7 @@ class ExitStatus:
 
 
 def reap(pidfd: int, at_start: MemoryKills) -> ExitStatus | None:
-    """Return the exit status of an ended child; None while it lives."""
+    """Return an ended child's exit status; None while it is alive."""
     result = os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
     if result is None:
         return None

@@ -1,4 +1,4 @@
-"""Experiences hosted by this daemon: queues among ``Channels`` with deadlines, a trainer, and optionally a file."""
+"""Experiences hosted by this daemon: queues in ``Channels`` with deadlines, a trainer, and optionally a file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PUBLICATIONS_TIMEOUT_S: Final = 2.0
 
 
 class HostedExperience(HostedChannel):
-    """An experience on this node; the keeper of its queue's state."""
+    """An experience on this node, which also keeps its queue's state."""
 
     noun = "experience"
     fewer = "fewer groups"
@@ -52,14 +52,14 @@ class HostedExperience(HostedChannel):
         self._alarm: asyncio.TimerHandle | None = None
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
-        self._away = 0  # the endpoint of the trainer process that ended last, or of its replacement
+        self._away = 0  # endpoint of the last trainer process to end, or of its replacement
         self._is_closed = False  # whether the group of the _away process is closed
         if options.durable:
             description = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, description, loop, self._written)
 
     async def open(self) -> None:
-        """Load the samples of an earlier run.  Raises ConfigError if the file cannot be used."""
+        """Load an earlier run's samples.  Raises ConfigError if the file cannot be used."""
         if self.store is not None:
             counts, rows = await self.store.open()
             self.queue.pool.count_earlier(counts.get("version"), counts.get("taken", 0), dropped_of(counts))
@@ -123,7 +123,7 @@ class HostedExperience(HostedChannel):
             self._end_wishes(story)
 
     def node_lost(self, node: int) -> None:
-        """Repeat an open question about the trainer's end: the lost node will not answer it."""
+        """Repeat an open question about the trainer's end, because a lost node will not answer it."""
         if frames.node_of(self._away) == node and self._question is not None and not self._question.done():
             self.trainer_gone(self._away)
 
@@ -136,12 +136,12 @@ class HostedExperience(HostedChannel):
             self._away = op.entry["endpoint"]
         elif "pid" in op.report:
             self._end_wishes(str(WorkerDied.from_exit_report({**op.report, "returns": False})))
-        else:  # its node was lost, so its exit was not observed
+        else:  # the node was lost, so nobody observed the exit
             self._end_wishes(f"rank {op.rank} of group '{op.group}' {op.report['reason']}")
 
     def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._is_closed = True  # the answer to an open question still contains the last data of the process
+            self._is_closed = True  # an open question's answer still contains the process's last data
             if self._question is None or self._question.done():
                 self._end_wishes("its group was closed")
 
@@ -175,7 +175,7 @@ class HostedExperience(HostedChannel):
 
 
 class Experiences:
-    """Handlers of the operations on experiences; ``budget`` is their default ``max_bytes``."""
+    """Handlers of operations on experiences; ``budget`` is the default ``max_bytes``."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, router: Router, channels: Channels, gone: Container[int], budget: int
@@ -186,8 +186,8 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Publisher, name of the weights and latest version of each group here, or followed by an experience here."""
-        self._followers: dict[str, set[int]] = {}  # other nodes with an experience of the group, by group
+        """Publisher, weights' name and latest version of each group that is local or followed by a local experience."""
+        self._followers: dict[str, set[int]] = {}  # other nodes that have experiences of a group
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -199,7 +199,7 @@ class Experiences:
         return [hosted for hosted in self._channels.all_hosted() if isinstance(hosted, HostedExperience)]
 
     async def host_experience(self, requester: Requester, op: operations.HostExperience) -> None:
-        """Create an experience on this node, or reopen one of an earlier run."""
+        """Create an experience on this node, or reopen one from an earlier run."""
         options = ExperienceOptions.from_data({**op.options, "max_bytes": op.options.get("max_bytes") or self._budget})
         hosted = HostedExperience(
             op.number, op.name, requester.endpoint, options, self._channels, self._router, self._gone, self._loop
@@ -241,16 +241,16 @@ class Experiences:
         return self._published.get(op.group)
 
     async def published(self, requester: Requester, op: operations.Published) -> list[int]:
-        """Record a version of weights that a process has published, for the experiences ``of`` its group.
+        """Record a version of weights that a process has published, for experiences ``of`` its group.
 
         Returns:
-            The nodes with such experiences, which the publishing process informs.
+            Nodes with such experiences, which the publishing process informs.
         """
         if requester.endpoint in self._gone:
             return []
         setter, name, _ = self._published.get(op.group, (0, op.name, 0))
         if name != op.name and setter not in self._gone:
-            return []  # if a group publishes several models, the first one counts
+            return []  # if a group publishes several models, only the first counts
         self._published[op.group] = (requester.endpoint, op.name, op.version)
         nodes = set(self._followers.get(op.group, ()))
         for hosted in self.all():
@@ -266,9 +266,9 @@ class Experiences:
         hosted.follow(hosted.queue.set_version(setter, trainer, version, restart=restart))
 
     async def settle_groups(self, requester: Requester, op: operations.SettleGroups) -> None:
-        """Remove groups of a lease for good; returns after a durable experience has written the removal.
+        """Remove a lease's groups permanently; return after a durable experience has written the removal.
 
-        Raises LeaseLost, or OSError if the write failed; the groups are then back in the queue.
+        Raises LeaseLost, or OSError if the write failed, in which case the groups are back in the queue.
         """
         hosted = self._find(op.number)
         settled, done = _settling(self._loop)
@@ -294,7 +294,7 @@ class Experiences:
 
     def drop_owner(self, gone: int) -> None:
         node_link = self._router.node_links.get(frames.node_of(gone))
-        if node_link is None or node_link.lost is None:  # the group may restart a rank of a lost node elsewhere
+        if node_link is None or node_link.lost is None:  # a lost node's rank may be restarted elsewhere
             for hosted in self.all():
                 hosted.note_close(gone)
 
@@ -312,7 +312,7 @@ def _settling(loop: asyncio.AbstractEventLoop) -> tuple[asyncio.Future[None], Ca
 
     def done(error: Exception | None) -> None:
         if settled.done():
-            return  # the daemon is ending and has cancelled the handler
+            return  # the daemon is shutting down and has cancelled the handler
         if error is None:
             settled.set_result(None)
         else:

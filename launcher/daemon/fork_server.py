@@ -1,6 +1,6 @@
-"""``ForkServer``, a process that forks workers for this daemon: requests to it, its timeout and its end.
+"""``ForkServer``, a process that forks workers for this daemon: its requests, timeout and end.
 
-The program of such a process is ``rlinf_async._worker.template``.
+``rlinf_async._worker.template`` is the program that this process runs.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messag
 
 _Answer = asyncio.Future[dict[str, Any]]
 
-MARKER: Final = "RLINF_WORKER"  # environment variable of every child of a daemon and every descendant of a worker
+MARKER: Final = "RLINF_WORKER"  # environment variable of all children of daemons and all descendants of workers
 
 PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
-"""Environment variable with the path of this node's socket, through which a worker's subprocesses may join."""
+"""Environment variable with the path of this node's socket, through which a worker's subprocesses can join."""
 
 NO_TOKEN: Final = "0" * 16
 """Value of ``MARKER`` in templates, where each worker's token overwrites it, and in processes of no worker."""
@@ -49,7 +49,7 @@ _MAX_TAIL_LINE_CHARS: Final = 400
 
 
 def open_log(path: Path | None) -> int | None:
-    """Open a template's log for appending; return None to let the template share this process's output."""
+    """Open a template's log for appending; return None if the template must share this process's output."""
     if path is not None:
         with contextlib.suppress(OSError):  # the disk may be full, for example
             return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -57,7 +57,7 @@ def open_log(path: Path | None) -> int | None:
 
 
 def _log_tail(log: Path | None) -> str:
-    """Return the last lines of a template's log and its path, to be appended to an error."""
+    """Return a template log's last lines and path, to be appended to an error."""
     if log is None:
         return ""
     try:
@@ -88,21 +88,21 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class ForkServer:
-    """Requests to one process that forks workers; the workers become children of this daemon."""
+    """Requests to one process that forks workers, which become children of this daemon."""
 
-    doing = "importing torch"  # the activity until the template is ready, for error texts
+    doing = "importing torch"  # the template's activity until it is ready, for error texts
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
-        """Watch a process that was started already.
+        """Watch a process that is already running.
 
         Args:
-            python: its interpreter.
-            control: this side's end of its socket.
-            open_files: limit of open files that workers get.
-            log: file with its output.
+            python: interpreter of the process.
+            control: this side of the socket to the process.
+            open_files: workers' limit of open files.
+            log: file with the process's output.
 
         Raises:
-            LaunchError: the process cannot be watched; it is killed.
+            LaunchError: the process could not be watched, and was killed.
         """
         self.python = python
         self.pid = pid
@@ -127,7 +127,7 @@ class ForkServer:
         self.facts: dict[str, Any] | None = None
 
     def watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start receiving; separate from the constructor, so that torch's import begins before the loop runs."""
+        """Start receiving; a separate step, so that torch's import begins before the loop runs."""
         self._loop = loop
         self._socket.setblocking(False)
         loop.add_reader(self._socket.fileno(), self._readable)
@@ -179,8 +179,8 @@ class ForkServer:
                     self._to_send.appendleft((packet, fds, answer))
                     if error.errno in PASSING:
                         self._loop.call_later(RETRY_S, self._write_again)
-                    break  # the template is dead, which its pidfd reports
-                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # net.core.wmem_max limits it
+                    break  # the template is dead, as its pidfd will report
+                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # net.core.wmem_max may limit it
                 answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
                 self._arm_timeout()
                 continue
@@ -195,7 +195,7 @@ class ForkServer:
         self._read()
 
     def _read(self) -> bool:
-        """Process one message; return False if there is none."""
+        """Process one message; return False if none was available."""
         try:
             packet = self._socket.recv(PACKET_BYTES)
         except OSError:
@@ -233,7 +233,7 @@ class ForkServer:
         return f"the worker template {how}{_log_tail(self._log)}"
 
     def _arm_timeout(self) -> None:
-        """Restart the timeout while requests are open."""
+        """Restart the timeout if requests are open."""
         assert self._loop is not None
         if self._timeout is not None:
             self._timeout.cancel()
@@ -247,7 +247,7 @@ class ForkServer:
         doing = self.doing if self.facts is None else "forking a worker"
         silent = f"the worker template (pid {self.pid}) has said nothing for {seconds:g} s while {doing}"
         self._fail(silent + _log_tail(self._log))
-        self._kill()  # the template's pidfd then triggers the cleanup
+        self._kill()  # the cleanup follows when the pidfd reports the end
 
     def _fail(self, reason: str) -> None:
         if self._death is None:
@@ -278,7 +278,7 @@ class ForkServer:
         self._socket.close()
 
     def _end_unclaimed(self, facts: dict[str, Any]) -> None:
-        """Kill a forked worker whose start was cancelled meanwhile."""
+        """Kill a forked worker whose start was cancelled during the fork."""
         if "pid" in facts:
             self._end_stray(int(facts["pid"]))
 
@@ -288,7 +288,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             try:
                 pidfd = os.pidfd_open(pid)
-            except OSError:  # no descriptor is free for a pidfd, so wait for the exit here
+            except OSError:  # without a descriptor for a pidfd, wait for the exit here
                 os.waitpid(pid, 0)
                 return
             self._strays[pid] = pidfd
@@ -314,7 +314,7 @@ class ForkServer:
         return self._death is not None
 
     def close(self) -> None:
-        """End the template; the workers forked from it live on."""
+        """Kill the template; workers forked from it survive."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
             os.waitpid(self.pid, 0)  # waitid(P_PIDFD) would not block, because uvloop has made the pidfd non-blocking

@@ -1,4 +1,4 @@
-"""``Holdback``, order keeper of a node link: holds back a source's frames while an earlier body is incomplete."""
+"""``Holdback``: keeps a node link's frames in order by holding back those behind an incomplete body."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ _Line = tuple[Hashable, Hashable]
 class Holdback:
     """Frames held back per source while the body of an earlier frame is in transfer.
 
-    A frame's body arrives in pieces on another stream.  Later frames of the same source must not overtake it; frames of
-    other sources may.  The replies of one call form a *branch*: they keep their own order and follow the frames that
-    the source sent before them, but do not hold up other frames, or a large result would delay every later call.
+    A frame's body arrives in pieces on another stream.  Later frames from the same source must not overtake it; frames
+    from other sources may.  The replies to one call form a *branch*: they keep their own order and follow frames that
+    the source sent before them, but hold up no other frames; otherwise a large result would delay every later call.
 
     Example:
         holdback.push(7, reply, transfer=1, branch=("caller", 3))    # []: its body is incomplete
         holdback.push(7, other_reply, branch=("caller", 4))          # [other_reply]
-        holdback.push(7, ended, is_last=True)                        # []: after everything of this source
+        holdback.push(7, ended, is_last=True)                        # []: passes after all frames of its source
         holdback.arrived(1)                                          # [reply, ended]
     """
 
     def __init__(self) -> None:
         self._held: dict[_Line, list[tuple[int | None, Any]]] = {}
-        self._last: dict[Hashable, list[Any]] = {}  # final frames by source, released after all others
+        self._last: dict[Hashable, list[Any]] = {}  # final frames by source, released after all its other frames
         self._arrived: set[int] = set()
 
     @property
     def is_empty(self) -> bool:
-        """True if no frame is held back: a frame without a body may pass."""
+        """True if no frame is held back, so that a frame without a body may pass."""
         return not self._held
 
     def push(
@@ -41,7 +41,7 @@ class Holdback:
         *,
         is_last: bool = False,
     ) -> list[Any]:
-        """Add a frame; return the source's frames that may pass now, in order."""
+        """Add a frame; return the source's frames that may now pass, in order."""
         if not self._held:  # usually nothing is held back
             if transfer is None:
                 return [frame]
@@ -64,7 +64,7 @@ class Holdback:
         return []
 
     def arrived(self, transfer: int) -> list[Any]:
-        """Mark a body complete; return the frames that may pass now."""
+        """Mark a body complete; return the frames that may now pass."""
         self._arrived.add(transfer)
         for line, held in self._held.items():
             if any(awaited == transfer for awaited, _ in held):
@@ -88,7 +88,7 @@ class Holdback:
         return any(origin == source for origin, _ in self._held)
 
     def drop(self) -> list[Any]:
-        """Clear the state; return the frames that were held back."""
+        """Clear the state; return all frames that were held back."""
         frames = [frame for held in self._held.values() for _, frame in held]
         frames += [frame for last in self._last.values() for frame in last]
         self._held.clear()

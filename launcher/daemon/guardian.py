@@ -1,12 +1,12 @@
-"""Node guardian: forks the daemon; when it or the lifeline (stdin) ends, kills leftovers, removes run folders.
+"""Node guardian: forks the daemon; when the daemon or the lifeline (stdin) ends, removes processes and run folders.
 
-The guardian only waits: for the daemon's end, or for the end of its own stdin, the *lifeline*.  The kernel closes that
+The guardian only waits for the daemon's end, or for the end of its own stdin, the *lifeline*, which the kernel closes
 when the launcher, the ssh client or the embedding process ends, even by SIGKILL.  As a subreaper it adopts all
 processes that the daemon and its workers leave behind, in any session and at any depth, and kills them.  It also kills
-a daemon that is silent for longer than its lease: the other nodes have declared it lost and may start its ranks again.
+a daemon that is silent beyond its lease, because other nodes have declared it lost and may restart its ranks.
 
-If the guardian itself is killed, the kernel sends SIGTERM to the daemon, which then ends in order and kills leftovers
-itself: it is a subreaper, too.
+If the guardian itself is killed, the kernel sends SIGTERM to the daemon, which then shuts down and kills leftovers
+itself, because it is a subreaper, too.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _PR_SET_PDEATHSIG: Final = 1
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
-"""Variable in which a preflight passes the run directory that it has created to the guardian that replaces it."""
+"""Variable in which a preflight passes its run directory to the guardian that replaces the preflight by exec."""
 
 TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
-"""Parts of command lines of processes that remove shared memory after its users: Python's and joblib's, torch's."""
+"""Command line parts of processes that remove shared memory after its last user: Python's and joblib's, torch's."""
 
 TRACKERS_S: Final = 3.0
-"""Seconds that trackers get after the end of all other processes; torch's begins its cleanup after two."""
+"""Seconds that trackers get after all other processes have ended; torch's tracker waits two before its cleanup."""
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
-_ORDERLY_END_S: Final = 4.0  # limit for the daemon's orderly shutdown after the lifeline was cut
+_ORDERLY_END_S: Final = 4.0  # limit for the daemon's shutdown after the lifeline was cut
 
 _GRACE_S: Final = 0.5
-"""Seconds for a sign of life of a silent daemon once its guardian runs; the machine itself may have been suspended."""
+"""Seconds that a silent daemon gets once its guardian runs, because the whole machine may have been suspended."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -64,7 +64,7 @@ def _children_of(task: Path) -> list[str]:
 
 
 def is_tracker(pid: int) -> bool:
-    """True if a process removes shared memory after its users' end; killed too early, it leaves all of that memory."""
+    """True if a process removes shared memory after its last user; killed too early, it would leave the memory."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
@@ -73,26 +73,26 @@ def is_tracker(pid: int) -> bool:
 
 
 def remove_cuda_files(pid: int) -> None:
-    """Remove files of CUDA events that a process shared; CUDA removes them at ``exit()`` only, not after a kill."""
+    """Remove files of CUDA events that a process shared, as CUDA removes them at ``exit()`` but not after a kill."""
     for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
 def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
-    """Fork the daemon, wait for its end or the lifeline's, clean up, and exit with the daemon's code.
+    """Fork the daemon, wait until it or the lifeline ends, clean up, and exit with the daemon's code.
 
     Args:
-        daemon: gets the bytes of stdin up to at least the first line, a descriptor to which it writes the path of the
-            folder to remove, and its sign of life.
+        daemon: receives the bytes of stdin up to at least the first line, a descriptor to which to write the path of
+            the folder to remove, and its sign of life.
     """
-    # A supervisor may ignore SIGCHLD, and its children inherit that: the kernel would then keep no exit status.
+    # A child inherits an ignored SIGCHLD from some supervisors, and the kernel would then keep no exit status.
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
-    # Subreaper before the fork: processes that the daemon leaves from its first moment on are adopted here and not by
-    # init, where nothing would kill them.  The child checks its parent after PDEATHSIG is set: a guardian killed before
-    # that call sends no signal.
+    # Become a subreaper before the fork, so that the guardian, and not init, adopts whatever the daemon leaves from its
+    # first moment on.  The child checks its parent after setting PDEATHSIG, because a guardian killed before that call
+    # sends no signal.
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
@@ -111,9 +111,9 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     os.close(write_end)
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
-    # The preflight, which exec'ed this program, may have blocked signals.
+    # The preflight, which exec'ed this program, may have left signals blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # SIGUSR1 kills the daemon at once: it is lost, and may be stopped.
+    # SIGUSR1 kills the daemon immediately, since a lost daemon may be stopped and unable to handle SIGTERM.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
     with open(read_end, "rb") as folder:
@@ -130,7 +130,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def read_first_line(prepared: str) -> bytes:
-    """Read stdin up to at least its first line, the configuration; without one, remove ``prepared`` and exit."""
+    """Read stdin up to at least its first line, the configuration; on end-of-file remove ``prepared`` and exit."""
     data = b""
     while b"\n" not in data:
         piece = os.read(0, 65536)
@@ -143,7 +143,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """Return the node's folder if the launcher's configuration names a run directory created before the daemon."""
+    """Return the node's folder if the launcher's configuration names a run directory that exists before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         config = json.loads(line.partition(b"\n")[0])
         return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []
@@ -151,20 +151,20 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may have ended."""
+    """Kill processes attached to sockets in these folders, and their descendants, as the launcher may have ended."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):
                 pid = int(place.name)
-                if not is_tracker(pid):  # a tracker ends by itself after its last client process
+                if not is_tracker(pid):  # a tracker exits after its last client
                     os.kill(pid, signal.SIGKILL)
 
 
 def remove(paths: list[str]) -> None:
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another node of this run may have its folder there
+        with contextlib.suppress(OSError):  # the run directory may contain another node's folder
             Path(path).parent.rmdir()
 
 
@@ -180,7 +180,7 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
         left = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1000
         ready = {fd for fd, _ in poll.poll(left)}
         if 0 in ready:
-            # The daemon has seen the cut, too, and ends in order; the deadline is for a daemon that cannot.
+            # The daemon notices the cut, too, and shuts down; the deadline is for a daemon that cannot.
             poll.unregister(0)
             deadline = time.monotonic() + _ORDERLY_END_S
         if ended in ready or (deadline is not None and not ready):
@@ -195,9 +195,9 @@ def _watch(pid: int, sign: SignOfLife) -> tuple[int, bool]:
 
 
 def sweep() -> dict[int, int]:
-    """Kill and reap children, and the processes that these leave, until none is left; return exit codes by pid.
+    """Kill and reap children, and the orphans that they leave, until none is left; return exit codes by pid.
 
-    Trackers of shared memory come last and are killed only if they do not end by themselves.
+    Trackers of shared memory come last, and are killed only if they do not exit by themselves.
     """
     codes: dict[int, int] = {}
     while True:
@@ -206,7 +206,7 @@ def sweep() -> dict[int, int]:
         if not workers:
             _await_ends(found, TRACKERS_S)
         for child in workers or found:
-            with contextlib.suppress(PermissionError):  # a process of another user cannot be killed
+            with contextlib.suppress(PermissionError):  # another user's process cannot be killed
                 os.kill(child, signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)

@@ -1,4 +1,4 @@
-"""Dispatch of control requests to a daemon's handlers, registered by operation; sends their ANSWER frames."""
+"""Dispatch of control requests to a daemon's handlers, registered by operation, and their ANSWER frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .router import Router
 
 logger = own_logger(__name__)
 
-LATER: Final = object()  # returned by a handler that answers its request later
+LATER: Final = object()  # return value of a handler that will answer its request later
 
 
 class Requester(NamedTuple):
@@ -28,7 +28,7 @@ Op = TypeVar("Op", bound=Operation[Any])
 
 
 class Handlers:
-    """Handlers by operation: runs them, sends their answers, and refuses waiting requests of ``gone`` endpoints."""
+    """Handlers by operation: run them, send their answers, and refuse waiting requests of ``gone`` endpoints."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router
@@ -39,7 +39,7 @@ class Handlers:
         self.table[kind] = handler
 
     async def handle(self, requester: Requester, name: str, fields: Any) -> None:
-        """Run a request's handler and send its ANSWER; an exception arrives as an error of the same name."""
+        """Run a request's handler and send its ANSWER; an exception is sent as an error of the same name."""
         ok, value = True, None
         try:
             operation = read(name, fields)

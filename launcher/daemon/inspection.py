@@ -1,16 +1,16 @@
-"""Reports of a node's processes: the activities that each process sends, and facts of the daemon and the kernel.
+"""Reports on a node's processes: activities that each process sends, and facts from the daemon and the kernel.
 
-All processes are asked at the same time.  ``RLINF_INSPECTION_TIMEOUT_S`` later the stacks of the silent ones are read,
+All processes are asked at the same time.  After ``RLINF_INSPECTION_TIMEOUT_S`` the stacks of silent processes are read,
 also in parallel, within 1 s::
 
     daemon ── "inspect": round ──────────────► process
     daemon ◄── Inspected: round, activities ── process
     daemon ── a byte ────────────────────────► a driver whose loop is blocked
-    daemon ◄── Inspected: all rounds ───────── its thread that waits for this (_inspection/blocked_loop_responder.py)
-    daemon ◄── stacks (stack_reader.py) ────── a process of which no thread answers
+    daemon ◄── Inspected: all rounds ───────── its responder thread (_inspection/blocked_loop_responder.py)
+    daemon ◄── stacks (stack_reader.py) ────── a process in which no thread answers
 
-A stopped process gets neither the request nor a signal.  Each request has a round of its own, even with several at the
-same time; only the stacks of a process are read once for all of them.
+A stopped process receives neither the request nor a signal.  Each request has its own round, even if several run at
+once; only a process's stacks are read once for all of them.
 """
 
 from __future__ import annotations
@@ -49,24 +49,24 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues", "oldest"})
 
-_OLDEST: Final = 5  # open calls per process in the part "oldest" of a report; a process may owe thousands
+_OLDEST: Final = 5  # open calls listed per process in part "oldest"; a process may owe thousands
 
 _ENDED: Final = "ended"  # prefix of a dead process's state, here and in process_state.py
 
 _ACTIVITIES_PER_TURN: Final = 64
 
-_WITNESS_S: Final = 0.5  # limit for the thread that answers for a blocked loop; it may have to wait for the GIL
+_WITNESS_S: Final = 0.5  # limit for the thread that answers for a blocked loop, which may wait for the GIL
 
-_MAX_LEFT: Final = 8  # number of departed drivers to remember; a notebook may attach and detach often
+_MAX_LEFT: Final = 8  # departed drivers to remember; a notebook may attach and detach often
 
-_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes; at 70 bytes each about 1 MiB
+_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes; about 1 MiB at 70 bytes each
 
-_MAX_TOLD_BYTES: Final = 6 << 20  # bytes of all activities in one answer; a frame holds at most 8 MiB
+_MAX_TOLD_BYTES: Final = 6 << 20  # limit for all activities in one answer; a frame holds at most 8 MiB
 
 
 @dataclass(frozen=True)
 class _ProcessAnswer:
-    """Activities of a process as plain data, the reason (``trouble``) if it did not answer, and its open calls."""
+    """A process's activities as plain data, the reason (``trouble``) if it did not answer, and its open calls."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
@@ -75,7 +75,7 @@ class _ProcessAnswer:
 
 
 class Inspection:
-    """Handlers of one daemon for reports of its node; ``in_debugger``: places at which ranks stand in the debugger."""
+    """Handlers of one daemon for reports on its node; ``in_debugger``: places at which ranks are stopped in pdb."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Inspection:
         self._in_debugger = in_debugger
         self._stacks = StackReader(loop)
         self._left: dict[int, tuple[float, str]] = {}
-        """Departed drivers by pid: time of departure, and start time of the process as the kernel counts."""
+        """Departed drivers by pid: time of departure, and the process's start time in kernel ticks."""
         self._numbers = itertools.count(1)
         self._rounds: dict[int, dict[int, asyncio.Future[_ProcessAnswer]]] = {}
-        """Futures of answers by round and endpoint; resolved by an answer or by the end of the process."""
+        """Futures of answers by round and endpoint, resolved by an answer or by the process's end."""
 
     def __repr__(self) -> str:
         return f"<Inspection [{len(self._rounds)} rounds, {self._stacks!r}]>"
@@ -105,11 +105,11 @@ class Inspection:
     # -- operations ---------------------------------------------------------------------------------------------
 
     async def inspect(self, requester: Requester, op: operations.Inspect) -> dict[str, Any]:
-        """Return reports of the processes with these numbers on this node, or of all without numbers.
+        """Return reports on the processes with these numbers on this node; on all processes if no numbers are given.
 
         Returns:
-            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` describes the end of requested
-            processes by endpoint.
+            ``processes``, ``queues`` and ``left`` as in ``run_report.py``; ``ended`` describes, by endpoint, how
+            requested processes ended.
         """
         if unknown := set(op.parts) - _PARTS:
             raise ValueError(f"Inspect: parts are {' and '.join(sorted(_PARTS))}, got {', '.join(sorted(unknown))}")
@@ -132,15 +132,15 @@ class Inspection:
         return {"processes": processes, "queues": [to_data(queue) for queue in queues], "ended": ended, "left": left}
 
     async def inspected(self, requester: Requester, op: operations.Inspected) -> None:
-        """Take the answer of a process; ignore it if its round is over or did not ask the process."""
+        """Record a process's answer; ignore it if its round has ended or did not ask the process."""
         is_for_loop = op.round == operations.ALL_ROUNDS
         rounds = self._rounds.values() if is_for_loop else [self._rounds.get(op.round, {})]
         futures = [futures[requester.endpoint] for futures in rounds if requester.endpoint in futures]
         process = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if process is None or all(future.done() for future in futures):
             return
-        # Read the calls now, not when all have answered: the process may reply meanwhile to a call that it reports as
-        # running.
+        # Read the calls now, not when all processes have answered, because this process may reply to a call that it
+        # reports as running before the others answer.
         calls = _open_calls(process, self._max_calls_per_process())
         answer = dataclasses.replace(await _checked(op.activities), calls=calls)
         if is_for_loop and answer.answered:
@@ -157,7 +157,7 @@ class Inspection:
                 answers[gone].set_result(_ProcessAnswer())
 
     def note_left(self, driver: Endpoint) -> None:
-        """Remember a driver that closed its connection; its process may live on."""
+        """Remember a driver that closed its connection, since its process may still be running."""
         if driver.role == "driver" and (start := start_of(driver.pid)):
             self._left.pop(driver.pid, None)
             self._left[driver.pid] = (clock.monotonic(), start)
@@ -172,9 +172,10 @@ class Inspection:
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _ProcessAnswer]:
-        """Return the processes' answers, or their stacks; takes the timeout and 1 s at most."""
+        """Return the processes' answers, or their stacks; takes at most the timeout and 1 s."""
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in endpoints}
-        # If only the kernel knows of an end so far, wait until this daemon has handled it: it knows the exit status.
+        # If only the kernel knows of an end so far, wait until this daemon has processed it, to include the exit
+        # status.
         ending = {each.id for each in endpoints if told[each.id].trouble.startswith(_ENDED) and not self._end_of(each)}
         asked = [each for each in endpoints if told[each.id].trouble in ("", IN_KERNEL) or each.id in ending]
         if not asked:
@@ -189,7 +190,7 @@ class Inspection:
             if woken := [answers[each.id] for each in silent if _wake_witness(each)]:
                 await asyncio.wait(woken, timeout=_WITNESS_S)
             told |= await self._read_stacks([each for each in silent if not answers[each.id].done()])
-            # An answer that arrived during the dump is better than the stacks.
+            # Prefer an answer that arrived during the dump to the stacks.
             return told | {endpoint: answer.result() for endpoint, answer in answers.items() if answer.done()}
         finally:
             del self._rounds[number]
@@ -198,7 +199,7 @@ class Inspection:
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in silent}
         dumps = {
             each.id: self._stacks.read(each) for each in silent if told[each.id].trouble in ("", IN_KERNEL)
-        }  # the other processes were stopped meanwhile
+        }  # the other processes were stopped in the meantime
         if dumps:
             await asyncio.wait(dumps.values())
         for endpoint, dump in dumps.items():
@@ -212,7 +213,7 @@ class Inspection:
     # -- known state -------------------------------------------------------------------------------------
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
-        """Return the requested processes of the run, and the fate of missing ones by endpoint."""
+        """Return the requested processes of the run, and by endpoint how missing processes ended."""
         endpoints = self._router.endpoints
         wanted: Iterable[Endpoint | None] = (
             map(endpoints.get, dict.fromkeys(numbers)) if numbers else endpoints.values()
@@ -223,7 +224,7 @@ class Inspection:
         return found, {each: "left the run" if each in self._gone else "is not of this run" for each in missing}
 
     def _end_of(self, endpoint: Endpoint) -> str:
-        """Describe how a process has ended; empty while it lives."""
+        """Describe how a process ended; empty while it is alive."""
         if endpoint.exit_report is not None:
             verdict: str = frames.unpack(endpoint.exit_report)["verdict"]
             return f"{verdict}, is away and started again" if endpoint.is_away else verdict
@@ -232,7 +233,7 @@ class Inspection:
         return "left the run" if endpoint.id in self._gone else ""
 
     def state_of(self, endpoint: Endpoint) -> str:
-        """Describe the unusual state of a process in words; empty if there is nothing unusual."""
+        """Describe a process's state if it is unusual; empty otherwise."""
         if how := self._end_of(endpoint):
             return f"{_ENDED}: {how}"
         if where := self._in_debugger.get(endpoint.id):
@@ -245,7 +246,7 @@ class Inspection:
         return max(_OLDEST, _MAX_CALLS // max(1, len(self._router.endpoints)))
 
     def _report(self, endpoint: Endpoint, told: _ProcessAnswer | None, most: int) -> dict[str, Any]:
-        """Return the report of one process as plain data, with its ``most`` oldest calls."""
+        """Return one process's report as plain data, with its ``most`` oldest calls."""
         how = self._end_of(endpoint)
         answered = told is not None and told.answered and not how
         if how or told is None:
@@ -279,7 +280,7 @@ def _open_calls(endpoint: Endpoint, most: int) -> list[OpenCall]:
 
 
 def _wake_witness(endpoint: Endpoint) -> bool:
-    """Wake the thread that answers for a process's blocked loop; return False if there is none."""
+    """Wake the thread that answers for a process's blocked loop; return False if the process has none."""
     if endpoint.witness is None:
         return False
     try:
@@ -287,22 +288,23 @@ def _wake_witness(endpoint: Endpoint) -> bool:
     except OSError:
         return False
     try:
-        # The number may belong to another file by now, even to a pipe of the user's: the price is a stray byte in that
-        # pipe, and only in a process that has closed descriptors that it does not own.
+        # The process may have closed the descriptor, so that its number now belongs to another file, even a pipe of the
+        # user's program.  That pipe then receives a stray byte, but only in a process that closes descriptors that it
+        # does not own.
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"\0") == 1
-    except OSError:  # the pipe is full, so nothing reads from it
+    except OSError:  # nothing reads from the pipe, because it is full
         return False
     finally:
         os.close(fd)
 
 
 async def _checked(activities: list[Any]) -> _ProcessAnswer:
-    """Validate the activities that a process sent: they are untrusted and must fit into another frame."""
+    """Validate activities sent by a process, which are untrusted and must fit into another frame."""
     checked: list[Any] = []
     try:
         for first in range(0, len(activities), _ACTIVITIES_PER_TURN):
             if first:
-                await asyncio.sleep(0)  # other tasks of the daemon are more urgent
+                await asyncio.sleep(0)  # let the daemon's more urgent tasks run
             part = activities[first : first + _ACTIVITIES_PER_TURN]
             checked += [to_data(from_data(Activity, activity)) for activity in part]
         frames.pack(checked)
@@ -312,7 +314,7 @@ async def _checked(activities: list[Any]) -> _ProcessAnswer:
 
 
 def _fit(processes: list[dict[str, Any]]) -> None:
-    """Drop stacks, then activities, of the largest processes until all fit into one frame."""
+    """Drop stacks, then activities, of the largest processes until everything fits into one frame."""
     sizes = {process["endpoint"]: len(frames.pack(process["activities"])) for process in processes}
     shorten: tuple[Callable[[dict[str, Any]], None], ...] = (_leave_out_stacks, _leave_out_activities)
     for leave_out in shorten:

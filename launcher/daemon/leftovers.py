@@ -1,6 +1,6 @@
-"""``Leftovers``, processes that a dead worker has left: found among this daemon's children, killed and reaped.
+"""``Leftovers``: processes that a dead worker left, found among this daemon's children, killed and reaped.
 
-A worker is a subreaper, and so is this daemon.  While the worker lives, it is an ancestor of all its descendants; at
+Both a worker and this daemon are subreapers.  While the worker is alive, it is an ancestor of all its descendants; at
 its death the kernel makes its orphaned descendants children of this daemon.
 """
 
@@ -23,9 +23,9 @@ from .process_state import start_of
 logger = own_logger(__name__)
 
 SESSIONS: Final = "sessions"
-"""File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
+"""File in a node's folder with its workers' sessions, one per line: number, start of its leader, boot id."""
 
-_AGAIN_S: Final = 0.1  # seconds until a search that failed for lack of descriptors is repeated
+_AGAIN_S: Final = 0.1  # seconds until a search that lacked descriptors is repeated
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -37,9 +37,9 @@ def note_session(session: int, pid: int, environment: Mapping[str, str]) -> None
     """
     if PARENT_SOCKET not in environment:
         return
-    start = start_of(session) or start_of(pid)  # the session's leader may have ended already
+    start = start_of(session) or start_of(pid)  # the session's leader may already have ended
     with (
-        contextlib.suppress(OSError),  # even if the disk is full, a sweep finds most processes by their environment
+        contextlib.suppress(OSError),  # on a full disk a sweep still finds most processes by their environment
         Path(environment[PARENT_SOCKET]).with_name(SESSIONS).open("a") as file,
     ):
         file.write(f"{session} {start} {_BOOT_ID.read_text().strip()}\n")
@@ -49,13 +49,13 @@ class Leftovers:
     """Processes that one worker leaves behind.
 
     Args:
-        worker: pid of the worker, which is also the number of its session.
-        token: value of ``MARKER`` that its descendants inherit.
-        on_gone: called when all of them have ended, after each ``end()``.
+        worker: the worker's pid, which is also its session's number.
+        token: value of ``MARKER`` that the worker's descendants inherit.
+        on_gone: called after each ``end()``, when all leftovers have ended.
     """
 
     _workers: ClassVar[set[int]] = set()
-    """Unreaped workers of this daemon; a worker that overwrites its environment looks like a leftover."""
+    """Unreaped workers of this daemon, since a worker that overwrites its environment looks like a leftover."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, worker: int, token: str, on_gone: Callable[[], None]) -> None:
         self._loop = loop
@@ -73,7 +73,7 @@ class Leftovers:
         self._sweep()
 
     def release(self) -> None:
-        """Stop tracking the worker; its leftovers live on."""
+        """Stop tracking the worker and let its leftovers live."""
         self._workers.discard(self._worker)
 
     def _sweep(self) -> None:
@@ -90,8 +90,7 @@ class Leftovers:
                 os.kill(pid, signal.SIGKILL)
         if self._ending:
             return
-        # A tracker's pipe closes when the last process that could use the memory has ended, so only now does the
-        # tracker's time begin.
+        # A tracker's pipe closes when the last process that could use the memory ends, so its timeout starts only now.
         # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
         trackers = [pid for pid in left if self._watch(pid)]
         if trackers:
@@ -108,16 +107,17 @@ class Leftovers:
             return False
         if self._marker in variables:
             return True
-        # Every child that this daemon starts has a marker in its environment.  A child without one has overwritten its
-        # environment, as setproctitle does, or was started without it.  It belongs to a dead worker, since live workers
-        # adopt their own descendants.  A zombie has no environment either; its parent still needs its exit status.
+        # Every child that this daemon starts has a marker in its environment.  A child without a marker has overwritten
+        # its environment, as setproctitle does, or was started without it.  The child belongs to a dead worker, since
+        # live workers adopt their own descendants.  A zombie has no environment either, but its parent still needs its
+        # exit status.
         name = f"{MARKER}=".encode()
         if any(variable.startswith(name) for variable in variables) or pid in self._workers or _is_ending(pid):
             return False
         return int(start_of(pid) or 0) >= self._start > 0
 
     def _watch(self, pid: int) -> bool:
-        # The process has ended, or now runs as another user.
+        # ProcessLookupError: the process has ended.  PermissionError: it now runs as another user.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, 0)
             pidfd = self._ending[pid] = os.pidfd_open(pid)
@@ -132,7 +132,7 @@ class Leftovers:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         remove_cuda_files(pid)
-        self._sweep()  # orphans of the process are children of this daemon now
+        self._sweep()  # the process's orphans are now children of this daemon
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:
@@ -141,7 +141,7 @@ class Leftovers:
 
 
 def _is_ending(pid: int) -> bool:
-    """True if a process has released its memory, and with it its environment."""
+    """True if a process has released its memory, and thus its environment."""
     try:
         return Path(f"/proc/{pid}/statm").read_text().startswith("0 ")
     except OSError:
@@ -149,7 +149,7 @@ def _is_ending(pid: int) -> bool:
 
 
 def session_of(pid: int) -> int:
-    """Return the session of a process or zombie; 0 if it does not exist."""
+    """Return the session of a process or zombie; 0 if there is no such process."""
     try:
         return os.getsid(pid)
     except ProcessLookupError:

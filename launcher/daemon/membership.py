@@ -1,13 +1,13 @@
-"""Membership of the run: node 0 decides which nodes are lost and numbers the losses; the others report broken links.
+"""Membership of the run: node 0 decides which nodes are lost and numbers the losses; other nodes report broken links.
 
-A node whose link to another one has ended does not know which of the two is cut off.  So it reports to node 0, and
+A node whose link to another node has ended does not know which of the two is cut off.  So it reports to node 0, and
 frames to the other node wait for the decision.  Node 0 declares a node lost if its own link to the node has ended; if
-it reaches two nodes that do not reach each other, it declares the one of higher number lost.  The numbered decision
-reaches every node before any consequence of it, and drivers and the launcher get it from their own node, so all of them
-see the losses in the same order.
+it reaches two nodes that do not reach each other, it declares the one with the higher number lost.  The numbered
+decision reaches every node before any consequence of the loss, and drivers and the launcher receive it from their own
+node, so all of them see the losses in the same order.
 
-A node that node 0 does not reach, or has declared lost, must not continue: it is *cut off* and ends itself.  If the
-daemon of node 0 itself has ended, no decision can come, and each node goes by its own links.
+A node that node 0 cannot reach, or has declared lost, must not continue: it is *cut off* and ends itself.  If the
+daemon of node 0 itself has ended, no decision can come, and each node decides by its own links.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ logger = own_logger(__name__)
 
 
 class Membership:
-    """Membership state of one node; ``epoch`` is the number of losses that node 0 has declared.
+    """Membership state of one node; ``epoch`` counts the losses that node 0 has declared.
 
-    ``on_lost`` carries out a loss: ``node``, ``name``, ``reason``, ``epoch``; ``on_cut_off`` ends this node.
+    ``on_lost`` applies a loss: ``node``, ``name``, ``reason``, ``epoch``; ``on_cut_off`` ends this node.
     """
 
     def __init__(self, router: Router) -> None:
@@ -39,7 +39,7 @@ class Membership:
         self.on_lost: Callable[[NodeLink, dict[str, Any]], None]
         self.on_cut_off: Callable[[str], None]
         self._open_checks: dict[asyncio.Future[None], int] = {}
-        """Nodes that were asked for a sign of life, by the future of their answer."""
+        """Nodes asked whether they are alive, by the future of their answer."""
         self._is_closed = False
         self.epoch = 0
 
@@ -63,12 +63,12 @@ class Membership:
     async def report_link(self, requester: Requester, op: operations.ReportLink) -> None:
         """Handle another daemon's report that its link to a node has ended."""
         reporter = self._daemon(requester)
-        # A run that ends closes its links one by one.  Once this node is closing, no answer and no end of a link
-        # resolves the wait below, and the daemon waits for its handlers: so later reports are ignored.
+        # A run that ends closes its links one by one.  Once this node is closing, neither an answer nor the end of a
+        # link resolves the wait below, and the daemon waits for its handlers, so later reports must be ignored.
         # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_ignored
         if self._is_closed or self._is_lost(reporter) or self._is_lost(op.node):
             return
-        # The reported node itself confirms over its link to this one that it is alive.  If it is not, the end of that
+        # The reported node itself confirms over its link to this node that it is alive.  If it is dead, the end of that
         # link declares it lost and cancels this wait.
         answer = self._router.ask(op.node, operations.AnswerNode())
         self._open_checks[answer] = op.node
@@ -91,11 +91,11 @@ class Membership:
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
         elif (node_link := self._router.node_links.get(op.node)) is not None:
-            # It is None if the node was lost before its link was established.
+            # No link exists if the node was lost before its link was established.
             self._lose(node_link, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:
-        """Set the lease of all of this node's links; every node gets the same request."""
+        """Set the lease of all of this node's links; every node receives the same request."""
         if not settings.LEASE_S.minimum <= op.seconds <= settings.LEASE_S.maximum:
             raise ValueError(f"a lease of {op.seconds:g} s is out of bounds")
         for node_link in self._router.node_links.values():
@@ -108,7 +108,7 @@ class Membership:
             answer.cancel()
 
     def _daemon(self, requester: Requester) -> int:
-        """Return the node whose daemon made the request; raise AuthError for other processes."""
+        """Return the node whose daemon made the request; raise AuthError for any other process."""
         if frames.number_of(requester.endpoint):
             raise AuthError("only daemons tell each other which nodes are lost")
         return frames.node_of(requester.endpoint)

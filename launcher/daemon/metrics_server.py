@@ -1,6 +1,6 @@
 """HTTP server of a run's metrics: one address, ``GET /metrics``, in the daemon's event loop.
 
-Imported on demand only, because it imports ``prometheus_client``.
+Imported only on demand, because it imports ``prometheus_client``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .metrics_text import CONTENT_TYPE, text_of
 logger = own_logger(__name__)
 
 _REQUEST_TIMEOUT_S: Final = 10.0
-"""Seconds from the connection to the end of the answer, which the scraper has to receive within them."""
+"""Seconds from the connection until the scraper must have received the answer."""
 
 _MAX_CONNECTIONS: Final = 16
 
@@ -36,7 +36,7 @@ class MetricsServer:
         return f"<MetricsServer [{len(self._tasks)} connections]>"
 
     async def open(self, host: str, port: int) -> str:
-        """Listen; return the address with the actual port.  Raises OSError if the address cannot be used."""
+        """Listen; return the address with the port actually used.  Raises OSError if the address cannot be used."""
         self._server = await asyncio.start_server(self._connected, host, port, limit=_MAX_REQUEST_BYTES)
         chosen = self._server.sockets[0].getsockname()[1]
         return f"[{host}]:{chosen}" if ":" in host else f"{host}:{chosen}"

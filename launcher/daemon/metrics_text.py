@@ -1,4 +1,4 @@
-"""Prometheus text of all nodes' metrics, by ``prometheus_client``; imported on demand only."""
+"""Prometheus text of all nodes' metrics, rendered by ``prometheus_client``; imported only on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 
 
 async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
-    """Return metrics by node's name (None: no answer) as text; other tasks of the loop run after each family."""
+    """Return metrics by node's name (None: no answer) as text, letting other tasks run after each family."""
     parts = []
     for metric in families(answers):
         parts.append(exposition.generate_latest(_One(metric)))
@@ -26,7 +26,7 @@ async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
 
 
 class _One(CollectorRegistry):
-    """A registry of one family, all that ``generate_latest`` needs."""
+    """Registry of a single family, the only part of a registry that ``generate_latest`` uses."""
 
     def __init__(self, metric: Metric) -> None:
         super().__init__(auto_describe=False)
@@ -37,7 +37,7 @@ class _One(CollectorRegistry):
 
 
 def families(answers: Mapping[str, Mapping[str, Any] | None]) -> list[Metric]:
-    """Return the framework's metrics in the order of their table, then the user's, without empty ones."""
+    """Return the framework's metrics in the order of their table, then the user's, omitting empty families."""
     found = {family.name: _empty(family.name, family.kind, family.about) for family in table.ALL}
     labels = {family.name: ("node", *family.labels) for family in table.ALL}
     for node, answer in answers.items():
@@ -60,7 +60,7 @@ def families(answers: Mapping[str, Mapping[str, Any] | None]) -> list[Metric]:
 
 
 def _add_staleness(versions: Metric, staleness: Metric) -> None:
-    """Add for each process the versions by which its weights are behind the latest published ones."""
+    """Add, for each process, how many versions its weights lag behind the latest published version."""
     latest: dict[str, float] = {}
     for _, labels, value, *_ in versions.samples:
         if labels["role"] == "published":

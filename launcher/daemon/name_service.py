@@ -1,4 +1,4 @@
-"""NameService of the run's groups, channels and promised channels, on node 0; lookups may wait."""
+"""Name service for the run's groups, channels and promised channels, on node 0; lookups may wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .handlers import LATER, Requester
 
 
 class NameService:
-    """Handlers of operations on names; ``answer`` serves a request that has waited, never one of a ``gone`` process."""
+    """Handlers of operations on names; ``answer`` answers a request that waited, unless its process is ``gone``."""
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer
@@ -35,19 +35,19 @@ class NameService:
         return self._table(op.kind).reserve(op.name, requester.endpoint)
 
     async def publish(self, requester: Requester, op: operations.Publish) -> Any:
-        """Publish the roster of a name; return None, or the roster of the entry that holds the name already."""
+        """Publish the roster of a name; return None, or the roster of the entry that already holds the name."""
         table = self._table(op.kind)
         known = table.publish(op.name, op.number, requester.endpoint, op.roster)
         self._settle(table)
         return known
 
     async def find(self, requester: Requester, op: operations.Find) -> Any:
-        """Return the roster of a name, at once or after its publication."""
+        """Return the roster of a name, at once or when it is published."""
         found = self._table(op.kind).find(requester, op.name, op.rank, op.after)
         return LATER if found is PENDING else found
 
     async def cancel_find(self, requester: Requester, op: operations.CancelFind) -> list[str]:
-        """Cancel the lookup of that number; return the known names."""
+        """Cancel the lookup with that number; return the known names."""
         table = self._table(op.kind)
         table.cancel((requester.endpoint, op.number))
         return table.names()
@@ -59,12 +59,12 @@ class NameService:
         return released
 
     async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:
-        """Add a worker that was not launched to the group of its name; the other ranks may follow later."""
+        """Add a worker that was not launched to the group of its name; its other ranks may join later."""
         self.groups.join(op.name, op.rank, op.size, requester.endpoint, op.entry)
         self._settle(self.groups)
 
     def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Record that a rank of the requester's group is back, or will not return."""
+        """Record that a rank of the requester's group has been restarted, or will not be."""
         self.groups.replace(op.number, requester.endpoint, op.rank, op.was, op.entry)
         self._settle(self.groups)
 
@@ -73,17 +73,17 @@ class NameService:
         return entry is not None and not self._is_gone(entry["endpoint"])
 
     async def comes_back(self, requester: Requester, op: operations.ComesBack) -> bool:
-        """True if the rank of this endpoint will be started again after its end."""
+        """True if the rank of this endpoint will be restarted after its end."""
         return self.groups.comes_back(op.endpoint)
 
     async def queue_ended(self, requester: Requester, op: operations.QueueEnded) -> None:
-        """Record that a daemon has ended its queue of a channel."""
+        """Record that a daemon's queue of a channel has ended."""
         if frames.number_of(requester.endpoint):
             raise ValueError("queue_ended: only a daemon knows that")
         self.channels.end(op.number, frames.node_of(requester.endpoint))
 
     async def pin_key(self, requester: Requester, op: operations.PinKey) -> int | None:
-        """Return the node of a distributed channel's key: the node of its first user."""
+        """Return the node to which a distributed channel's key is pinned: its first user's node."""
         return self.channels.pin(op.number, op.key, op.node)
 
     def progress(self, op: operations.Find) -> str:
@@ -95,7 +95,7 @@ class NameService:
         return f"{op.kind} '{op.name}' is not there; there are: {', '.join(table.names()) or 'none'}"
 
     def drop_client(self, gone: int) -> None:
-        """Release the names of an ended process, but not its channels, and cancel its lookups."""
+        """Release an ended process's names, except its channels, and cancel its lookups."""
         for table in self._tables.values():
             table.drop_client(gone)
         self._settle(*self._tables.values())

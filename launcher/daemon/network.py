@@ -11,20 +11,20 @@ from rlinf_async._wire.node_config import NodeConfig
 
 
 class Network(Protocol):
-    """Interface for links to the daemons of other nodes."""
+    """Interface for links to other nodes' daemons."""
 
     async def serve(self, on_link: Callable[[PeerLink], None]) -> str | None:
-        """Listen for daemons of lower number; return the address, or None for a single node."""
+        """Listen for daemons with lower numbers; return the address, or None for a single node."""
 
     async def dial(self, peer: int, address: str) -> PeerLink:
-        """Connect to a daemon of higher number.  Raises RLinfAsyncError."""
+        """Connect to a daemon with a higher number.  Raises RLinfAsyncError."""
 
     async def stop(self) -> None:
         """Stop listening."""
 
 
 class GrpcNetwork:
-    """Links over gRPC, with the addresses and credentials of the node's configuration."""
+    """Links over gRPC, with the addresses and credentials from the node's configuration."""
 
     def __init__(self, config: NodeConfig) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""``Node``, a daemon's main object: life from boot to stop, launcher's commands, local socket, links to other nodes."""
+"""``Node``, a daemon's main object: its lifecycle, the launcher's commands, the local socket, links to other nodes."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
-LOG_DIR: Final = "RLINF_LOG_DIR"  # this environment variable tells workers where this node's logs are
+LOG_DIR: Final = "RLINF_LOG_DIR"  # environment variable that gives workers this node's log directory
 
-_ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
+_ACCEPT_AGAIN_S: Final = 0.1  # pause after an accept that failed for lack of descriptors or memory
 
 _REUSED_MEMORY_BYTES: Final = 64 << 20
 
@@ -53,19 +53,19 @@ _SWEPT_BY: Final = "swept-by"
 """File in the run directory in which ``launcher/remote/sweeper.py`` names the sweep that ends a live node."""
 
 _HASTY_GRACE_S: Final = 2.0
-"""Longest grace of workers when the node ends abnormally; must stay below the guardian's ``_ORDERLY_END_S`` (4 s)."""
+"""Longest grace of workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
 
 _END_TIMEOUT_S: Final = 5
-"""Seconds for an orderly end after SIGTERM or a cut-off; then the kernel ends the process (``signal.alarm``)."""
+"""Seconds to shut down after SIGTERM or a cut-off, until the kernel ends the process (``signal.alarm``)."""
 
 
 class Node:
-    """A node's daemon; ``run`` returns after the end of the last process.
+    """A node's daemon; ``run`` returns after the last process has ended.
 
-    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop command, lifeline cut
+    Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop command, cut lifeline
     or SIGTERM -> groups closed, links closed, run directory removed.
 
-    The class has more than 30 methods: it joins launcher, local socket and links, and their callbacks end here.
+    The class has more than 30 methods, because it joins launcher, local socket and links, whose callbacks end here.
     """
 
     def __init__(
@@ -141,9 +141,9 @@ class Node:
                 raise LaunchError(self._fenced_for)
         finally:
             if self._sign_of_life is not None:
-                # The loop no longer winds the timer up during the cleanup, so it must not fire.
+                # The loop no longer rewinds the timer during the cleanup, so disarm it.
                 self._sign_of_life.wind_up(0)
-            # Must precede close(), because uvloop aborts on a reader of a closed file.
+            # Remove the reader before close(), because uvloop aborts on a reader of a closed file.
             self._loop.remove_reader(listener.fileno())
             listener.close()
             self._service.groups.close_stores()
@@ -157,7 +157,7 @@ class Node:
         self._control.send(event)
 
     async def _follow_commands(self, address: str | None) -> None:
-        """Report this node as up and carry out the launcher's commands until "stop" or the end of the lifeline."""
+        """Report this node as up and carry out the launcher's commands until "stop" or the lifeline's end."""
         self._send_to_launcher(
             {
                 "event": "up",
@@ -193,8 +193,8 @@ class Node:
 
     def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
-            # This node may have closed its links already.  The new link's sender of bodies would then never end, and
-            # the task group of this node would wait for it forever.
+            # This node may already have closed its links.  The new link's sender of bodies would then never end, and
+            # this node's task group would wait for it forever.
             # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
@@ -215,7 +215,7 @@ class Node:
         self._loop.call_later(root.lease / 10, self._give_sign, root, sign_of_life)
 
     async def _meet(self, peers: list[dict[str, Any]]) -> None:
-        """Open the links: dial nodes of higher number, await the links of lower ones; report ready or failed."""
+        """Open the links: dial higher-numbered nodes, await links from lower-numbered nodes; report ready or failed."""
         for peer in peers:
             self._names[peer["node"]] = peer["name"]
         for node, node_link in self._router.node_links.items():
@@ -248,7 +248,7 @@ class Node:
         self._add_node_link(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if node_link.lost is not None:  # the node is out of the run, and its link is about to be closed
+        if node_link.lost is not None:  # the run has lost the node, whose link is about to be closed
             close_fds(fds)
             return
         if frame[0] == frames.GONE:
@@ -258,8 +258,8 @@ class Node:
         try:
             self._router.from_node(node_link, frame, fds)
         except Exception:
-            # A process of that node has sent a malformed frame.  If the error left this callback, the link would end,
-            # and the whole node with it.
+            # A process of that node has sent a malformed frame.  If the error left this callback, it would end the
+            # link, and with it the whole node.
             # tests/test_bad_frames.py::test_a_frame_that_makes_no_sense_ends_its_connection_only
             logger.exception("node %d sent a frame that makes no sense", node_link.node)
 
@@ -278,14 +278,14 @@ class Node:
         self._service.lost.append(facts)
         self._router.broadcast_event("node_lost", facts)
         self._service.drop_node(node_link.node)
-        # This side declared the loss; the other side learns of it by the closed link.
+        # This side decided the loss; closing the link informs the other side.
         self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
-        """End this node: the others continue without it and may start its ranks elsewhere."""
-        # The workers are killed first, since their replacements may be running.  The rest ends in order within seconds;
-        # then the kernel kills this process, and the guardian the remaining ones.  No step needs the lifeline, for it
-        # may seem intact for hours after a network failure.
+        """End this node, because the others continue without it and may restart its ranks elsewhere."""
+        # Kill the workers first, since their replacements may already be running.  The rest shuts down within seconds,
+        # after which the kernel kills this process, and the guardian whatever is left.  No step relies on the lifeline,
+        # which may seem intact for hours after a network failure.
         if self._stop.is_set():
             return
         self._fenced_for = f"node {self._boot.config.node} is cut off from the others and has ended: {reason}"
@@ -308,7 +308,7 @@ class Node:
             sock, _ = listener.accept()
         except OSError as error:
             if error.errno in _SHORT and not self._admission.end_oldest():
-                # The socket stays readable: without the pause the loop would spin until a descriptor is free.
+                # The socket stays readable, so without a pause the loop would spin until a descriptor is free.
                 self._loop.remove_reader(listener.fileno())
                 self._loop.call_later(_ACCEPT_AGAIN_S, self._listen, listener)
             return
@@ -332,7 +332,7 @@ class Node:
             on_frame=lambda frame, fds: self._from_driver(endpoint, frame, fds),
             on_closed=lambda reason: self._cut_off(endpoint),
         )
-        # A forked child of the driver may hold the socket open, so end-of-file proves nothing; the pidfd does.
+        # A forked child may hold the driver's socket open, so only the pidfd reliably reports the driver's death.
         self._loop.add_reader(pidfd, self._driver_gone, endpoint)
         endpoint.connection.open()
         return endpoint
@@ -371,13 +371,13 @@ class Node:
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         elif facts.get("role") == "operator":
-            endpoint.role = "operator"  # an operator only observes and is not a process of the run
+            endpoint.role = "operator"  # operators only observe; they are no processes of the run
         endpoint.note_hello(facts)
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)
 
     def _cut_off(self, endpoint: Endpoint) -> None:
-        """Handle the end of a socket: a driver or a live subprocess has left; else the pidfd reports the death soon."""
+        """Handle a closed socket: a driver or a live subprocess has left; otherwise the pidfd will report the death."""
         if endpoint.root is None or not is_exiting(endpoint.pid):
             self._driver_gone(endpoint)
 
@@ -389,16 +389,16 @@ class Node:
         os.close(pidfd)
         self._admission.remove(endpoint)
         if endpoint.connection is not None:
-            endpoint.connection.drain()  # reads its last frames
+            endpoint.connection.drain()  # reads the endpoint's last frames
             endpoint.connection.close()
-            # Breaks the reference cycle, which the garbage collector would free only much later.
+            # Break the reference cycle, which the garbage collector would free only much later.
             endpoint.connection = None
         if endpoint.root is not None:
             self._service.end_sub_worker(endpoint)
         else:
             self._router.endpoints.pop(endpoint.number, None)
             self._router.end_resumptions(endpoint)
-            if endpoint.is_known:  # an unknown process owns nothing and was never announced
+            if endpoint.is_known:  # a process without a HELLO owns nothing and was never announced
                 self._service.inspection.note_left(endpoint)
                 self._service.forget_endpoint(endpoint.id)
 
@@ -420,7 +420,7 @@ class Node:
     # -- close ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
-        """Ask the launcher to end the run, or end this node if there is none.  Return True if there is a launcher."""
+        """Ask the launcher to end the run, or without a launcher end this node.  Return True if there is a launcher."""
         logger.info("%s: ending", op.by)
         if self._boot.config.launched:
             self._send_to_launcher({"event": "end_run", "by": op.by})
@@ -447,14 +447,15 @@ class Node:
         self._service.probes.close()
         await self._service.run_metrics.close()
         if not self._in_order:
-            # Other nodes learn of the loss at once, and do not wait for the grace of this node's groups.
+            # Close connections right away, so that other nodes learn of the loss without waiting for this node's
+            # groups.
             await asyncio.gather(self._close_connections(), self._close_groups())
         else:
             await self._close_groups()
             await self._close_connections()
         await self._network.stop()
-        # The other daemons end at the same time and may no longer answer: a handler that waits for one would keep
-        # this node's task group open.
+        # The other daemons end at the same time and may no longer answer.  A handler that waits for an answer would
+        # keep this node's task group open.
         # tests/launcher/daemon/test_router.py::test_a_node_that_ends_waits_for_no_answer
         self._router.cancel_requests()
         self._templates.close()

@@ -1,4 +1,4 @@
-"""Link to another node's daemon: frames over gRPC, in order per source; large bodies in pieces on a bulk stream."""
+"""Link to another node's daemon: frames over gRPC, in order per source, and large bodies in pieces on a bulk stream."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = own_logger(__name__)
 _WITH_BODY: Final = frozenset({frames.CALL, frames.REPLY, frames.MESSAGE, frames.PUT, frames.GIVE})
 _OF_A_DAEMON: Final = frozenset({frames.GIVE, frames.QUEUE})
 _HEADER: Final = struct.Struct("<QQQ")
-"""Header of a piece: number of the transfer, bytes of the whole body, offset of the piece."""
+"""Header of a piece: number of the transfer, size of the whole body, offset of the piece."""
 
 
 class NodeTransport(Protocol):
@@ -52,18 +52,18 @@ OnFrame = Callable[["NodeLink", list[Any], list[int]], None]
 
 
 class NodeLink:
-    """Frames between this node and one other, in order per source.
+    """Frames between this node and another node, in order per source.
 
     A frame whose body is a descriptor is sent at once; the body follows in pieces on the bulk stream.  The receiver
-    holds the frame back, and later frames of the same source, until the body is complete.
+    holds back the frame, and later frames from the same source, until the body is complete.
 
     Args:
-        pool: memory for received bodies; first writes to fresh memory cost more than the encryption.
+        pool: reusable memory for received bodies, because first writes to fresh memory cost more than the encryption.
 
     Attributes:
-        over: reason of the link's end; later frames are dropped.
-        lost: reason why the node is lost to the run, as ``Membership`` decided.
-        calls_sent: CALL frames sent to this node; a group call counts once for all its ranks there.
+        over: reason why the link ended; later frames are dropped.
+        lost: reason why ``Membership`` declared the node lost.
+        calls_sent: number of CALL frames sent to this node; a group call counts once for all its ranks there.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class NodeLink:
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
         self._incoming: dict[int, tuple[PooledSegment | str, int, int]] = {}
-        """Partial bodies by transfer: memory or the reason of its lack, bytes in all, bytes received."""
+        """Partial bodies by transfer: memory or why it is lacking, total bytes, received bytes."""
         self._complete: dict[int, int | str] = {}
 
     def __repr__(self) -> str:
         return f"<NodeLink {self.node} {self.name} {self.over or 'connected'} [{len(self._outgoing)} bodies to send]>"
 
     def open(self) -> None:
-        """Start receiving; frames that arrived earlier are delivered now."""
+        """Start receiving, and deliver frames that have already arrived."""
         self._link.on_lost = self._gone
         self._link.on_control = self._control
         self._link.on_bulk = self._bulk
@@ -130,7 +130,7 @@ class NodeLink:
                 while self._outgoing and self.over is None:
                     await self._send_body(*self._outgoing.popleft())
         except (NodeLost, ClosedError) as error:
-            # The link reports its own end (``on_lost``), after the last frame received.
+            # The link reports its own end through ``on_lost``, after the last received frame.
             logger.info("a body for node %d is left: %s", self.node, error)
         except OSError as error:
             self._gone(f"a body could not be read to its end: {error}")
@@ -162,12 +162,12 @@ class NodeLink:
             transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
             kind, source = frame[0], frame[2]
             target, number = frame[3:5] if len(frame) > 4 else (None, None)
-            # Frames about channels come from the daemon itself; each channel and client is a stream of its own, and
-            # must not wait for the body of another one.
+            # Frames about channels come from the daemon itself; each pair of channel and client is a separate stream,
+            # and must not wait for another stream's body.
             line = (target, number) if kind in _OF_A_DAEMON and not frames.number_of(source) else source
             branch = (target, number) if kind == frames.REPLY else None
-            # GONE and the events about a worker come after everything that the worker sent: a queue must receive its
-            # last confirmations before the queue takes its leases back.
+            # GONE and events about a worker must follow everything that the worker sent, because a queue must receive
+            # the worker's last confirmations before it takes back the leases.
             is_last = kind in (frames.EVENT, frames.GONE)
             if kind == frames.GONE:
                 line = target
@@ -205,8 +205,8 @@ class NodeLink:
         self._complete[transfer] = self._whole(segment, size)
         self._pass_on(self._holdback.arrived(transfer))
 
-    # A local shortage, of descriptors for instance, must not end the link to a healthy node: only the one body is
-    # dropped, and an error text replaces it in its frame, as for a frame of a local process.
+    # A local shortage, as of descriptors, must not end the link to a healthy node.  So only that body is dropped, and
+    # an error text replaces it in its frame, as in a local process's frame.
     # tests/launcher/daemon/test_node_link.py::test_a_body_without_memory_is_reported_and_ends_no_link
 
     def _segment_for(self, size: int) -> PooledSegment | str:
@@ -216,7 +216,7 @@ class NodeLink:
             return self._shortage(size, error)
 
     def _whole(self, segment: PooledSegment | str, size: int) -> int | str:
-        """Return the descriptor of a complete body, or the reason why it was dropped."""
+        """Return the descriptor of a complete body, or the reason why the body was dropped."""
         try:
             return segment if isinstance(segment, str) else self._pool.finish(segment)
         except OSError as error:
@@ -234,7 +234,7 @@ class NodeLink:
 
     @property
     def seconds_down(self) -> float:
-        """Seconds without an expected sign of life; 0 while the link is up, and after its end."""
+        """Seconds without the expected sign of life; 0 while the link is up and after it has ended."""
         return self._link.seconds_down if self.over is None else 0.0
 
     @property
@@ -251,7 +251,7 @@ class NodeLink:
             self._on_lost(self, reason)
 
     async def close(self) -> None:
-        """Close the link in order: sent frames arrive, queued bodies are dropped."""
+        """Close the link: sent frames arrive, queued bodies are dropped."""
         if self.over is None:
             self._drop("this node has closed it")
         await self._link.close()

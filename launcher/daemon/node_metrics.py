@@ -1,6 +1,6 @@
-"""Metrics of one node, from the daemon, the kernel and the metric cells in its processes' rings.
+"""Metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
 
-No process is involved, so the metrics of a stopped process or a blocked loop are readable, too.
+No process takes part, so metrics of a stopped process or a blocked loop are readable, too.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 1.0
-"""Seconds to wait for the graphics driver; without its answer the other metrics are served."""
+"""Seconds to wait for the graphics driver; without its answer, only the other metrics are served."""
 
 _PROCESSES_PER_TURN: Final = 32
 
-MAX_CELLS_PER_NODE: Final = 1 << 15  # metric cells served per node; more would not fit into one frame
+MAX_CELLS_PER_NODE: Final = 1 << 15  # limit of metric cells served per node, so that they fit into one frame
 
 Samples = dict[str, list[list[Any]]]  # rows by metric: label values without the node, then the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
-    """Return the metrics in the ring of a process; none if it has no complete ring."""
+    """Return the metrics in a process's ring; none if the process has no complete ring."""
     try:
         with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:
             file.seek(CELLS_AT)
-            if not has_metrics(file.read(CELL.size)):  # with hundreds of ranks per scrape most files have no metrics
+            if not has_metrics(file.read(CELL.size)):  # with hundreds of ranks per scrape, most files have no metrics
                 return []
             file.seek(0)
             return metrics_of(file.read(SLOTS_AT))
@@ -52,7 +52,7 @@ def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
 
 
 class NodeMetricsReader:
-    """Handler of one daemon for the metrics of its node."""
+    """One daemon's handler for the metrics of its node."""
 
     def __init__(
         self, router: Router, channels: Channels, death_watch: DeathWatch, probes: Probes, log_dir: Path
@@ -66,7 +66,7 @@ class NodeMetricsReader:
         self._driver_ranks = itertools.count()
 
     async def node_metrics(self, requester: Requester, op: operations.ScrapeNode) -> dict[str, Any]:
-        """Return ``samples``, and ``cells``: kind and values by name with labels, each value with group and rank."""
+        """Return ``samples``, and ``cells``: kind and values by labelled name, each value with group and rank."""
         samples: Samples = defaultdict(list)
         began = clock.monotonic()
         await asyncio.sleep(0)
@@ -76,7 +76,7 @@ class NodeMetricsReader:
         room = MAX_CELLS_PER_NODE
         for number, endpoint in enumerate(alive):
             if number % _PROCESSES_PER_TURN == 0:
-                await asyncio.sleep(0)  # other tasks of the daemon are more urgent
+                await asyncio.sleep(0)  # let the daemon's more urgent tasks run
             identity = self._identity(endpoint)
             self._add_process(samples, endpoint, identity)
             found = metrics_in(self._log_dir, endpoint.id) if room else []
@@ -121,7 +121,7 @@ class NodeMetricsReader:
         samples[table.RANKS.name] = [[group, count] for group, count in ranks.items()]
         samples[table.AWAY.name] = [[group, count] for group, count in away.items()]
         families = (table.CHANNEL_ITEMS, table.CHANNEL_BYTES, table.CHANNEL_PUTS, table.CHANNEL_GETS)
-        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # sums the channels that used one name in turn
+        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # sums over channels that share a name
         for channel, values in self._channels.measures():
             for family, value in zip(families, values, strict=True):
                 channels[family, channel] += value
@@ -141,7 +141,7 @@ class NodeMetricsReader:
 
 
 def _is_alive(endpoint: Endpoint) -> bool:
-    """True if a process of the run has not ended; operators and unidentified connections do not count."""
+    """True if a process of the run is alive; operators and unidentified connections do not count."""
     if endpoint.process is not None:
         return bool(endpoint.process.pid) and endpoint.process.exit_status is None
     return endpoint.is_known and endpoint.role != "operator" and endpoint.exit_report is None

@@ -1,8 +1,8 @@
 """Out-of-memory diagnosis of a SIGKILL: evidence from the kernel's log, or from cgroup and machine counters.
 
-The kernel's log names the killed process, and is decisive if it is readable and reaches back far enough.  A cgroup's
-counter says only that *some* process of it was killed, so each counted kill explains one death.  The machine's counter
-is not evidence, only a possibility.
+The kernel's log names the killed process, and is decisive if it is readable and goes back far enough.  A cgroup's
+counter says only that *some* process in the cgroup was killed, so each counted kill explains one death.  The machine's
+counter is no evidence, only a hint.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from typing import Final
 KERNEL_LOG: Final = Path("/dev/kmsg")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
-# The initial pid namespace (PROC_PID_INIT_INO); the kernel's log contains pids of this namespace.
+# Initial pid namespace (PROC_PID_INIT_INO), to which the pids in the kernel's log belong.
 _INITIAL_PIDS: Final = "pid:[4026531836]"
 _CLOCK_SLACK_S: Final = 0.1  # maximum difference between the kernel log's clock and the monotonic clock
 
 _KILLED: Final = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) ", re.MULTILINE)
 _RECORD: Final = re.compile(rb"^\d+,\d+,(\d+),", re.MULTILINE)
 
-_explained = 0  # how many kills of the cgroup's counter already explain a death
+_explained = 0  # number of kills in the cgroup's counter that already explain a death
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counts of memory kills at the start of a process; None if the counter is unreadable."""
+    """Counts of memory kills when a process started; None if a counter is unreadable."""
 
     when: float
     cgroup: int | None
@@ -44,7 +44,7 @@ class MemoryKills:
 
 
 def explain_kill(pid: int, at_start: MemoryKills) -> str:
-    """Explain a SIGKILL as an out-of-memory kill; empty if the kernel did not send it."""
+    """Explain a SIGKILL as an out-of-memory kill; empty if the kernel did not send the signal."""
     global _explained
     if (logged := _is_in_kernel_log(pid, at_start.when)) is not None:
         return "out of memory, as the kernel's log says" if logged else ""
@@ -62,7 +62,7 @@ def explain_kill(pid: int, at_start: MemoryKills) -> str:
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """True if the log names the process since then; None if it is unreadable, has other pids, or begins later."""
+    """True if the log names the process since then; None if it is unreadable, uses other pids, or starts later."""
     if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
         return None
     records = _read_kernel_log()
@@ -85,7 +85,7 @@ def _read_kernel_log() -> bytes:
                     if not (piece := os.read(descriptor, 8192)):
                         break
                     pieces.append(piece)
-        except BlockingIOError:  # the end of the log is reached
+        except BlockingIOError:  # end of the log
             pass
         finally:
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Requests of operators (``rlinf-ctl``) that a daemon answers itself: logs and devices of its processes, and kills."""
+"""Requests of operators (``rlinf-ctl``) that a daemon answers itself: its processes' logs and devices, and kills."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .templates import Templates
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 2.0
-"""Seconds to wait for a device probe; a hanging driver must not delay the rest of the answer."""
+"""Seconds to wait for a device probe, so that a hanging driver does not delay the rest of the answer."""
 
 
 class OperatorRequests:
-    """Handlers of one daemon; none of them waits for a process of the run."""
+    """Handlers of one daemon, none of which waits for a process of the run."""
 
     def __init__(self, router: Router, probes: Probes, templates: Templates, node: str, log_dir: Path) -> None:
         self._router = router
@@ -40,7 +40,7 @@ class OperatorRequests:
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Return facts of each process, including ranks that are away, templates, and on request device use."""
+        """Return facts about each process, also of restarting ranks, about templates and, on request, device use."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
@@ -57,7 +57,7 @@ class OperatorRequests:
         }
 
     async def kill_ranks(self, requester: Requester, op: operations.KillRanks) -> list[int]:
-        """Kill the workers with these numbers; return the numbers of those that got the signal."""
+        """Kill the workers with these numbers; return the numbers of the workers signalled."""
         killed = []
         for number in op.numbers:
             worker = self._router.endpoints.get(number)
@@ -69,11 +69,11 @@ class OperatorRequests:
         return killed
 
     async def list_run_files(self, requester: Requester, op: operations.ListRunFiles) -> list[list[Any]]:
-        """Return path, size in bytes and modification time of each file of the run on this node."""
+        """Return path, size in bytes and modification time of each of the run's files on this node."""
         return [list(each) for each in self._files.listing()]
 
     async def read_run_file(self, requester: Requester, op: operations.ReadRunFile) -> bytes:
-        """Return a piece of a run's file; raises ValueError or LaunchError if there is none or it is unreadable."""
+        """Return a piece of a run's file; raise ValueError or LaunchError if the file is missing or unreadable."""
         try:
             return self._files.read(op.path, op.offset, op.nbytes)
         except OSError as error:
@@ -85,7 +85,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
     pid = endpoint.pid if process is None else process.pid
     environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
     return {
-        # A worker's command line is that of its template and says nothing.
+        # A worker's command line is merely its template's.
         "command": command_of(pid) if process is None else "",
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],

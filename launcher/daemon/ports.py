@@ -22,11 +22,11 @@ _KERNELS_CHOICE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Ports:
-    """Port allocator: a port leased to a process goes to no other one before that process has ended.
+    """Port allocator; a port leased to a process goes to no other process until the first has ended.
 
     Args:
-        address: this node's own address.
-        ports: allowed ports; None to let the kernel choose.
+        address: this node's address.
+        ports: allowed ports; None lets the kernel choose.
     """
 
     def __init__(self, address: str, ports: Sequence[int] | None = None) -> None:
@@ -34,14 +34,14 @@ class Ports:
         self._ports = ports
         self._leases = PortLeases()
         self._marks: dict[int, socket.socket] = {}
-        """Sockets by leased port that mark it as taken for other nodes on this machine."""
+        """Sockets, by leased port, that mark the port as taken for other nodes on this machine."""
 
     def listen(self, purpose: str) -> socket.socket:
-        """Listen on this node's address, on a port that is not leased.  Raises LaunchError or OSError."""
+        """Listen on this node's address, on an unleased port.  Raises LaunchError or OSError."""
         return next(listening_sockets(self._address, self._ports, purpose))
 
     async def free_port(self, requester: Requester, op: operations.FreePort) -> int:
-        """Return a port that was free on this node's address a moment ago and is not leased."""
+        """Return an unleased port that was just found free on this node's address."""
         while True:
             with self.listen("find_free_port()") as probe:
                 port = int(probe.getsockname()[1])
@@ -61,7 +61,7 @@ class Ports:
             ports = [port for port in self._ports if port <= (op.max_port or port)]
             if not ports:
                 raise ValueError(f"max_port_num={op.max_port} is below --port-range {self._ports[0]}-{self._ports[-1]}")
-        first = random.randrange(len(ports))  # connections to the last run's ports may linger
+        first = random.randrange(len(ports))  # start at random: connections to the last run's ports may linger
         for index in range(min(_MAX_TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port in self._leases.owners or (mark := promise(port)) is None:
@@ -96,7 +96,7 @@ class Ports:
                     probe.bind((address, port))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # the lack of descriptors would make every other port fail, too
+                raise  # without descriptors every other port would fail, too
             return False
         return True
 

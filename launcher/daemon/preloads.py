@@ -1,7 +1,7 @@
-"""Templates that have imported modules beside torch: forked from a plain template, one per modules and surroundings.
+"""Templates that have imported modules besides torch, forked from a plain template per modules and surroundings.
 
-The imports run in the child.  A module that raises, hangs, ends its process or must not be inherited costs only that
-child: the next child imports the other modules, and the workers import this one themselves.
+The imports run in the child.  A module that raises, hangs, ends its process or cannot be inherited costs only that
+child: the next child imports the other modules, and workers import this module themselves.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .leftovers import Leftovers
 from .process_state import private_bytes, resident_bytes
 
 MOST_KEPT: Final = 8
-"""Preloaded templates kept per node; a script that changes its environment would create ever more of them."""
+"""Preloaded templates kept per node, since a script that changes its environment would create ever more of them."""
 
-MOST_REFUSED: Final = 64  # refusals remembered per node, bounded for the same reason
+MOST_REFUSED: Final = 64  # limit of remembered refusals per node, for the same reason
 
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Properties of a process that an import may depend on; workers that share a template share them."""
+    """Properties of a process that an import may depend on, equal for all workers that share a template."""
 
     python: str
     variables: frozenset[tuple[str, str]]
@@ -41,12 +41,12 @@ class Surroundings:
     script: str | None
     module: str | None
     own_variables: frozenset[str]
-    """Environment variables whose values differ between workers: an import that reads one is refused."""
+    """Environment variables that differ between workers; an import that reads one is refused."""
 
 
 @dataclass(frozen=True)
 class PreloadRequest:
-    """Modules to import in order before a launch's fork; it fails if one that the user ``asked`` for is missing."""
+    """Modules to import, in order, before a launch's fork; fails if a user-named module (``asked``) is missing."""
 
     node: str
     modules: tuple[str, ...]
@@ -69,10 +69,10 @@ def wanted_by(
         node: name of this node.
         python: interpreter of the workers.
         variables: environment variables that all workers share.
-        paths: folders before the script's ``sys.path``.
-        local_path: translates a path of the driver's machine into one of this machine.
+        paths: folders to put before the script's ``sys.path``.
+        local_path: translates a path on the driver's machine into a path on this machine.
     """
-    # For a single worker a template costs as much as it saves, unless the worker is restarted later.
+    # For a single worker a template costs as much as it saves, unless the worker may be restarted.
     own = op.own_modules if len(op.workers) > 1 or op.supervised else []
     forked = any(worker.get("profiler") is None for worker in op.workers)
     modules = dict.fromkeys([*op.preload, *own]) if forked and settings.PRELOAD_TIMEOUT_S() else {}
@@ -102,7 +102,7 @@ class PreloadedTemplate(ForkServer):
 
     Attributes:
         outcome: resolves to None when ready, or to the refusal.
-        users: launches that are about to fork from it.
+        users: launches that are about to fork from this template.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class PreloadedTemplate(ForkServer):
         seconds = settings.PRELOAD_TIMEOUT_S()
         self._deadline = loop.call_later(seconds, self._too_late, seconds)
         self.watch(loop)
-        with contextlib.suppress(OSError):  # the template may have ended, which its pidfd reports
+        with contextlib.suppress(OSError):  # the template may have ended, as its pidfd will report
             control.send(b"\0")  # the intermediate process has exited, so this daemon is now the template's parent
 
     def _on_report(self, facts: dict[str, Any]) -> None:
@@ -156,14 +156,14 @@ class PreloadedTemplate(ForkServer):
         self._settle(Refusal(self._importing, reason))
 
     def _release(self) -> None:
-        # A ready template has no children but workers, which outlive it.
+        # A ready template has no children except workers, which outlive it.
         (self._leftovers.end if self.facts is None else self._leftovers.release)()
         super()._release()
 
     def end(self) -> None:
-        """Kill the process; the workers forked from it live on."""
+        """Kill the template; workers forked from it survive."""
         self._fail("it is not needed any more")
-        self._kill()  # the template's pidfd then triggers the cleanup
+        self._kill()  # the cleanup follows when the pidfd reports the end
 
     def describe(self) -> str:
         if not self.outcome.done():
@@ -179,16 +179,16 @@ class Preloads:
 
     def __init__(self, next_log: Callable[[], Path | None]) -> None:
         self._next_log = next_log
-        self._made: dict[_Key, PreloadedTemplate] = {}  # templates in order of last use
+        self._made: dict[_Key, PreloadedTemplate] = {}  # templates, least recently used first
         self._refused: dict[tuple[str, Surroundings], str] = {}
         self._forking = asyncio.Lock()
 
     @contextlib.asynccontextmanager
     async def use(self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused) -> AsyncIterator[ForkServer]:
-        """Context manager: a template with these modules, or ``plain`` if workers can inherit none of them.
+        """Context manager: a template with these modules, or ``plain`` if workers cannot inherit any of them.
 
         The template lives at least until the block ends.  ``on_refused`` is called once for each module that workers
-        have to import themselves.  Raises LaunchError if a named module does not exist, or no template could be forked.
+        must import themselves.  Raises LaunchError if a named module does not exist, or no template could be forked.
         """
         template = await self._find(plain, wanted, on_refused)
         try:
@@ -211,7 +211,7 @@ class Preloads:
                 changed = refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
                 if refusal is None and not changed:
                     self._made[key] = self._made.pop(key, template)
-                    template.users += 1  # the caller uses the template, too
+                    template.users += 1  # count the caller as a user, too
                     return template
             finally:
                 self._leave(template)
@@ -288,5 +288,5 @@ class Preloads:
 
 
 def memory_of(template: ForkServer) -> dict[str, Any]:
-    """Return a template's pid, its memory, and the part of that which it shares with no other process."""
+    """Return a template's pid, its memory, and how much of that memory it shares with no other process."""
     return {"pid": template.pid, "memory": resident_bytes(template.pid), "private": private_bytes(template.pid)}

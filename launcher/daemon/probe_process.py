@@ -12,9 +12,9 @@ from .fork_server import MARKER, NO_TOKEN
 
 
 class ProbeProcess:
-    """A running probe; its input and output are memfds, so no pipe must be serviced.
+    """A running probe, whose input and output are memfds, so that no pipe must be serviced.
 
-    ``subprocess`` starts it and not ``asyncio``: the event loop would fork, and gRPC's connections in this process do
+    ``subprocess`` starts it, not ``asyncio``, because the event loop would fork, and this process's gRPC connections do
     not survive a fork.
     """
 

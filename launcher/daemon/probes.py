@@ -1,4 +1,4 @@
-"""Hardware probes in subprocesses: EGL numbers of GPUs, for workers' variables; inventory of registered hardware."""
+"""Hardware probes in subprocesses: EGL numbers of GPUs for workers' variables, and inventory of registered hardware."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
 class Probes:
-    """Probes of one node, in its workers' environment; corrects workers' rendering variables by their results."""
+    """Probes of one node, run in its workers' environment; their results correct workers' rendering variables."""
 
     def __init__(self, node: str, environment: Mapping[str, str], local_path: Callable[[str], str] = str) -> None:
         self._node = node
         self._local_path = local_path
         self._environment = dict(environment)
-        self._gpus: list[str] = []  # ids of the GPUs whose vendor tools report utilization
+        self._gpus: list[str] = []  # ids of GPUs whose vendor tools report utilization
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
 
     async def find_renderers(self, facts: Mapping[str, Any]) -> None:
-        """Map GPUs to EGL devices, if the node's GPUs support that."""
+        """Map GPUs to EGL devices, if the node's GPUs support EGL."""
         if facts.get("accelerator_type") != "NV_GPU" or facts.get("rehearsed") or not facts["gpus"]:
             return
         self._renderers = asyncio.get_running_loop().create_future()
@@ -50,7 +50,7 @@ class Probes:
             self._renderers.set_result(found)
 
     async def rendering(self, worker: Mapping[str, str], said: Mapping[str, str]) -> dict[str, str]:
-        """Return a worker's variables with the right EGL device; ``said``, all of them, tell if EGL renders at all."""
+        """Return a worker's variables with its EGL device; ``said``, all its variables, tells whether EGL renders."""
         changed = dict(worker)
         if said.get("MUJOCO_GL", "").lower() in _OTHER_RENDERERS:
             for name in ("MUJOCO_EGL_DEVICE_ID", "EGL_DEVICE_ID"):
@@ -67,7 +67,7 @@ class Probes:
         return changed
 
     async def inventory(self, requester: Requester, op: operations.FindHardware) -> list[str]:
-        """Return the node's registered hardware as a pickle in hex, and a warning for the user or an empty text."""
+        """Return the node's registered hardware as a pickle in hex, and a warning for the user, possibly empty."""
         sys_path = [self._local_path(entry) for entry in op.sys_path]
         question = {"node_rank": op.node_rank, "sections": op.sections, "sys_path": sys_path}
         answer = await self._ask("node_inventory", [], question, {EXTENSION: op.extension}, op.python)
@@ -76,7 +76,7 @@ class Probes:
         return [answer["resources"], f"on {self._node}: {answer['warning']}" if answer["warning"] else ""]
 
     async def device_use(self, timeout: float) -> dict[str, Any]:
-        """Return ``used`` and ``memory`` in bytes and load in ``percent`` of each GPU, as far as known."""
+        """Return, where known, each GPU's ``used`` and total ``memory`` in bytes and its load in ``percent``."""
         found: dict[str, Any] = {}
         if self._gpus:
             try:

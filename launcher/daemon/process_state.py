@@ -1,4 +1,4 @@
-"""State of a process from ``/proc``, in words: stopped, in the kernel, ended, or exec'ed into another program."""
+"""State of a process from ``/proc``, as text: stopped, in the kernel, ended, or exec'ed into another program."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _STATES: Final = {
 }
 
 _MAX_STAT_BYTES: Final = 4096
-# Indices of fields in /proc/PID/stat after the program's name.
+# Indices of fields in /proc/PID/stat, counted after the program's name.
 _STATE: Final = 0
 _FLAGS: Final = 6
 _CPU_TIMES: Final = slice(11, 13)
 _START_TIME: Final = 19
 _START_STACK: Final = 25
 
-_PF_EXITING: Final = 0x4  # kernel flag of an exiting process, set before its descriptors are closed
+_PF_EXITING: Final = 0x4  # set on an exiting process before the kernel closes its descriptors
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
-# A process's program and start address of the stack; fork keeps both, exec changes at least the second.
+# A process's program and its stack's start address; fork keeps both, exec changes at least the second.
 Image = tuple[str, str]
 
 
@@ -43,13 +43,13 @@ def image_of(pid: int) -> Image | None:
 
 
 def state_of(pid: int, image: Image | None) -> str:
-    """Describe the unusual state of a process that began as ``image``; empty if nothing is unusual or readable."""
+    """Describe the unusual state of a process that began as ``image``; empty if it is normal or unreadable."""
     try:
         stat = stat_of(pid)
         found = [_STATES.get(stat[_STATE], "")]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return "ended"
-    except OSError:  # a lack of descriptors here must not be taken for the end of the process
+    except OSError:  # a lack of descriptors here does not mean that the process has ended
         return ""
     with contextlib.suppress(OSError, IndexError):
         if image is not None and (now := _image(pid, stat)) != image:
@@ -73,7 +73,7 @@ def is_exiting(pid: int) -> bool:
 
 
 def catches(pid: int, number: int) -> bool:
-    """True if a process has a handler for a signal; without one the signal may kill it.
+    """True if a process handles a signal, which could otherwise kill it.
 
     Raises:
         OSError: the state is unreadable.
@@ -88,7 +88,7 @@ def _image(pid: int, stat: list[str]) -> Image:
 
 
 def start_of(pid: int) -> str:
-    """Return the start time of a process in kernel ticks; empty if it has ended."""
+    """Return a process's start time in kernel ticks; empty if it has ended."""
     try:
         stat = stat_of(pid)
         return "" if stat[_STATE] in ("Z", "X") else stat[_START_TIME]
@@ -111,7 +111,7 @@ def resident_bytes(pid: int) -> int:
 
 
 def private_bytes(pid: int) -> int:
-    """Return the bytes of memory that a process shares with no other one; 0 if unreadable."""
+    """Return how many bytes of memory a process shares with no other process; 0 if unreadable."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except OSError:
@@ -121,13 +121,13 @@ def private_bytes(pid: int) -> int:
 
 def stat_of(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the program's name.  Raises OSError if the process does not exist."""
-    # Read as bytes: the kernel cuts the name after 15 bytes, which may split a character.
+    # Read bytes, not text: the kernel truncates the name to 15 bytes, which may split a character.
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
         return file.read(_MAX_STAT_BYTES).rpartition(b")")[2].decode("ascii").split()
 
 
 def command_of(pid: int) -> str:
-    """Return the command line of a process, at most 200 characters; empty if unreadable."""
+    """Return a process's command line, at most 200 characters; empty if unreadable."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

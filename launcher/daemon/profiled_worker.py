@@ -1,8 +1,8 @@
 """Start of a worker under a profiler's command line, in a fresh interpreter instead of a fork from the template.
 
-A profiler has to see its program start; a process forked from a template would carry the template's history.  So a
-profiled worker pays for an import of torch.  The worker's parent is the profiler, which this daemon treats as the
-worker: it ends after the worker with the same exit code, when its report is written.
+A profiler must see its program start, but a process forked from a template carries the template's history.  So a
+profiled worker imports torch itself.  The worker's parent is the profiler, which this daemon treats as the worker: the
+profiler exits after the worker, with the same exit code, once it has written its report.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .templates import template_command
 
 
 class NodeSite(Protocol):
-    """Interface to the facts about the node that a profiled worker needs."""
+    """The facts about the node that a profiled worker needs."""
 
     @property
     def name(self) -> str: ...
@@ -33,9 +33,9 @@ class NodeSite(Protocol):
 
 
 class ProfiledStarter:
-    """Starter of one worker in an interpreter that runs under a profiler.  Raises LaunchError without the tool.
+    """Starter of one worker in an interpreter under a profiler.  Raises LaunchError if the tool is missing.
 
-    ``wrapped`` has ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; this node's values
+    ``wrapped`` holds ``command``, ``tool``, ``env`` and ``directory`` of a ``WrappedInterpreter``; this node's values
     replace ``{python}`` and ``{log_dir}`` in them.  The tool's variables are added to the worker's ``environment``.
     """
 

@@ -1,4 +1,4 @@
-"""Coalesces the replies of a group call, so that its caller wakes up once instead of once per rank."""
+"""Coalescing of a group call's replies, so that the caller wakes up once instead of once per rank."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Any, Final
 
 from rlinf_async._core.frames import OK
 
-MAX_DELAY_S: Final = 0.001  # limit for how long a reply waits for the replies of other ranks
+MAX_DELAY_S: Final = 0.001  # limit for how long a reply waits for other ranks' replies
 
 Answer = tuple[Any, list[int]]  # a REPLY frame and its descriptors
 
 
 class ReplyCoalescing:
-    """State of group calls whose replies are held back; performs no IO.
+    """State of group calls whose replies are held back, without IO.
 
-    Only results are held back: the first failure of a call, like its last reply, releases all of them.
+    Only results are held back; a call's first failure, like its last reply, releases all of them.
 
     Example:
         coalescing.expect(source, call, 2)
@@ -29,7 +29,7 @@ class ReplyCoalescing:
         return len(self._open)
 
     def expect(self, source: int, call: int, count: int) -> None:
-        """Hold back the replies of a call that went to ``count`` workers of this node."""
+        """Hold back the replies to a call that went to ``count`` workers of this node."""
         self._open[source, call] = (count, [])
 
     def answer(self, frame: Any, fds: list[int]) -> list[Answer]:
@@ -46,7 +46,7 @@ class ReplyCoalescing:
         return []
 
     def skip(self, source: int, call: int) -> list[Answer]:
-        """Count out a rank that answered on a direct socket; return the replies to deliver now."""
+        """Stop expecting a rank that answered on a direct socket; return the replies to deliver now."""
         entry = self._open.get((source, call))
         if entry is None:
             return []
@@ -58,14 +58,14 @@ class ReplyCoalescing:
         return waiting
 
     def release(self) -> list[Answer]:
-        """Return all replies held back; later replies of their calls are not held back."""
+        """Return all held-back replies; their calls' later replies pass immediately."""
         late: list[Answer] = []
         for key in [key for key, (_, waiting) in self._open.items() if waiting]:
             late += self._open.pop(key)[1]
         return late
 
     def forget(self, source: int, call: int) -> list[Answer]:
-        """Stop holding back a call of which a rank is dead; return its replies."""
+        """Stop holding back a call when one of its ranks is dead; return its replies."""
         entry = self._open.pop((source, call), None)
         return entry[1] if entry is not None else []
 

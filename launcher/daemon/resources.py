@@ -1,4 +1,4 @@
-"""Facts about a node, found without torch: CPUs and memory (cgroup limits), accelerators, IP addresses, identity."""
+"""Facts about a node, found without torch: CPUs and memory (within cgroup limits), accelerators, IPs, identity."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def facts(
 ) -> dict[str, Any]:
     """Return a node's facts for the other nodes, ready for JSON.
 
-    ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (usable ones), ``gpus``
-    (``{"id", "model"}`` of each accelerator, of any maker), ``accelerator_type`` (their family), ``rehearsed`` (they
-    are only declared), ``addresses`` (IPs by interface), ``boot_id`` and ``machine_id`` (empty if the system has
-    none), ``time`` (seconds since 1970, to find skewed clocks).
+    ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (number usable), ``gpus`` (``{"id",
+    "model"}`` of each accelerator, of any vendor), ``accelerator_type`` (their family), ``rehearsed`` (True if they are
+    only declared), ``addresses`` (IPs by interface), ``boot_id`` and ``machine_id`` (empty if the system has none),
+    ``time`` (seconds since 1970, to find skewed clocks).
 
     Args:
-        gpus: ids from the hosts file, which replace ``CUDA_VISIBLE_DEVICES``.
-        fake_gpus: number of GPUs to declare, whatever the node has.
-        environ: environment of workers, for ``CUDA_VISIBLE_DEVICES``; by default this process's.
+        gpus: ids from the hosts file, which override ``CUDA_VISIBLE_DEVICES``.
+        fake_gpus: number of GPUs to declare, regardless of the node's hardware.
+        environ: workers' environment, for ``CUDA_VISIBLE_DEVICES``; defaults to this process's environment.
 
     Raises:
         ConfigError: ``gpus`` names a device that the node does not have.
@@ -54,7 +54,7 @@ def facts(
 def addresses() -> dict[str, list[str]]:
     """Return the IPs of every interface that is up, IPv4 first.
 
-    Link-local IPv6 addresses are omitted: another node could use one only with the name of its own interface.
+    Link-local IPv6 addresses are omitted, because another node could use one only with the name of its own interface.
     """
     up = {name for name, state in psutil.net_if_stats().items() if state.isup}
     found: dict[str, list[str]] = {}
@@ -68,15 +68,15 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_cpus(root: Path = Path("/")) -> int:
-    """Return the CPUs that this process may use: its affinity, bounded by its cgroups' quota; at least 1."""
+    """Return how many CPUs this process may use: its affinity, limited by its cgroups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     quotas = list(_quotas(root))
-    # Rounded down: one thread above the quota makes all of them wait for the next period.
+    # Round down: a single thread above the quota makes all threads wait for the next period.
     return max(1, min([allowed, *(int(quota) for quota in quotas)]))
 
 
 def count_memory(root: Path = Path("/")) -> int:
-    """Return the bytes of memory that this process may use: the machine's, bounded by its cgroups' limits."""
+    """Return how many bytes of memory this process may use: the machine's, limited by its cgroups."""
     found = [int(line.split()[1]) << 10 for line in _read(root / "proc/meminfo").splitlines()[:1]]
     for folder, is_second in _groups(root, "memory"):
         limit = _read(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
@@ -94,12 +94,12 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process's cgroup and of those above it, with True for version 2."""
+    """Yield the folders of this process's cgroup and of its ancestors, with True for version 2."""
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers:
-            # A hybrid system mounts version 2 in a folder of its own.
+            # A hybrid system mounts version 2 in a separate folder.
             for mount in (mounts, mounts / "unified"):
                 for folder in _upwards(mount, path):
                     yield folder, True
@@ -110,7 +110,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the folder of a group and of those above it; in a container perhaps only the mount exists."""
+    """Yield the folders of a group and its ancestors; in a container perhaps only the mount exists."""
     folder = mount / path.lstrip("/")
     while folder != mount:
         yield folder
@@ -119,7 +119,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _quota(limit: str = "", period: str = "") -> Iterator[float]:
-    """Yield the CPUs of one group; nothing if it has no limit (``max`` or -1)."""
+    """Yield the CPUs that one group allows; nothing without a limit (``max`` or -1)."""
     if limit.isdecimal() and period.isdecimal() and int(period):
         yield int(limit) / int(period)
 

@@ -1,4 +1,4 @@
-"""Frames on their way through the router: validity, routes split by node, bodies sealed, descriptors duplicated."""
+"""Frames passing through the router: validation, routes split by node, bodies sealed, descriptors duplicated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async._core.segment import close_fds, write_segment
 
 _INT: Final = frozenset({int})
 
-_MAX_INLINE_BYTES: Final = 4 << 20  # the largest body that may be sent inside the frame if no descriptor is free
+_MAX_INLINE_BYTES: Final = 4 << 20  # largest body that may travel inside the frame if no descriptor is free
 
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:
@@ -25,7 +25,7 @@ def parse_hop(hop: Any) -> tuple[int, list[int]]:
 
 
 def split_route(route: Any, node: int, fds: list[int]) -> tuple[list[tuple[int, int]], list[list[Any]]]:
-    """Split a route into local (number, slot) pairs and hops to other nodes; closes ``fds`` if it raises FrameError."""
+    """Split a route into local (number, slot) pairs and hops to other nodes; close ``fds`` on FrameError."""
     local: list[tuple[int, int]] = []
     remote_hops: list[list[Any]] = []
     try:
@@ -48,7 +48,7 @@ def slots_of(route: list[list[Any]]) -> list[int]:
 
 
 def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
-    """True if a CALL, REPLY or MESSAGE may continue; a malformed one would fail in its receiver, not here."""
+    """True if a CALL, REPLY or MESSAGE may be forwarded; a malformed frame would fail only in its receiver."""
     body = frame[-1]
     if frame[0] == frames.CALL and not frames.is_call_sound(frame):
         return False
@@ -58,7 +58,7 @@ def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
 
 
 def is_valid_queue_frame(frame: list[Any], fds: list[int]) -> bool:
-    # A list in the place of the body would be taken for a transfer between nodes; a text says why the body was lost.
+    # A list as the body would be mistaken for a transfer between nodes; a text says why the body was lost.
     if frame[0] != frames.PUT:
         return not fds
     return _is_sealed(frame[-1], fds) if fds else type(frame[-1]) in (bytes, int, str)
@@ -78,7 +78,7 @@ def _is_sealed_memory(fd: int, size: int) -> bool:
 def seal_body(frame: list[Any], node: int) -> list[int]:
     """Move a body that was received as bytes, for lack of a free descriptor, into sealed memory; return its fd.
 
-    Without a descriptor even now, the body stays in the frame, or an error text replaces a large one.
+    If there is still no descriptor, the body stays in the frame, or an error text replaces a large body.
     """
     memory = frame[-1]
     try:
@@ -94,7 +94,7 @@ def seal_body(frame: list[Any], node: int) -> list[int]:
 
 
 def duplicate_fds(fds: list[int], copies: int) -> list[list[int]]:
-    """Return one set of descriptors per receiver; uses up the originals, even when it raises OSError."""
+    """Return one set of descriptors per receiver; consumes the originals, even when it raises OSError."""
     if not fds:
         return []
     if not copies:

@@ -1,7 +1,7 @@
-"""Frame router of a daemon between local endpoints and other nodes; tracks pending calls, fails those of the dead.
+"""Frame router of a daemon between local endpoints and other nodes; tracks pending calls, and fails a dead worker's.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket: a driver or a worker.  The
-source of a frame is the connection that it came on, whatever the frame itself claims.
+source of a frame is the connection on which it arrived, whatever the frame itself claims.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _STATE_REQUESTS: Final = frozenset(
         operations.ScrapeNode,
     )
 )
-"""Requests about the present state of another node: answered with an error while the link to that node is down."""
+"""Requests about another node's current state, answered with an error while the link to that node is down."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
 MAX_DIRECT_WORKERS: Final = 256
-"""Workers of a node with direct sockets; each of these sockets costs every caller a file descriptor."""
+"""Workers of a node with direct sockets, limited because each of them costs every caller a file descriptor."""
 
 
 class Router:
-    """Frame routing of one node: its endpoints, its links to other nodes, requests that await an answer.
+    """Frame routing of one node: its endpoints, its links to other nodes, and requests that await an answer.
 
-    The class has more than 30 methods: one for each kind of frame, because a frame is routed by state that all share.
+    The class has more than 30 methods, one per kind of frame, because all kinds are routed by the same state.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Router:
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
         self.replaced: dict[int, Endpoint] = {}
-        """Dead workers whose rank was started again as another endpoint; late calls get their exit report."""
+        """Dead workers whose rank was restarted as another endpoint; late calls are answered with their exit report."""
         self.node_links: dict[int, NodeLink] = {}
         self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
@@ -90,7 +90,7 @@ class Router:
         return endpoint
 
     def grant_direct_sockets(self, worker: Endpoint) -> bool:
-        """Decide if a new worker may hand out direct sockets; each caller keeps one per worker that it calls."""
+        """Decide whether a new worker may hand out direct sockets; each caller keeps one per worker that it calls."""
         having = sum(1 for endpoint in self.endpoints.values() if endpoint.has_direct_sockets)
         worker.has_direct_sockets = having < MAX_DIRECT_WORKERS
         return worker.has_direct_sockets
@@ -98,7 +98,7 @@ class Router:
     # -- frames from local processes ------------------------------------------------------------------------------
 
     def from_endpoint(self, source: Endpoint, frame: list[Any], fds: list[int]) -> None:
-        """Route a frame from a local process; raises FrameError before any part of a malformed one is forwarded."""
+        """Route a frame from a local process; raise FrameError before forwarding any part of a malformed frame."""
         kind = frame[0]
         frame[2] = source.id
         if type(frame[-1]) is memoryview:
@@ -124,7 +124,7 @@ class Router:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
                 return
-            frame[5] = slot  # the worker's own claim of its slot is not trusted
+            frame[5] = slot  # do not trust the slot that the worker claims
             if frame[6] in frames.FINAL:
                 source.pending_calls.complete(frame[3], frame[4])
                 self._gather(frame, fds)
@@ -186,7 +186,7 @@ class Router:
     # -- moving -------------------------------------------------------------------------------------------------
 
     def to_queue(self, frame: list[Any], fds: list[int]) -> None:
-        """Send a queue's request to the daemon that hosts the queue; raise FrameError for a malformed one."""
+        """Send a queue request to the daemon that hosts the queue; raise FrameError if the request is malformed."""
         node = frames.node_of(frame[3])
         if frames.number_of(frame[3]) or not is_valid_queue_frame(frame, fds):
             close_fds(fds)
@@ -215,7 +215,7 @@ class Router:
             endpoint.send(frame, fds)
 
     def request(self, node: int, operation: Operation[Any], number: int = 0) -> None:
-        """Send a request to a daemon, possibly this one, and ignore the answer."""
+        """Send a request to a daemon, possibly this one, ignoring the answer."""
         me = frames.endpoint(self.node, 0)
         name, fields = type(operation).__name__, vars(operation)
         if node == self.node:
@@ -224,7 +224,7 @@ class Router:
             self._send_to_node(node, (frames.REQUEST, 0, me, node, number, name, fields), ())
 
     def ask(self, node: int, operation: Operation[Answered]) -> asyncio.Future[Answered]:
-        """Send a request to a daemon; return a future of its answer, or of a LaunchError with the refusal."""
+        """Send a request to a daemon; return a future for its answer, or for a LaunchError if it refuses."""
         answer: asyncio.Future[Answered] = self._loop.create_future()
         number = next(self._request_numbers)
         self._requests[number] = answer
@@ -236,7 +236,7 @@ class Router:
         return answer
 
     def cancel_requests(self) -> None:
-        """Cancel every open and every later request to other daemons."""
+        """Cancel all open and all future requests to other daemons."""
         self._requests_cancelled = True
         for answer in list(self._requests.values()):
             answer.cancel()
@@ -257,23 +257,23 @@ class Router:
             self._release_timer = self._loop.call_later(MAX_DELAY_S, self._release)
 
     def _complete_calls(self, worker: Endpoint, calls: list[int]) -> None:
-        """Mark calls complete that a worker answered on direct sockets; release the replies that waited for them."""
+        """Mark calls complete that a worker answered on direct sockets; release replies that waited for them."""
         for source, call in zip(calls[::2], calls[1::2], strict=True):
             if worker.pending_calls.complete(source, call):
                 for frame, fds in self._coalescing.skip(source, call):
                     self.deliver(frame, fds)
 
     def settle(self, worker: int, source: int, call: int) -> None:
-        """Mark a call complete whose caller has the answer already."""
+        """Mark a call complete whose caller already has the answer."""
         endpoint = self.endpoints.get(worker)
         if endpoint is not None:
             self._complete_calls(endpoint, [source, call])
 
     def _note_pending(self, caller: Endpoint, pending: list[list[Any]], answered: list[int]) -> None:
         """Record direct calls that a caller has reported as open or as answered."""
-        # A caller reports direct calls only after a while (``direct_calls.REPORT_DELAY_S``), and the worker may have
-        # died in between.  Its death answered the calls known at that moment; a call added afterwards would never be
-        # answered.  So such a call is refused at once, with its method among those open at the death.
+        # A caller reports direct calls with a delay (``direct_calls.REPORT_DELAY_S``), and the worker may have died in
+        # the meantime.  Its death answered the calls known at that moment; a call added afterwards would never be
+        # answered.  So such a call is refused immediately, with its method among those open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = clock.monotonic()
         for number, slot, call, method in pending:
@@ -288,7 +288,7 @@ class Router:
                 worker.pending_calls.complete(caller.id, call)
 
     def _resume(self, source: Endpoint, frame: list[Any]) -> None:
-        """Forward how many frames of a broken direct socket one side has received to the other side."""
+        """Forward to one side of a broken direct socket how many of its frames the other side has received."""
         if not all(type(field) is int for field in frame[3:]):
             raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
         peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
@@ -303,7 +303,7 @@ class Router:
         self.deliver(frame)
 
     def _answer_resume(self, gone: int, target: int, owner: int) -> None:
-        # -1: the other process has ended, and nothing will be sent again.
+        # -1: the other process has ended, so nothing will be sent again.
         self.deliver((frames.RESUME, 0, gone, target, owner, -1))
 
     def end_resumptions(self, gone: Endpoint) -> None:
@@ -376,7 +376,7 @@ class Router:
             self._send_to_node(hop[0], [kind, count, source, [hop], call, method, credit, body], fds_of_hop)
 
     def _route_message(self, frame: list[Any], fds: list[int]) -> None:
-        """Deliver a message to every live target of its route; ``DeathWatch`` reports dead ones."""
+        """Deliver a message to every live target of its route; ``DeathWatch`` reports dead targets."""
         kind, count, source, route, facts, body = frame
         targets, remote_hops = split_route(route, self.node, fds)
         local: list[tuple[Endpoint, int]] = []
@@ -400,7 +400,7 @@ class Router:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
-        """Answer a call for a dead or unknown worker; ``method`` was open at the death, unknown to this daemon."""
+        """Answer a call to a dead or unknown worker; ``method`` was open at the death, unknown to this daemon."""
         if endpoint is not None and endpoint.exit_report is not None:
             status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:
@@ -429,7 +429,7 @@ class Router:
     # -- ends ---------------------------------------------------------------------------------------------------
 
     def fail_pending_calls(self, endpoint: Endpoint, report: Any, *, expected: bool) -> None:
-        """Answer all pending calls of a dead worker with its exit report, or just "closed" if its end is expected."""
+        """Answer a dead worker's pending calls with its exit report, or with "closed" if its end was expected."""
         endpoint.exit_report = frames.pack(report)
         me = frames.endpoint(self.node, 0)
         closed = frames.pack("its group was closed")
@@ -448,7 +448,7 @@ class Router:
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
-            # Frees the connection's buffers, since the endpoint of a supervised rank lives on.
+            # Free the connection's buffers, because a supervised rank's endpoint is kept.
             endpoint.connection = None
 
     def drop_caller(self, source: int) -> None:
@@ -464,7 +464,7 @@ class Router:
         )
 
     def callers_on(self, node: int) -> set[int]:
-        """Return the endpoints of a node that have open calls on workers of this node."""
+        """Return the endpoints of a node that have open calls to workers of this node."""
         return {
             source
             for endpoint in self.endpoints.values()

@@ -1,4 +1,4 @@
-"""Log directory of a run: private to the user, locked while the run lives; prunes those of older runs."""
+"""Log directory of a run: private to the user, locked while the run is alive; prunes older runs' directories."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 
-_MAX_REMOVED_RUNS: Final = 50  # one start removes at most this many runs, so that thousands of old ones do not delay it
+_MAX_REMOVED_RUNS: Final = 50  # limit per start, so that thousands of old runs do not delay it
 
 LATEST: Final = "latest"
 
@@ -27,12 +27,12 @@ class RunLogs:
     """A node's log directory.  A run is alive while one of its daemons holds a lock on its directory.
 
     Args:
-        asked: the user's own choice (``--log-dir``), used as it is and never pruned.
-        spare: a folder to fall back on if the temporary directory is unusable.
+        asked: the user's own choice (``--log-dir``), used unchanged and never pruned.
+        spare: fallback folder if the temporary directory is unusable.
 
     Attributes:
         path: the directory.
-        note: message for the user; often empty.
+        note: message for the user, usually empty.
     """
 
     def __init__(self, run: str, asked: str | None, spare: Path) -> None:
@@ -47,33 +47,33 @@ class RunLogs:
             self.path = self._open(self._parent, run)
             if refused:
                 self.note = f"{refused}: it is left alone, and the logs of this run are in {self.path}"
-        except OSError as error:  # the disk may be full or read-only, but a run must not fail for lack of logs
+        except OSError as error:  # a full or read-only disk must not fail the run
             self._parent = None
             self.path = spare
             self.note = f"no logs can be kept: {error}; those of this run are in {spare} and end with it"
 
     def _open(self, parent: Path, run: str) -> Path:
-        # Creation and lock of a directory are one step under the parent's lock, and so is the lock of candidates for
-        # removal: otherwise a prune could take a run that is starting, and not locked yet, for a dead one.
+        # A directory is created and locked in one step under the parent's lock, and candidates for removal are locked
+        # under it, too; otherwise a prune could mistake a starting run without its lock for a dead run.
         with _locked(parent):
             path = parent / run
-            # Another node of this run on the same machine may have created it.
+            # Another node of this run on the same machine may have created the directory.
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             self._lock = os.open(path, _DIRECTORY)
-            with contextlib.suppress(OSError):  # without locks in this file system, nothing is ever pruned there
+            with contextlib.suppress(OSError):  # where the file system has no locks, nothing is pruned
                 fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             _point(parent / LATEST, run)
         return path
 
     def close(self) -> None:
-        """Release the lock: the run counts as ended."""
+        """Release the lock, so that the run counts as ended."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     def prune(self, keep: int) -> None:
-        """Remove old runs, except the newest, the newest with a bundle, and live ones."""
+        """Remove old runs, except the newest run, the newest run with a bundle, and live runs."""
         if self._parent is None:
             return
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
@@ -88,7 +88,7 @@ class RunLogs:
 
 
 def _find_parent(base: Path) -> tuple[Path, str]:
-    """Return a directory of this user alone, and why it is not the usual one (empty if it is)."""
+    """Return a directory private to this user, and why it is not the default one (empty if it is)."""
     usual = usual_log_parent(base)
     with contextlib.suppress(FileExistsError):
         usual.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def _find_parent(base: Path) -> tuple[Path, str]:
 
 
 def _refusal(path: Path) -> str:
-    """Return why other users could read or redirect logs in a directory; empty if it is safe."""
+    """Return why other users could read or redirect logs in a directory; empty if the directory is safe."""
     try:
         descriptor = os.open(path, _DIRECTORY)
     except OSError:
@@ -140,7 +140,7 @@ def _has_bundle(path: Path) -> bool:
 
 
 def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
-    """True if a run has ended; then its directory stays locked until the stack is closed."""
+    """True if a run has ended; its directory then stays locked until the stack is closed."""
     descriptor = os.open(path, _DIRECTORY)
     stack.callback(os.close, descriptor)
     try:
@@ -152,7 +152,7 @@ def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
 
 def _point(link: Path, target: str) -> None:
     fresh = link.with_name(f".{link.name}-{os.getpid()}")
-    with contextlib.suppress(OSError):  # the user may have another file with that name
+    with contextlib.suppress(OSError):  # the user may have a file with that name
         fresh.symlink_to(target)
         try:
             fresh.replace(link)

@@ -1,4 +1,4 @@
-"""Metrics of the whole run, served by node 0: asks all daemons at each scrape, and omits silent ones."""
+"""Metrics of the whole run, served by node 0, which asks all daemons at each scrape and omits silent ones."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 _NODE_TIMEOUT_S: Final = 2.0
-"""Seconds for all nodes' answers to one scrape; less than the usual timeout of a scraper (10 s)."""
+"""Seconds for all nodes' answers to one scrape; less than a scraper's default timeout (10 s)."""
 
 
 class RunMetrics:
-    """Handler of node 0 that serves the metrics of a run on request, at ``address``; empty without a server."""
+    """Node 0's handler that serves a run's metrics on request, at ``address`` (empty without a server)."""
 
     def __init__(self, router: Router, name: str, welcome: Callable[[], dict[str, Any]]) -> None:
         self._router = router
@@ -37,7 +37,7 @@ class RunMetrics:
         self.address = ""
 
     async def serve_metrics(self, requester: Requester, op: operations.ServeMetrics) -> str:
-        """Serve metrics from now on; return the address with its port.  Raises ConfigError if served elsewhere, too."""
+        """Start serving metrics; return the address with its port.  Raises ConfigError if another address does."""
         async with self._opening:  # two drivers may ask at the same time
             if op.address in (self._asked, self.address) and self.address:
                 return self.address
@@ -45,7 +45,7 @@ class RunMetrics:
                 raise ConfigError(
                     f"this run's metrics are served at {self.address} already: they cannot be at {op.address} as well"
                 )
-            from .metrics_server import MetricsServer  # imported late, because its library takes 0.1 s
+            from .metrics_server import MetricsServer  # importing its library takes 0.1 s
 
             host, port = split_endpoint(op.address)
             server = MetricsServer(self._ask)
@@ -59,7 +59,7 @@ class RunMetrics:
                     "configuration or metrics= of Cluster()"
                 ) from error
             self._asked, self._server = op.address, server
-            self._welcome()["metrics"] = self.address  # operators read the address there
+            self._welcome()["metrics"] = self.address  # where operators find the address
             logger.info("metrics are served at http://%s/metrics", self.address)
             return self.address
 

@@ -1,10 +1,10 @@
-"""``SampleStore``: the samples of a durable experience in an SQLite file, written by a thread of its own.
+"""``SampleStore``: the samples of a durable experience in an SQLite file, written by a dedicated thread.
 
-The daemon's loop never waits for a disk.  It passes changes to the thread, which writes all that have gathered in one
-transaction and reports each change back in order.  SQLite keeps whatever a killed process has committed.  It does not
-wait for the disk itself (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
+The daemon's loop never waits for a disk.  It passes changes to the thread, which writes all queued changes in one
+transaction and reports each change back in order.  SQLite preserves everything that a killed process has committed, but
+does not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
 
-The file is locked while it is open; the kernel releases the lock of a killed process.
+The file is locked while it is open; the kernel releases a killed process's lock.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .channel_replies import SegmentFile
 
 logger = own_logger(__name__)
 
-_MAX_CHANGES: Final = 256  # changes in one transaction; each is reported only after the whole transaction
+_MAX_CHANGES: Final = 256  # limit per transaction, since changes are reported only after the whole transaction
 
 _LOCK_WAIT_S: Final = 2.0
-"""Seconds to wait for the lock of a process that was just killed, or of an experience that was just closed."""
+"""Seconds to wait for the lock of a process just killed, or of an experience just closed."""
 
 _TABLES: Final = """
 CREATE TABLE IF NOT EXISTS samples (
@@ -44,11 +44,11 @@ _SET: Final = "INSERT INTO counts VALUES (?, ?) ON CONFLICT (what) DO UPDATE SET
 _DROPPED: Final = "dropped: "
 
 Row = tuple[int, int, bytes | None, bytes, int, int, Any]
-"""Place, serial of the group, key, name, version, size and body of a sample."""
+"""Place, group serial, key, name, version, size and body of a sample."""
 
 
 class SampleStore:
-    """Samples of one experience in one file; ``on_written`` gets changes and their errors, in order, on the loop."""
+    """Samples of one experience in one file; ``on_written`` receives changes and errors, in order, on the loop."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class SampleStore:
         return await self._opened
 
     def write(self, change: Change) -> None:
-        """Queue a change to be written after the earlier ones."""
+        """Queue a change to be written after earlier changes."""
         self._changes.put(change)
 
     def close(self) -> None:
-        """Queue the end of the file after the earlier changes; does not wait."""
+        """Queue the file's close after earlier changes, without waiting."""
         self._changes.put(None)
 
     # -- in the thread ------------------------------------------------------------------------------------------
@@ -92,8 +92,8 @@ class SampleStore:
                 while changes := self._next():
                     self._tell(self._on_written, self._write_all(connection, changes))
         except Exception as error:
-            # Every error must reach the loop, which waits for the file to be opened.  After that, only ``_write``
-            # answers for a change, and it does not raise.
+            # Every error must reach the loop, which waits for the file to be opened.  Afterwards only ``_write``, which
+            # does not raise, reports changes.
             # tests/launcher/daemon/test_sample_store.py::test_what_goes_wrong_in_the_thread_is_told
             self._tell(self._fail_open, error)
 
@@ -101,10 +101,10 @@ class SampleStore:
         try:
             self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
-            pass  # the loop is closed because the daemon is ending
+            pass  # the loop is closed because the daemon is shutting down
 
     def _next(self) -> list[Change]:
-        """Wait for changes; return all queued ones, or an empty list at the end."""
+        """Wait for changes; return all queued changes, or an empty list at the end."""
         first = self._changes.get()
         changes = [] if first is None else [first]
         while changes and len(changes) < _MAX_CHANGES:
@@ -127,7 +127,7 @@ class SampleStore:
         if len(changes) == 1:
             logger.error("%s", error)
             return [(changes[0], error)]
-        # A change that does not fit must not fail the others: each is written alone.
+        # Write each change alone, so that a rejected change does not fail the others.
         return [(change, self._write(connection, [change])) for change in changes]
 
     def _write(self, connection: sqlite3.Connection, changes: list[Change]) -> Exception | None:
@@ -137,7 +137,7 @@ class SampleStore:
                 _carry_out(connection, change)
             connection.execute("COMMIT")
         except Exception as error:
-            with contextlib.suppress(sqlite3.Error):  # if this fails, the next BEGIN fails too and reports the error
+            with contextlib.suppress(sqlite3.Error):  # if the rollback fails, the next BEGIN fails and reports it
                 connection.rollback()
             return OSError(f"{self._owner} could not write to {self._path}: {error}; make room there")
         return None
@@ -169,8 +169,8 @@ def _lack(path: str) -> str:
 
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
     """Lock the file, create its tables, and read its contents."""
-    connection.execute("PRAGMA page_size=16384")  # takes effect in a new file only; samples are larger than usual rows
-    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # must precede WAL, so that no other process can even read
+    connection.execute("PRAGMA page_size=16384")  # effective in new files only; samples are larger than usual rows
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # must precede WAL, so that other processes cannot even read
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""``DaemonService``: registers the daemon's handlers, and frees the state of dead processes.
+"""``DaemonService``: registers the daemon's handlers, and frees dead processes' state.
 
 It also collects errors that the script has not awaited, for the launcher, and answers ``NodeStatus``.
 """
@@ -51,20 +51,20 @@ from .worker_process import WorkerProcess
 logger = own_logger(__name__)
 
 _RETURN_ANSWER_S: Final = 2.0
-"""Seconds to wait for other nodes' answers to the news that a rank is back or will not return."""
+"""Seconds to wait for other nodes to acknowledge that a rank has been restarted or will not be."""
 
 _MAX_UNOBSERVED_ERRORS: Final = 1000
-"""Unobserved errors kept for the launcher; one decides the exit code, and users read the first ones."""
+"""Unobserved errors kept for the launcher: one decides the exit code, and users read only the first few."""
 
 
 class SharedLinkService:
-    """Bandwidth reservations on emulated network links that several nodes share, kept on node 0."""
+    """Bandwidth reservations on emulated network links shared by several nodes, kept on node 0."""
 
     def __init__(self) -> None:
         self._links = SharedLinks()
 
     async def reserve_lines(self, requester: Requester, op: operations.ReserveLines) -> float:
-        """Return the seconds until these links, ``[name, bytes per second]``, have carried the bytes of ``op``."""
+        """Return the seconds until these links, ``[name, bytes per second]``, will have carried ``op.nbytes``."""
         links = [SharedLink(str(name), float(rate)) for name, rate in op.lines]
         if any(link.rate <= 0 for link in links):
             raise ValueError(f"a link must carry more than nothing: {links}")
@@ -72,13 +72,13 @@ class SharedLinkService:
 
 
 class StuckRanks:
-    """Handlers for ranks of this node in a collective that a failed rank has left."""
+    """Handlers for ranks of this node that are in a collective which a failed rank has left."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
 
     async def owes_call(self, requester: Requester, op: operations.OwesCall) -> bool:
-        """True if a worker has the call pending, or one that the same source made after ``op.after``."""
+        """True if a worker has the call pending, or a call that the same source made after ``op.after``."""
         endpoint = self._router.endpoints.get(op.number)
         if endpoint is None or endpoint.exit_report is not None:
             return False
@@ -86,14 +86,14 @@ class StuckRanks:
         return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
-        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
+        """Kill the requester, whose main thread cannot be freed, or one of whose background tasks has failed."""
         endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")
         endpoint.process.kill(op.verdict)
 
     async def find_stopped(self, requester: Requester, op: operations.FindStopped) -> list[int]:
-        """Return the numbers of those workers that are stopped, by SIGSTOP or a debugger."""
+        """Return the numbers of the workers stopped by SIGSTOP or a debugger."""
         workers = {number: self._router.endpoints.get(number) for number in op.numbers}
         return [
             number
@@ -105,7 +105,7 @@ class StuckRanks:
 class DaemonService:
     """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner has ended.
 
-    Every process of this node gets ``welcome``, facts of the run, when it attaches, and facts of the ``lost`` nodes.
+    When a process of this node attaches, it receives ``welcome``, facts about the run, and facts about ``lost`` nodes.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class DaemonService:
             forget=self.forget_endpoint,
         )  # fmt: skip
         self.unobserved: dict[tuple[int, str], str] = {}
-        """Errors by endpoint and key that the script has not awaited; the launcher reports the rest at the end."""
+        """Errors, by endpoint and key, that the script has not awaited; the launcher reports them at the end."""
         self._register()
 
     def _register(self) -> None:
@@ -224,7 +224,7 @@ class DaemonService:
         on(operations.CollectTrace, self.traces.collect_trace)
 
     def greet(self, endpoint: Endpoint, parent: dict[str, Any] | None = None) -> None:
-        """Send the HELLO frame to a new process; ``parent`` describes the worker above a subprocess."""
+        """Send the HELLO frame to a new process; ``parent`` describes the worker that started a subprocess."""
         facts = {"endpoint": endpoint.id, "node": self._site.node, **self.welcome, "lost": self.lost, "parent": parent}
         facts["in_debugger"] = list(self.debugging.stopped)
         page, fds = TakenPage.make()
@@ -235,7 +235,7 @@ class DaemonService:
     # -- groups -------------------------------------------------------------------------------------------------
 
     async def restart_ranks(self, requester: Requester, op: operations.RestartRanks) -> list[int]:
-        """Kill workers by number; their owners start them again, outside the restart limit.
+        """Kill workers by number; their owners restart them, without counting against the restart limit.
 
         Raises:
             LaunchError: a worker's group is not supervised; no worker was killed.
@@ -252,9 +252,9 @@ class DaemonService:
         return await self.operators.kill_ranks(requester, kill)
 
     async def rank_returned(self, requester: Requester, op: operations.RankReturned) -> None:
-        """Announce in the whole run that a rank is back or will not return.
+        """Announce to the whole run that a rank has been restarted or will not be.
 
-        The owner informs node 0, which informs waiting lookups and the processes of all nodes.
+        The owner informs node 0, which informs waiting lookups and all nodes' processes.
 
         Raises:
             KeyError: the requester does not own the group.
@@ -264,18 +264,19 @@ class DaemonService:
             self.names.rank_returned(requester, op)
             nodes = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
             for node in nodes:
-                # The other daemon handles a request as a task.  A call that the owner sends right behind it, from a
-                # restart hook for example, would overtake it, and the rank would send to the dead process.  So nodes
-                # get an event, which keeps its place in the stream.  An owner on another node calls over other links.
+                # The other daemon handles a request as a task.  A call that the owner sends right after the request,
+                # for example from a restart hook, would overtake it, and the rank would send to the dead process.  So
+                # nodes receive an event, which keeps its place in the stream.  An owner on another node calls over
+                # other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
                 for node in nodes:
                     if node != frames.node_of(op.was):
-                        # The request only serves experiences on that node, so the owner need not wait.
+                        # Only that node's experiences need the request, so the owner need not wait for it.
                         self.router.request(node, op)
                 nodes = [node for node in nodes if node == frames.node_of(op.was)]
-            with contextlib.suppress(TimeoutError):  # a node may be unreachable at the moment
+            with contextlib.suppress(TimeoutError):  # a node may be temporarily unreachable
                 async with asyncio.timeout(_RETURN_ANSWER_S):
                     await asyncio.gather(*(self.router.ask(node, op) for node in nodes), return_exceptions=True)
         elif requester.endpoint != frames.endpoint(0, 0):
@@ -297,7 +298,7 @@ class DaemonService:
         if process.closing:
             self._report_exit(endpoint, group, expected=True)
         else:
-            # A close of the group that begins during the check does not change how the process died.
+            # If the group is closed during the check, the death still counts as unexpected.
             self.call_check.begin([endpoint], lambda: self._report_exit(endpoint, group, expected=False))
 
     def _report_exit(self, endpoint: Endpoint, group: LocalGroup | None, *, expected: bool) -> None:
@@ -317,8 +318,8 @@ class DaemonService:
         if not expected:
             parts.append(lambda: self._note_death(process.setup.name, report))
         if group is not None and not expected:
-            # The owner of a supervised group learns of the death before the calls fail: a call made in response to
-            # such a failure then waits for the rank's return.
+            # The owner of a supervised group learns of the death before the calls fail, so that a call made in response
+            # to such a failure waits for the rank's restart.
             place = 0 if report["returns"] else len(parts)
             parts.insert(
                 place, lambda: self.router.send_event(group.owner, "died", {**report, "endpoint": endpoint.id})
@@ -339,24 +340,24 @@ class DaemonService:
         run_all(f"worker {endpoint.name}", parts)
 
     def forget_endpoint(self, gone: int, *, ended: bool = True) -> None:
-        """Free all that an endpoint of this node owned, on all nodes; state shared with its group only if ``ended``."""
+        """Free everything that a local endpoint owned, on all nodes; state shared with its group only if ``ended``."""
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
         parts = (
-            lambda: self._confirm_taken(gone),  # must come first: unconfirmed items return to their queues afterwards
+            lambda: self._confirm_taken(gone),  # first, because unconfirmed items then return to their queues
             lambda: self.router.broadcast(frame),
             lambda: self.drop_owner(gone, ended=ended),
         )
         run_all(f"endpoint {gone}", parts)
 
     def _confirm_taken(self, gone: int) -> None:
-        """Confirm to queues, for a dead process, the items that it took without a confirmation sent."""
+        """Confirm to queues the items that a dead process took without sending a confirmation."""
         page = self._pages.pop(gone, None)
         if page is not None:
             for (place, channel), taken in page.read().items():
                 self.router.to_queue([frames.QUEUE, 0, gone, place, channel, "taken", taken], [])
 
     def drop_owner(self, gone: int, *, ended: bool = True) -> None:
-        """Free what an endpoint of any node owned: calls, names, lookups, stores, groups."""
+        """Free what an endpoint on any node owned: calls, names, lookups, stores, groups."""
         self.gone.add(gone)
         parts: list[Callable[[int], None]] = [
             self.channels.drop_client, self.names.drop_client, self.death_watch.forget, self.locks.drop,
@@ -367,8 +368,8 @@ class DaemonService:
         run_all(f"endpoint {gone}", (functools.partial(part, gone) for part in parts))
 
     def drop_node(self, node: int) -> None:
-        """Free what the endpoints of a lost node owned here; later requests of theirs are refused."""
-        # A request received earlier runs as its own task and may start after this call: ``gone`` makes it fail.
+        """Free what a lost node's endpoints owned here; their later requests are refused."""
+        # A request received earlier runs as a separate task, possibly after this call; ``gone`` makes it fail then.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()

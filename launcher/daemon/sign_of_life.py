@@ -1,4 +1,4 @@
-"""``SignOfLife``: timer that a daemon winds up repeatedly; when it runs out, the guardian kills the daemon."""
+"""``SignOfLife``: a timer that a daemon rewinds repeatedly; when it expires, the guardian kills the daemon."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import time
 from typing import Final
 
 _SPEC: Final = ctypes.c_long * 4
-"""Type of ``struct itimerspec``: seconds and nanoseconds of the interval, then those until it runs out."""
+"""Type of ``struct itimerspec``: seconds and nanoseconds of the interval, then of the time until expiry."""
 
 
 class SignOfLife:
-    """A kernel timer (``timerfd``) that daemon and guardian share, because it is created before the fork.
+    """A kernel timer (``timerfd``) shared by daemon and guardian, because it is created before the fork.
 
-    A stopped daemon (SIGSTOP, a debugger) cannot notice that the others have declared its node lost.  Its guardian can,
-    and kills it before another node runs its ranks; a timer of the daemon itself would wait for SIGCONT.
+    A stopped daemon (SIGSTOP, a debugger) cannot notice that other nodes have declared its node lost.  Its guardian
+    can, and kills the daemon before another node restarts its ranks; the daemon's own timer would wait for SIGCONT.
 
     Raises:
         OSError: the kernel has no free descriptor.
@@ -29,7 +29,7 @@ class SignOfLife:
             raise OSError(ctypes.get_errno(), "timerfd_create")
 
     def fileno(self) -> int:
-        """Return the descriptor, which is readable from the timer's expiry to the next ``wind_up``."""
+        """Return the descriptor, readable from the timer's expiry until the next ``wind_up``."""
         return self._fd
 
     @property
@@ -37,6 +37,6 @@ class SignOfLife:
         return bool(select.select([self._fd], [], [], 0)[0])
 
     def wind_up(self, seconds: float) -> None:
-        """Restart the timer with that many seconds; 0 disarms it."""
+        """Restart the timer with ``seconds``; 0 disarms it."""
         whole, part = divmod(seconds, 1)
         self._libc.timerfd_settime(self._fd, 0, _SPEC(0, 0, int(whole), int(part * 1e9)), None)

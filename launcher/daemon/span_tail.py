@@ -1,4 +1,4 @@
-"""``SpanTail``: the new spans of one process, read from its span log while it writes, or after its end."""
+"""``SpanTail``: reads one process's new spans from its span log, while the process writes or after it has ended."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlinf_async._recorder.state.event_ring import HEADER, NAMES_AT, EventKind, 
 from rlinf_async._recorder.state.span_log import MAX_RECORD_BYTES, RECORDS_AT, WORDS, WORDS_AT
 from rlinf_async._trace.state.tracks import Tracks
 
-_PIECE_BYTES: Final = 1 << 14  # bytes of a span log to parse before other tasks of the loop get a turn; about 200 spans
+_PIECE_BYTES: Final = 1 << 14  # parsed before other tasks of the loop run; about 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
-"""Clock difference in nanoseconds above which a process has a monotonic clock of its own (a time namespace)."""
+"""Clock difference in nanoseconds that shows that a process has its own monotonic clock (a time namespace)."""
 
 _SERVE, _SPAN = int(EventKind.SERVE), int(EventKind.SPAN)
 _OPERATIONS: Final = {
@@ -28,14 +28,14 @@ _OPERATIONS: Final = {
         (EventKind.WEIGHTS, "weights ", "weights", "version"), (EventKind.WAIT, "", "wait", ""),
     )
 }  # fmt: skip
-"""Drawing of each kind: prefix of its name, its category, and the argument name of its value."""
+"""How each kind is drawn: name prefix, category, and argument name of its value."""
 
 
 class SpanTail:
-    """Reader of one process's span log.  Raises ValueError for an incomplete or other file, or OSError.
+    """Reader of one process's span log.  Raises ValueError if the file is incomplete or no span log, or OSError.
 
-    ``shift`` is nanoseconds by which this process's clock is ahead of the other's.  With ``has_more`` the log has
-    unread spans from before the last ``aim``.
+    ``shift`` is how many nanoseconds this process's clock is ahead of the other process's clock.  ``has_more``: the log
+    has unread spans from before the last ``aim``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,7 +44,7 @@ class SpanTail:
             head = file.read(NAMES_AT)
         self.identity = identity_of(head)
         _, self._size, _, wall_offset = HEADER.unpack_from(head)
-        # Both monotonic clocks are compared with the machine's wall clock; they agree within one time namespace.
+        # Compare both monotonic clocks with the machine's wall clock; within one time namespace they agree.
         shift = wall_offset - (time.time_ns() - time.monotonic_ns())
         self.shift = shift if abs(shift) > _OTHER_CLOCK_NS else 0
         self._read = self._begun = self._goal = 0
@@ -59,12 +59,12 @@ class SpanTail:
         return self._read < self._goal
 
     def aim(self) -> None:
-        """Set the goal of ``take`` to everything written so far.  Raises ValueError if the file was truncated."""
+        """Let ``take`` read up to the current end of the log.  Raises ValueError if the file was truncated."""
         with open(self._path, "rb", buffering=0) as file:
             self._goal, _ = self._words(file.fileno())
 
     def take(self) -> list[Any]:
-        """Return the names of new tracks, the number of spans lost before these, and the next spans.
+        """Return new tracks' names, the number of spans lost before the returned ones, and the next spans.
 
         Raises:
             ValueError, TypeError, KeyError: the records are malformed.
@@ -82,7 +82,7 @@ class SpanTail:
         piece = _read(fd, min(nbytes, self._size - at), RECORDS_AT + at)
         piece += _read(fd, nbytes - len(piece), RECORDS_AT)
         written, begun = self._words(fd)
-        # A record being written now is not counted yet and may have overwritten bytes just read.
+        # The record being written is not counted yet and may have overwritten bytes just read.
         if written - self._read > self._size - MAX_RECORD_BYTES:
             dropped = begun - self._begun + self._tracks.abandon()
             self._read, self._begun, self._unpacker = written, begun, self._new_unpacker()
@@ -118,7 +118,7 @@ class SpanTail:
 
     @staticmethod
     def _words(fd: int) -> tuple[int, int]:
-        """Return the counts of written bytes and begun operations."""
+        """Return how many bytes were written and operations begun."""
         written, begun = WORDS.unpack(_read(fd, WORDS.size, WORDS_AT))
         return written, begun
 

@@ -1,4 +1,4 @@
-"""Stacks of processes that do not answer: sends a signal whose handler dumps them into a pipe, and reads the pipe.
+"""Stacks of unresponsive processes: a signal makes a handler dump them into a pipe, which the daemon reads.
 
 A process registers faulthandler's handler when it attaches; its HELLO names its descriptor of the pipe
 (``_inspection/state/stack_dump.py``)::
@@ -21,24 +21,24 @@ from rlinf_async._inspection.state import stack_dump
 from .endpoint import Endpoint
 from .process_state import catches
 
-TIMEOUT_S: Final = 1.0  # limit for a dump; the text received by then is used
+TIMEOUT_S: Final = 1.0  # limit for a dump; text received by then is used
 
-_QUIET_S: Final = 0.1  # seconds of silence after which a dump is complete, since no text marks its end
+_QUIET_S: Final = 0.1  # silence after which a dump counts as complete, since nothing marks its end
 
 _PIECE_BYTES: Final = 1 << 16
-_MAX_BYTES: Final = 1 << 20  # maximum size of a dump; 100 threads, faulthandler's maximum, need less
+_MAX_BYTES: Final = 1 << 20  # largest dump; faulthandler's maximum of 100 threads needs less
 
 
 @dataclass(frozen=True)
 class Stacks:
-    """Text of a dump, or the reason for its lack."""
+    """Text of a dump, or why there is none."""
 
     text: str = ""
     trouble: str = ""
 
 
 class StackReader:
-    """Dumps in progress of one daemon, one per process: simultaneous readers share it."""
+    """One daemon's dumps in progress, one per process, shared by simultaneous readers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -48,7 +48,7 @@ class StackReader:
         return f"<StackReader [{len(self._dumps)} dumps under way]>"
 
     def read(self, endpoint: Endpoint) -> asyncio.Future[Stacks]:
-        """Return a future that resolves within ``TIMEOUT_S`` and never fails; shared, so not to be cancelled."""
+        """Return a future that resolves within ``TIMEOUT_S`` and never fails; it is shared, so do not cancel it."""
         dump = self._dumps.get(endpoint.id)
         if dump is None:
             dump = self._dumps[endpoint.id] = _Dump(self._loop)
@@ -75,7 +75,7 @@ class _Dump:
         self._timers: list[asyncio.TimerHandle] = []
 
     def begin(self, endpoint: Endpoint) -> None:
-        """Send the signal and start to read; without a pipe or handler it raises OSError and sends none."""
+        """Send the signal and start reading; without a pipe or handler raise OSError and send nothing."""
         pid = endpoint.os_pid
         if endpoint.stacks is None:
             raise OSError("it has no pipe for its stacks")
@@ -90,8 +90,8 @@ class _Dump:
         if not catches(pid, stack_dump.SIGNAL):
             raise OSError("it has no handler for the signal that requests its stacks")
         self._discard()
-        # The signal comes last and goes through the pidfd: its success proves that the process lived all the time, so
-        # that the checks above were about this process and not about a later one with the same pid.
+        # Send the signal last, through the pidfd: its success proves that the process has been alive throughout, so the
+        # checks above were about this process and not a later process with the same pid.
         endpoint.send_signal(stack_dump.SIGNAL)
         self._loop.add_reader(self._fd, self._readable)
         self._timers = [self._loop.call_later(TIMEOUT_S, self.end)]
@@ -113,7 +113,7 @@ class _Dump:
         self._timers[1:] = [self._loop.call_later(_QUIET_S, self.end)]
 
     def _discard(self) -> None:
-        """Discard the pipe's content: a dump that came too late for its reader."""
+        """Discard the pipe's content, a dump that arrived too late for its reader."""
         with contextlib.suppress(OSError):
             for _ in range(_MAX_BYTES // _PIECE_BYTES):
                 if not os.read(self._fd, _PIECE_BYTES):

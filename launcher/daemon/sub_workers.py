@@ -1,4 +1,4 @@
-"""Sub-workers: admits subprocesses of workers, identified by their ancestors, and reports their ends."""
+"""Sub-workers: admits workers' subprocesses, identified by their ancestors, and reports their ends."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _MAX_KEPT_ENDS: Final = 64
 class SubWorkers:
     """Processes that workers have started themselves and that have attached to this node.
 
-    Each has a worker among its ancestors, and its name must be below that worker's name.  It ends with the worker at
-    the latest.
+    Each has a worker among its ancestors, a name below that worker's name, and ends no later than the worker.
     """
 
     def __init__(self, router: Router, node_name: str) -> None:
@@ -57,7 +56,7 @@ class SubWorkers:
         return {**info, "log": root.process.log_path}
 
     def _ancestor(self, pid: int) -> Endpoint | None:
-        # Workers are subreapers, so a descendant has its worker among its ancestors, even if it has changed its
+        # Workers are subreapers, so a descendant keeps its worker among its ancestors, even if it has changed its
         # environment or session, or its own parent has ended.
         # tests/test_sub_workers.py::test_a_process_that_nothing_but_its_parents_tells_joins
         workers = {
@@ -65,7 +64,7 @@ class SubWorkers:
             for endpoint in self._router.endpoints.values()
             if endpoint.process is not None and endpoint.process.exit_status is None
         }
-        # A second read finds the new parent if the old one ended between two reads of /proc.
+        # If the old parent ended between two reads of /proc, a second pass finds the new parent.
         for ancestor in (pid, pid):
             while ancestor > 1:
                 ancestor = _parent_of(ancestor)
@@ -74,7 +73,7 @@ class SubWorkers:
         return None
 
     def end(self, endpoint: Endpoint) -> dict[str, Any] | None:
-        """Fail a subprocess's pending calls; return its exit report, or None if its worker's group is being closed."""
+        """Fail a subprocess's pending calls; return its exit report, or None if its worker's group is closing."""
         assert endpoint.root is not None
         root = endpoint.root.process
         assert root is not None
@@ -95,7 +94,7 @@ class SubWorkers:
         return None if root.closing else report
 
     def _forget_oldest(self, root: int, ended: Endpoint) -> None:
-        """Keep the latest ended subprocesses of a worker, and none of a forgotten worker."""
+        """Keep a worker's latest ended subprocesses, and none of a forgotten worker."""
         below = self._by_worker.get(root, [ended])
         past = [each for each in below if each.exit_report is not None]
         for endpoint in past[: -_MAX_KEPT_ENDS if root in self._by_worker else None]:
@@ -116,7 +115,7 @@ def _parent_of(pid: int) -> int:
 
 
 def _verdict_on(pid: int) -> dict[str, Any]:
-    """Describe the end of another process's child; the kernel keeps its status until the parent has read it."""
+    """Describe the end of another process's child, whose status the kernel keeps until the parent reads it."""
     try:
         fields = stat_of(pid)
         state, status = fields[0], int(fields[49])

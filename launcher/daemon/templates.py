@@ -1,6 +1,6 @@
-"""Worker templates, the daemon's side: processes that import torch and fork workers on request.
+"""The daemon's side of worker templates, processes that import torch and fork workers on request.
 
-There is one per interpreter and environment; its program is ``rlinf_async._worker.template``.
+There is one template per interpreter and environment; its program is ``rlinf_async._worker.template``.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _EXEC_TIME_VARIABLES: Final = re.compile("|".join(map(fnmatch.translate, (
     "LD_*", "PYTHON*", "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "MALLOC_*", "GLIBC_TUNABLES",
     "TORCH_*", "PYTORCH_*",
 ))))  # fmt: skip
-"""Variables that are read when a program starts; setting them after a fork would be too late."""
+"""Variables that are read when a program starts, so that setting them after a fork is too late."""
 
 _HOME: Final = str(Path(settings.__file__).parents[1])
 
 
 def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the part of an environment that requires a template of its own."""
+    """Return the variables of an environment that require a separate template."""
     return {name: value for name, value in environment.items() if _EXEC_TIME_VARIABLES.match(name)}
 
 
 def template_command(flags: Sequence[str]) -> list[str]:
     """Return the template's command line after the interpreter, without the template's own arguments.
 
-    ``-I`` and ``-E`` hide PYTHONPATH, by which a daemon may have found this package; its folder is then added in code.
+    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package, so code adds its folder.
     """
     if {"-I", "-E"}.isdisjoint(flags):
         return [*flags, "-P", "-m", "rlinf_async._worker.template"]
@@ -49,7 +49,7 @@ def template_command(flags: Sequence[str]) -> list[str]:
 
 
 class Template(ForkServer):
-    """A process that imports torch at once, while the daemon continues; ``fork`` waits for the import."""
+    """A process that imports torch immediately, while the daemon continues; ``fork`` waits for the import."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Template(ForkServer):
         log: Path | None = None,
         flags: Sequence[str] = (),
     ) -> None:
-        """``log`` gets its output, by default this process's stdout; ``flags`` are options of the interpreter."""
+        """``log`` receives its output, by default this process's stdout; ``flags`` are options of the interpreter."""
         own, other = control_pair()
         output = open_log(log)
         try:
@@ -99,7 +99,7 @@ class Template(ForkServer):
 
 
 class Templates:
-    """Templates of a node, created on demand."""
+    """A node's templates, created on demand."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class Templates:
             template.watch(loop)
 
     def get(self, environment: Mapping[str, str] | None = None, python: str | None = None) -> Template:
-        """Return the template for workers with these variables, by default the node's own."""
+        """Return the template for workers with these variables, by default the node's own variables."""
         special = exec_time(self._environment if environment is None else environment)
         key = (python or self.python, frozenset(special.items()))
         template = self._templates.get(key)
@@ -149,12 +149,12 @@ class Templates:
     def preloaded(
         self, plain: ForkServer, wanted: PreloadRequest, on_refused: OnRefused
     ) -> contextlib.AbstractAsyncContextManager[ForkServer]:
-        """Enter a template with these modules imported; see ``Preloads.use``."""
+        """Enter a template that has imported these modules; see ``Preloads.use``."""
         return self._preloads.use(plain, wanted, on_refused)
 
     def next_log(self) -> Path | None:
         self._made += 1
-        # The pid distinguishes nodes on one machine.
+        # The pid distinguishes several nodes on one machine.
         return None if self._log_dir is None else self._log_dir / f"template_{os.getpid()}_{self._made - 1}.log"
 
     def describe(self) -> str:

@@ -1,15 +1,14 @@
-"""Trace collection by daemons: one of them writes all processes' spans to a file, and compares the nodes' clocks.
+"""Trace collection by daemons, one of which writes all processes' spans to a file and compares the nodes' clocks.
 
-Every daemon reads the span logs of its processes four times a second, and on request; the file is complete after each
-batch::
+Every daemon reads its processes' span logs four times a second, and on request; the file is valid after each batch::
 
     driver ── OpenTrace ──► its daemon, home      creates the file
-    driver ── StartTrace ──► every daemon         ``traced`` to its processes, and in later welcomes
+    driver ── StartTrace ──► every daemon         sends ``traced`` to its processes, and in later welcomes
     process ──► its span log                      all its operations (_recorder/state/span_log.py)
-    daemon ── WriteSpans ──► home                 new spans of that log (span_tail.py)
-    home ── ReadClock ──► that daemon             many times in a row, with the first batch and every few seconds
+    daemon ── WriteSpans ──► home                 that log's new spans (span_tail.py)
+    home ── ReadClock ──► that daemon             many times in a row, at the first batch and every few seconds
 
-A dead process has left its span log, and reading one does not wait for a stopped process.
+A dead process leaves its span log behind, and reading a span log does not wait for a stopped process.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ from .span_tail import SpanTail
 
 logger = own_logger(__name__)
 
-_INTERVAL_S: Final = 0.25  # seconds between two rounds; a process must not fill its span log in that time
+_INTERVAL_S: Final = 0.25  # interval of reads, too short for a process to fill its span log
 
 _CLOCK_SAMPLES: Final = 64
-"""Clock readings in a row; the one with the shortest round trip counts.  On busy processors most round trips take
-longer than a call, which would then be drawn before its caller and get no arrow."""
+"""Clock readings in a row, of which the one with the shortest round trip counts.  On busy processors most round trips
+take longer than a call, which would then be drawn before its caller and without an arrow."""
 
 _CLOCK_TIMEOUT_S: Final = 2.0
 
@@ -52,7 +51,7 @@ _CLOCK_AGE_S: Final = 5.0
 
 
 class Traces:
-    """The trace of the run, at one daemon; ``log_dir`` is the folder of the file by default."""
+    """One daemon's part in the run's trace; ``log_dir`` is the file's default folder."""
 
     def __init__(
         self,
@@ -69,11 +68,11 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}  # readers of the span logs of this node's processes, by file name
+        self._tails: dict[str, SpanTail] = {}  # readers of local processes' span logs, by file name
         self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._turns = asyncio.Lock()  # held while batches are sent, so that they keep their order
+        self._turns = asyncio.Lock()  # held while batches are sent, to keep their order
         self._clocks: dict[int, ClockOffset] = defaultdict(ClockOffset)
 
     def __repr__(self) -> str:
@@ -82,7 +81,7 @@ class Traces:
     # -- the file -----------------------------------------------------------------------------------------------
 
     async def open_trace(self, requester: Requester, op: operations.OpenTrace) -> dict[str, Any]:
-        """Make this daemon the writer of the trace; return facts for other daemons.  Raises ConfigError."""
+        """Make this daemon the trace's writer; return facts for other daemons.  Raises ConfigError."""
         path = Path(op.path or self._log_dir / "trace.json")
         known = self._welcome().get("trace")
         if known is not None:
@@ -98,14 +97,14 @@ class Traces:
         return {"node": self._router.node, "path": str(self._file.path)}
 
     async def start_trace(self, requester: Requester, op: operations.StartTrace) -> None:
-        """Start tracing: inform every process of this node, present and future."""
+        """Start tracing: inform every present and future process of this node."""
         if "trace" not in self._welcome():
             self._welcome()["trace"] = facts = {"node": op.node, "path": op.path}
             self._router.broadcast_event("traced", facts)
             self._wait()
 
     async def write_spans(self, requester: Requester, op: operations.WriteSpans) -> None:
-        """Write a process's spans, sent by its daemon; they are in the file before the answer."""
+        """Write a process's spans, sent by its daemon; the answer confirms that the file contains them."""
         node = frames.node_of(requester.endpoint)
         clock = None if node == self._router.node else self._clocks[node]
         if clock is not None and (not clock.is_known or time.monotonic_ns() - clock.heard_at > _CLOCK_AGE_S * 1e9):
@@ -159,7 +158,7 @@ class Traces:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
-        # After an error there is no next round: the writing node was lost, or the error is logged.
+        # An error ends the rounds: the writing node was lost, or the error is logged.
         if not done.cancelled() and done.exception() is None:
             self._wait()
 
@@ -170,23 +169,24 @@ class Traces:
         home = facts["node"]
         async with self._turns:
             for batch in self._batches():
-                # A local call, because a request would be dropped at this daemon's end, with spans already read.
+                # Write locally without a request, because this daemon's shutdown would drop the request with spans
+                # already read.
                 if home == self._router.node:
                     self._write(home, batch)
-                    await asyncio.sleep(0)  # other tasks of the daemon are more urgent
+                    await asyncio.sleep(0)  # let the daemon's more urgent tasks run
                 else:
                     await self._router.ask(home, operations.WriteSpans(batch))
 
     def _batches(self) -> Iterator[list[Any]]:
-        # By file, not by endpoint: a process that came and went since the last round has left its log.
+        # By file, not by endpoint, because a process that came and went since the last round has left its log.
         with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and entry.name not in self._seen_files:
-                    # The file is incomplete because its process is creating it now.
+                    # The file may be incomplete because its process is just creating it.
                     with contextlib.suppress(OSError, ValueError):
                         self._find(entry)
         for name, tail in list(self._tails.items()):
-            # Must precede the read: only then does the read get the last spans of a process that has ended.
+            # Check before reading: only then does the read include the last spans of a process that has ended.
             has_ended = tail.identity["endpoint"] in self._gone
             identity = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
             try:
@@ -195,7 +195,7 @@ class Traces:
                     yield [*identity, *tail.take()]
             except FileNotFoundError:
                 has_ended = True
-            except OSError:  # no descriptor is free, and the next round reads the rest
+            except OSError:  # no descriptor is free; the next round reads the rest
                 has_ended = False
             except (TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
                 logger.warning("the spans of %s cannot be read any further: %s", tail, error)
@@ -209,7 +209,7 @@ class Traces:
             (self._log_dir / DIRECTORY / name).unlink()
 
     def _find(self, entry: os.DirEntry[str]) -> None:
-        # A log directory chosen by the user may contain files of other nodes and of earlier runs.
+        # A log directory that the user chose may contain files of other nodes and of earlier runs.
         if frames.node_of(int(entry.name.removesuffix(SUFFIX), 16)) == self._router.node:
             tail = SpanTail(Path(entry.path))
             if tail.identity["run"] == self._run:

@@ -1,4 +1,4 @@
-"""Descriptions of long waits for error texts: progress of requests at this daemon, and content of queues."""
+"""Descriptions of long waits for error texts: requests' progress at this daemon, and queues' contents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .templates import Templates
 
 
 class WaitDescriptions:
-    """Handlers that describe in words why a request waits, without waiting; ``state`` describes a process."""
+    """Handlers that describe why a request waits, without waiting themselves; ``state`` describes a process."""
 
     def __init__(
         self,
@@ -40,13 +40,13 @@ class WaitDescriptions:
         }
 
     async def request_progress(self, requester: Requester, op: operations.RequestProgress) -> str:
-        """Describe why an open request of the requester waits at this daemon; empty if unknown."""
+        """Describe why the requester's open request waits at this daemon; empty if unknown."""
         waiting = operations.read(op.operation, op.fields)
         tell = self._progress.get(type(waiting))
         return "" if tell is None else tell(Ticket(requester.endpoint, op.number), waiting)
 
     async def queue_state(self, requester: Requester, op: operations.QueueState) -> str:
-        """Describe the items of a channel under a key, and the requests that wait there."""
+        """Describe a channel's items under a key, and the requests waiting there."""
         return self._channels.describe(op.number, op.key)
 
     def _live_workers_of(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Environment of a group's workers on a node, merged: variables, interpreter, import paths, network interface."""
+"""Environment of a group's workers on a node: variables, interpreter, import paths and network interface, merged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _NETWORK: Final = "RLINF_COMM_NET_DEVICES"
 
 @dataclass(frozen=True)
 class WorkerEnv:
-    """Environment that all workers of one spawn request share.
+    """Environment shared by all workers of one spawn request.
 
     Attributes:
         own: the node's variables with the launching script's changes.
-        special: the group's variables beside them; path lists include the node's.
-        python: the group's own interpreter; None for the node's.
-        paths: folders of the group's own ``PYTHONPATH``, before the script's.
+        special: the group's additional variables; path lists include the node's.
+        python: the group's own interpreter; None to use the node's.
+        paths: folders in the group's own ``PYTHONPATH``, before the script's.
     """
 
     own: Mapping[str, str]
@@ -32,10 +32,10 @@ class WorkerEnv:
     paths: tuple[str, ...]
 
     def variables(self, worker: Mapping[str, str]) -> dict[str, str]:
-        """Return all variables of one worker; ``worker`` are its own."""
+        """Return all variables of one worker, including its own variables ``worker``."""
         found = {**self.own, **worker, **self.special}
         if network := found.get(_NETWORK):
-            # A variable that is set for one of the libraries keeps its value.
+            # A variable set for a particular library keeps its value.
             found.setdefault("GLOO_SOCKET_IFNAME", network)
             family = get_family(worker.get("ACCELERATOR_TYPE", ""))
             if family is not None:
@@ -51,10 +51,10 @@ def prepare(
     node: str,
     script_env: Mapping[bytes, bytes | None],
 ) -> WorkerEnv:
-    """Return the environment of the workers of one request; raises LaunchError if the node lacks ``python``.
+    """Return the environment for one request's workers; raise LaunchError if the node lacks ``python``.
 
-    The group's ``env`` overrides all others.  Path lists of ``node_env``, from the configuration, are added to the
-    node's; those of ``script_env``, the launching script's changes (None: deleted), precede the node's.
+    The group's ``env`` overrides everything else.  Path lists of ``node_env``, from the configuration, extend the
+    node's; path lists of ``script_env``, the launching script's changes (None: deleted), precede the node's.
     """
     own = _changed(own, script_env)
     everything = merge_worker_env_vars(own, node_env, get_path_env_merge_mode({**own, **node_env}))
@@ -65,7 +65,7 @@ def prepare(
 
 def _changed(own: Mapping[str, str], script_env: Mapping[bytes, bytes | None]) -> dict[str, str]:
     changes = {os.fsdecode(name): None if value is None else os.fsdecode(value) for name, value in script_env.items()}
-    # A path list equal to the node's keeps its order: another order would need another template.
+    # A path list with the node's entries keeps the node's order, because another order would need another template.
     kept = {name: value for name, value in changes.items() if value is not None and value != own.get(name)}
     merged = merge_worker_env_vars(own, kept, get_path_env_merge_mode({**own, **kept}))
     return {name: value for name, value in merged.items() if changes.get(name, "") is not None}

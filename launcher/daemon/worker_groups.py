@@ -1,6 +1,6 @@
-"""``WorkerGroups``: the local part of a run's worker groups: starts workers, ends groups in order.
+"""``WorkerGroups``: one node's part of the run's worker groups: starts workers, and shuts groups down.
 
-It also keeps the listening sockets of the groups' stores, at MASTER_PORT, until rank 0 takes them over.
+It also keeps the listening sockets of groups' stores, at MASTER_PORT, until rank 0 takes them over.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ logger = own_logger(__name__)
 _MAX_FORMER: Final = 64
 
 NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
-"""Factory of a worker process, not yet started."""
+"""Factory of a worker process that has not started."""
 
 
 @dataclass
 class LocalGroup:
-    """The local part of a worker group.
+    """One node's part of a worker group.
 
     Attributes:
-        number: number of the group's registered name; another group of the same name has another one.
+        number: number of the group's registered name, which tells groups of the same name apart.
         supervised: the owner restarts dead workers.
-        close_grace: seconds for the workers' end if the owner has ended.
-        former: dead workers whose rank was started again.
-        past: endpoints dropped from ``former``; they may own channels that live as long as the group.
-        spawning: open requests that start workers.
+        close_grace: seconds for workers to end after the owner has ended.
+        former: dead workers whose rank was restarted.
+        past: endpoints dropped from ``former``, which may own channels that live as long as the group.
+        spawning: open requests to start workers.
         store: socket of the store at MASTER_PORT, for the next rank 0.
     """
 
@@ -72,7 +72,7 @@ class LocalGroup:
 
 @dataclass(frozen=True)
 class Site:
-    """Constants of a node: names, address, log directory, environment of workers."""
+    """Constants of a node: names, address, log directory, workers' environment."""
 
     run: str
     node: int
@@ -86,7 +86,7 @@ class Site:
     ports: Sequence[int] | None = None
 
     def local_path(self, path: str) -> str:
-        """Return this machine's path for a path of the driver's machine (``--sync``)."""
+        """Translate a path on the driver's machine into one on this machine (``--sync``)."""
         if self.sync is None:
             return path
         driver_folder, local_folder = self.sync
@@ -96,17 +96,17 @@ class Site:
 
 
 class WorkerGroups:
-    """Workers of one node: started, and ended with their groups.
+    """Workers of one node, started and ended with their groups.
 
     Args:
         abandon: closes a group whose owner has ended.
         greet: sends the first frame to an endpoint.
-        on_died: called at each worker's end, expected or not.
-        forget: frees the state of an ended endpoint of this node.
+        on_died: called when a worker ends, expectedly or not.
+        forget: frees the state of an ended local endpoint.
 
     Attributes:
-        by_number: groups by the number of their name.
-        closing: the node is ending; no further worker is started.
+        by_number: groups by their name's number.
+        closing: the node is shutting down and starts no more workers.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class WorkerGroups:
         return next((group for group in self.by_number.values() if endpoint in group.workers), None)
 
     async def open_store(self, requester: Requester, op: operations.OpenStore) -> int:
-        """Listen on this node's address for the store of rank 0; return the port."""
+        """Listen on this node's address for rank 0's store; return the port."""
         group = self._group_of(requester.endpoint, op)
         with explained_shortage(self._site.name, f"the store of group '{op.group}'", 1):
             listener = self._ports.listen(f"the store of group '{op.group}'")
@@ -160,7 +160,7 @@ class WorkerGroups:
         return int(listener.getsockname()[1])
 
     async def spawn(self, requester: Requester, op: operations.Spawn) -> list[list[Any]]:
-        """Start workers on this node; return ``[number, pid, log path]`` of each, in the order of the request."""
+        """Start workers on this node; return each one's ``[number, pid, log path]``, in the order of the request."""
         count = len(op.workers)
         workers = f"{count} worker{'s' * (count != 1)} of group '{op.group}'"
         with explained_shortage(self._site.name, workers, count * DESCRIPTORS_PER_WORKER):
@@ -175,20 +175,20 @@ class WorkerGroups:
         try:
             for earlier in [each for each in self.by_number.values() if (each.name, each.owner) == (group.name, owner)]:
                 if earlier.closed is not None and earlier is not group:
-                    # Workers of the earlier group still have the devices and ports.
+                    # Workers of the earlier group still hold the devices and ports.
                     await asyncio.shield(earlier.closed)
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
-            # A concurrent request may still start workers of this group; without the entry nothing would end them.  A
-            # group whose ranks are all away keeps its channels and the store.
+            # A concurrent request may still start workers of this group, and without the entry nothing would end them.
+            # A group whose ranks are all being restarted keeps its channels and the store.
             # tests/launcher/daemon/test_group_spawns.py::test_a_failed_spawn_leaves_the_groups_other_workers
             if not (group.spawning or group.workers or group.former) and group.closed is None:
                 self.by_number.pop(group.number, None)
                 _close_store_of(group)
 
     def _group_of(self, owner: int, op: operations.OpenStore | operations.Spawn) -> LocalGroup:
-        """Return the group of a request, created by its first request."""
+        """Return a request's group, which the first request creates."""
         group = self.by_number.setdefault(op.number, LocalGroup(op.number, op.group, owner))
         if group.owner != owner:
             raise LaunchError(f"group '{group.name}' (number {op.number}) is another process's, and not '{op.group}'")
@@ -196,7 +196,7 @@ class WorkerGroups:
 
     async def _spawn_in(self, group: LocalGroup, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
-        self._check_wanted(group)  # must come first: an ending node must not start a template and wait for its imports
+        self._check_wanted(group)  # first, because a closing node must not start a template and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)
@@ -235,7 +235,7 @@ class WorkerGroups:
         return {"OMP_NUM_THREADS": str(threads), **environment, **node}
 
     def _replace_dead(self, group: LocalGroup, ranks: Sequence[int]) -> None:
-        """Move dead workers of these ranks to ``former``; their channels live on with the group."""
+        """Move these ranks' dead workers to ``former``; their channels live as long as the group."""
         for endpoint in group.workers.copy():
             assert endpoint.process is not None
             if endpoint.exit_report is not None and endpoint.process.setup.rank in ranks:
@@ -250,12 +250,12 @@ class WorkerGroups:
         del group.former[:-_MAX_FORMER]
 
     def _check_wanted(self, group: LocalGroup) -> None:
-        """Raise LaunchError if the group is closed, its owner has ended, or the node is ending."""
+        """Raise LaunchError if the group is closed, its owner has ended, or the node is shutting down."""
         if group.closed is not None or group.owner in self._gone or self.closing:
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
     def _store_for(self, group: LocalGroup) -> socket.socket | None:
-        """Return the store's socket for rank 0; a supervised group keeps a duplicate, so that its port stays taken."""
+        """Return the store's socket for rank 0; a supervised group keeps a duplicate to hold the port."""
         store = group.store
         if group.supervised and store is not None:
             return store.dup()
@@ -270,10 +270,10 @@ class WorkerGroups:
         return ProfiledStarter(profiler, spec["env"], python, templates.flags, self._site, templates.open_files)
 
     async def _undo(self, group: LocalGroup, endpoint: Endpoint) -> None:
-        """End a worker of a failed launch; return once it is reaped."""
+        """End a worker of a failed launch; return once it has been reaped."""
         assert endpoint.process is not None
         if endpoint.exit_report is not None:
-            self._forget(endpoint.id)  # it has died, and its channels were kept for the group until now
+            self._forget(endpoint.id)  # its channels were kept for the group until now
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
@@ -287,8 +287,8 @@ class WorkerGroups:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The import in the template may have taken long.  A worker of a group that was closed meanwhile would take the
-        # store of the next group of the same name.
+        # The template's import may have taken long.  If the group was closed during the import, its worker would take
+        # the store of the next group with the same name.
         self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
@@ -341,7 +341,7 @@ class WorkerGroups:
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
-            # The pidfd reports the death; a child of the process may keep the socket open.
+            # The pidfd reports the death, since a child of the process may keep the socket open.
             on_closed=lambda reason: None,
         )
         self._greet(endpoint)
@@ -350,7 +350,7 @@ class WorkerGroups:
         return endpoint
 
     async def close(self, requester: Requester, op: operations.CloseGroup) -> None:
-        """End the workers of a group on this node, in order within ``grace`` seconds where possible."""
+        """End a group's workers on this node, letting them finish for ``grace`` seconds."""
         group = self.by_number.get(op.number)
         if group is not None and group.owner == requester.endpoint:
             await self.close_group(group, op.grace)
@@ -404,7 +404,7 @@ def _close_store_of(group: LocalGroup) -> None:
 
 
 async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
-    """Wait for orderly ends; kill stopped processes when the grace for calls is over, the others after the full one."""
+    """Wait for workers to exit; kill stopped ones after the grace for calls, all others after the full grace."""
     waits = (seconds_for_calls(grace), seconds_until_kill(grace) - seconds_for_calls(grace), None)
     for number, timeout in enumerate(waits):
         waiting = [process.ended for process in processes if not process.ended.done()]
@@ -419,7 +419,7 @@ async def _end(processes: Sequence[WorkerProcess], grace: float) -> None:
 
 
 def _first_number(text: str | None) -> int | None:
-    """Return the first number of a list such as OpenMP's ``"4,2"``; None if it does not begin with a number."""
+    """Return the first number of a list such as OpenMP's ``"4,2"``; None if it does not start with a number."""
     try:
         return max(1, int((text or "").split(",")[0]))
     except ValueError:

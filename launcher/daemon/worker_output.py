@@ -1,4 +1,4 @@
-"""Capture of a worker's stdout or stderr from its pipe: log file, last lines for exit reports, line subscribers."""
+"""Capture of a worker's stdout or stderr from its pipe, for the log file, exit reports and line subscribers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlinf_async._core.printable import printable
 MAX_LINE_BYTES: Final = 8192
 _MAX_REPORTED_LINE_CHARS: Final = 400
 MAX_LAST_READS: Final = 32
-"""Reads of a dead worker's pipe.  Its own output is in the first ones (a pipe holds 64 KiB, or 1 MiB if enlarged); a
-descendant that writes without end must not block the node."""
+"""Limit of reads from a dead worker's pipe.  The worker's own output is in the first ones (a pipe holds 64 KiB, or 1
+MiB if enlarged), and a descendant that writes endlessly must not block the node."""
 
 
 class WorkerOutput:
@@ -27,7 +27,7 @@ class WorkerOutput:
 
     Attributes:
         written_bytes: bytes that the worker has written.
-        lost_bytes: bytes missing from the log, because of ``log_error``.
+        lost_bytes: bytes missing from the log because of ``log_error``.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class WorkerOutput:
         loop.add_reader(fd, self._readable)
 
     def last_lines(self) -> list[str]:
-        """Return the last lines, including an unfinished one."""
+        """Return the last lines, including an unfinished line."""
         rest = _text(self._rest).strip()
         return [_cut(line, _MAX_REPORTED_LINE_CHARS) for line in (*self._last, rest) if line]
 
@@ -91,20 +91,20 @@ class WorkerOutput:
             self.log_error = _reason(error)
 
     def _write_log(self, data: bytes) -> bool:
-        """Append to the log; return True if its first loss occurs now.  A full disk must not stop the run."""
+        """Append to the log; return True if output is lost for the first time: a full disk must not stop the run."""
         complete = not self.lost_bytes
         self.written_bytes += len(data)
         view = memoryview(data)
         try:
             while self._log_fd is not None and view:
-                view = view[os.write(self._log_fd, view) :]  # a nearly full disk may take only a part
+                view = view[os.write(self._log_fd, view) :]  # a nearly full disk may accept only a part
         except OSError as error:
             self.log_error = _reason(error)
         self.lost_bytes += len(view)
         return complete and bool(view)
 
     def close(self) -> None:
-        """Read the remaining output, in bounded steps since a descendant may write on, and close the pipe and log."""
+        """Read the remaining output, with a limit because a descendant may keep writing, and close the pipe and log."""
         if not self._open:
             return
         self._open = False

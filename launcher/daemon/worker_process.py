@@ -1,4 +1,4 @@
-"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report; kills its leftovers."""
+"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report, and its leftovers."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from .process_state import Image, image_of
 from .worker_output import WorkerOutput, log_lacks
 
 DESCRIPTORS_PER_WORKER: Final = 9
-"""Descriptors of the daemon per worker during its start: two socket ends, two pipes, two logs, a pidfd."""
+"""The daemon's descriptors per worker during its start: two socket ends, two pipes, two logs, a pidfd."""
 
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 
 
 class WorkerStarter(Protocol):
-    """Interface to start a worker process: a template, or a profiler."""
+    """Interface of a template or a profiler, which starts a worker process."""
 
     async def fork(self, spec: Mapping[str, Any], fds: Sequence[int]) -> int: ...
 
 
 @dataclass
 class WorkerSetup:
-    """Inputs of a worker process: plain data, and inherited descriptors."""
+    """Inputs of a worker process: plain data, and descriptors to inherit."""
 
     group: str
     rank: int
@@ -62,7 +62,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._kill_reason = ""
-        self.image: Image | None = None  # the program that the process runs after its fork; None under a profiler
+        self.image: Image | None = None  # the program that the forked process runs; None under a profiler
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[WorkerOutput] = []
@@ -80,7 +80,7 @@ class WorkerProcess:
         return f"{self.log}{_SUFFIXES[stream]}"
 
     async def start(self, template: WorkerStarter, on_death: Callable[[], None]) -> socket.socket:
-        """Start the process; return this daemon's end of its socket.  Raises LaunchError if the fork failed."""
+        """Start the process; return the daemon's end of its socket.  Raises LaunchError if the fork failed."""
         try:
             own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         except BaseException:
@@ -125,7 +125,7 @@ class WorkerProcess:
         try:
             return os.pidfd_open(self.pid)
         except OSError as error:
-            # The worker waits for a greeting that never comes.
+            # Kill the worker, which would wait forever for its greeting.
             os.kill(self.pid, signal.SIGKILL)
             os.waitpid(self.pid, 0)
             raise LaunchError(f"a worker could not be watched: {error}{limit_met(error)}") from error
@@ -137,7 +137,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        # The leftovers first: they may write into the outputs forever.
+        # Kill the leftovers first, because they may write to the outputs forever.
         closes = (output.close for output in self._outputs)
         run_all(f"worker {self.setup.name}", (self._leftovers.end, *closes, on_death))
 
@@ -149,7 +149,7 @@ class WorkerProcess:
     # -- close ------------------------------------------------------------------------------------------------
 
     def kill(self, reason: str = "") -> None:
-        """Kill the process; ``reason`` replaces the signal in the exit report."""
+        """Kill the process; ``reason`` replaces the signal in its exit report."""
         if self.exit_status is None and self.pid:
             self._kill_reason = reason or self._kill_reason
             with contextlib.suppress(ProcessLookupError):
@@ -162,13 +162,13 @@ class WorkerProcess:
         signal.pidfd_send_signal(self._pidfd, number)
 
     def stderr_tail(self) -> list[str]:
-        """Return the last lines of stderr, of the worker and its descendants."""
+        """Return the last lines that the worker and its descendants wrote to stderr."""
         return self._outputs[1].last_lines()
 
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
-        """Return the facts of the death, as ``WorkerDied`` takes them."""
+        """Return the facts about the death that ``WorkerDied`` takes."""
         assert self.exit_status is not None
-        # The process may have died before the kill.
+        # The process may have died before the kill, for another reason.
         reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""
         return {
             "group": self.setup.group,

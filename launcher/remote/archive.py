@@ -1,4 +1,4 @@
-"""Archive of the folder that ``--sync`` ships: a compressed tar in memory, of git's files, or all but caches."""
+"""Archive of the folder that ``--sync`` ships: a compressed tar in memory, of git's files, or of all but caches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
 
-LARGE_BYTES: Final = 64 << 20  # from this size on, the launcher warns that the archive delays the start
+LARGE_BYTES: Final = 64 << 20  # above this size the launcher warns that the archive delays the start
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _GIT_TIMEOUT_S: Final = 60.0
@@ -24,11 +24,11 @@ class Archive:
     """The packed folder.
 
     Attributes:
-        data: a compressed tar file; names are relative to the folder.
-        files: number of files in it.
+        data: a compressed tar file, with names relative to the folder.
+        files: number of files in the archive.
         largest: the largest files as ``(bytes, name)``, largest first.
-        left_out: names of members that cannot be shipped: links out of the folder, sockets, devices.
-        unread: checkouts that git could not read, with git's error; all their files are in the archive.
+        left_out: members that cannot be shipped: links out of the folder, sockets, devices.
+        unread: checkouts that git could not read, with git's error; the archive contains all their files.
     """
 
     data: bytes
@@ -39,7 +39,7 @@ class Archive:
 
     @property
     def warning(self) -> str | None:
-        """Warning for the user; None without one."""
+        """Warning for the user, if any."""
         words = [f"--sync ships all files of {each}, whatever .gitignore says: {why}" for each, why in self.unread]
         if len(self.data) > LARGE_BYTES:
             big = ", ".join(f"{name} ({size >> 20} MiB)" for size, name in self.largest[:3])
@@ -53,14 +53,14 @@ class Archive:
 
 
 def pack(folder: Path) -> Archive:
-    """Pack the files that git tracks or would add, else all but caches; blocks.  Raises ConfigError if unreadable."""
+    """Pack the files that git tracks or would add, or without git all but caches; blocks.  Raises ConfigError."""
     sink = io.BytesIO()
     sizes: list[tuple[int, str]] = []
     left_out: list[str] = []
     unread: list[tuple[Path, str]] = []
     name = ""
     try:
-        # Level 1: code is small, and more compression would take longer than the network saves.
+        # Level 1, because code is small, and more compression would take longer than it saves on the network.
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
@@ -73,7 +73,7 @@ def pack(folder: Path) -> Archive:
                     tar.addfile(member)
                 else:
                     left_out.append(name)
-            if _is_our_checkout(folder):  # nothing is installed there, so the folder gets the launcher's import name
+            if _is_our_checkout(folder):  # nothing is installed there, so the folder needs the launcher's import name
                 link = tarfile.TarInfo("rlinf_launcher")
                 link.type, link.linkname = tarfile.SYMTYPE, "launcher"
                 tar.addfile(link)
@@ -111,14 +111,14 @@ def _names(folder: Path, unread: list[tuple[Path, str]]) -> Iterator[str]:
     for name in tracked:
         if _SKIPPED_FOLDERS.isdisjoint(Path(name).parts) and not name.endswith(".pyc"):
             path = folder / name
-            if path.is_dir() and not path.is_symlink():  # a submodule, or a checkout inside the checkout
+            if path.is_dir() and not path.is_symlink():  # a submodule, or a nested checkout
                 yield from (f"{name.rstrip('/')}/{inner}" for inner in _names(path, unread))
             elif path.is_symlink() or path.exists():  # git still lists deleted files
                 yield name
 
 
 def _git_names(folder: Path, unread: list[tuple[Path, str]]) -> list[str] | None:
-    """Return the files that git lists; None without a checkout or git, on an error, or if git ignores all files."""
+    """Return the files that git lists; None without a checkout or git, on an error, or if git ignores every file."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None
     command = ["git", "-C", str(folder), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]

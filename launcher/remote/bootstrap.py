@@ -1,8 +1,8 @@
-"""Bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for that stdin.
+"""Bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for stdin.
 
-The line is the same for every host and run and contains no secrets; the program and everything secret follow on stdin.
-It must pass any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run on any
-Python that ``python`` may be, and not read a byte too many, because stdin becomes the daemon's.
+The line is the same for every host and run and contains no secrets; the program and all secrets follow on stdin.  The
+line must pass any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run on
+whatever Python ``python`` is, and not read a byte too many, because stdin becomes the daemon's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ g["main"](read)
 
 BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'  # the argument of python -c
 
-TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, which says that the interpreter is too old
+TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, about too old an interpreter
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:

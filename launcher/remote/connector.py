@@ -1,4 +1,4 @@
-"""``Connector``, the interface of a way to a host (ssh, srun or this machine): command lines, and errors explained."""
+"""``Connector``, the interface for reaching a host (ssh, srun or this machine): commands, and errors explained."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from rlinf_async._wire.remote_exit import RemoteExit
 
 
 class Connector(Protocol):
-    """Interface of a command that runs the bootstrap on a host, with its stdin and stdout as pipes to the launcher."""
+    """Command that runs the bootstrap on a host, with stdin and stdout as pipes to the launcher."""
 
     @property
     def argv(self) -> Sequence[str]:
-        """The command line for this machine."""
+        """Command line to run on this machine."""
 
     @property
     def is_here(self) -> bool:
         """True if the host is this machine."""
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        """Return a command that ends a remote side unaware of its dead connection; ``answer`` is its preflight's."""
+        """Return a command that ends a remote side unaware of its dead connection, given its preflight's answer."""
 
     def explain(self, exited: RemoteExit) -> str:
-        """Explain why the remote side has ended, with a fix."""
+        """Explain why the remote side has ended, and how to fix it."""

@@ -1,4 +1,4 @@
-"""Environment variables of the user that every node of a run gets, by patterns, ``-e`` and env files."""
+"""The user's environment variables that every node of a run receives, by patterns, ``-e`` and env files."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXPORTED = (
     "LANG",
     "LC_*",
 )
-"""Patterns of variables that every node gets by default."""
+"""Patterns of variables that every node receives by default."""
 
 OWN_TO_A_MACHINE = (
     "CUDA_VISIBLE_DEVICES",
@@ -54,9 +54,9 @@ OWN_TO_A_MACHINE = (
     "SSH_*",
     "_",
 )
-"""Patterns of variables that describe one machine: only ``-e NAME`` exports them, no pattern, not even ``*``."""
+"""Patterns of variables that describe one machine, exported only by ``-e NAME`` and by no pattern, not even ``*``."""
 
-RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")  # variables that the launcher itself sets in each process
+RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")  # variables that the launcher sets in each process
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
@@ -73,8 +73,8 @@ def chosen(
 ) -> dict[str, str]:
     """Return the variables for every node, sorted by name.  Raises ConfigError.
 
-    Shell ``patterns`` come beside ``EXPORTED``; one that begins with ``!`` excludes names.  Lines of ``files`` override
-    ``environ``, later files earlier ones; ``named`` (``-e``) overrides all others, None takes a value from ``environ``.
+    Shell ``patterns`` add to ``EXPORTED``; a pattern beginning with ``!`` excludes names.  Lines of ``files`` override
+    ``environ``, later files override earlier ones; ``named`` (``-e``) overrides all, None meaning ``environ``'s value.
     """
     patterns = tuple(patterns)
     wanted = EXPORTED + tuple(each for each in patterns if not each.startswith("!"))
@@ -97,7 +97,7 @@ def chosen(
 
 
 def read_env_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the variables of a file: ``NAME=value`` lines, with or without ``export``, comments, quotes.
+    """Return the variables of a file of ``NAME=value`` lines, which may have ``export``, comments and quotes.
 
     Quotes around a whole value are removed; nothing is expanded.  Raises ConfigError with ``file:line:col``.
     """

@@ -1,4 +1,4 @@
-"""``Host``: a machine of a run: name, address, slots, GPUs, labels, variables, and its place in a Slurm allocation."""
+"""``Host``: a machine of a run, with its name, address, slots, GPUs, labels, variables, and place in a Slurm job."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True)
 class SlurmNode:
-    """A node of a Slurm allocation that ``srun`` reaches by its name there.
+    """A node of a Slurm allocation, which ``srun`` reaches by its name in the allocation.
 
     Attributes:
-        is_here: the launcher runs on it, inside the allocation, so no srun is needed.
+        is_here: the launcher itself runs on this node, so no srun is needed.
         component: number after ``--het-group`` in a heterogeneous job.
-        gpus: GPUs that the job has on it; None if unknown.
+        gpus: the job's GPUs on the node; None if unknown.
     """
 
     is_here: bool = False
@@ -32,18 +32,18 @@ class Host:
     """One machine of a run.
 
     Attributes:
-        name: argument of ssh; IPv6 without brackets.
-        slots: number of workers; None for one per GPU, or one.
-        user, port: for ssh; None for ssh's own configuration.
-        address: IP for the other nodes; None to find it out.
-        python: interpreter to run there.
-        gpus: devices to use, by index or UUID; None for all that are found.
+        name: argument for ssh; IPv6 without brackets.
+        slots: number of workers; None means one per GPU, or one.
+        user, port: for ssh; None uses ssh's own configuration.
+        address: IP for the other nodes; None to discover it.
+        python: interpreter to run on the host.
+        gpus: devices to use, by index or UUID; None for all devices found.
         labels: labels for placement.
-        env: variables for this host alone.
-        fake_gpus: number of GPUs to pretend, to rehearse a placement.
-        source: place of the entry as ``file:line``.
+        env: variables for this host only.
+        fake_gpus: number of GPUs to pretend to have, to rehearse a placement.
+        source: location of the entry as ``file:line``.
         max_slots: upper bound of ``slots``, also if ``slots`` is None.
-        slurm: its place in the Slurm allocation, if srun is the way to it.
+        slurm: its place in the Slurm allocation, if the launcher reaches it with srun.
     """
 
     name: str
@@ -62,17 +62,17 @@ class Host:
 
     @property
     def is_local(self) -> bool:
-        """True if the name means this machine; with a user or port (``alice@localhost``) ssh is used all the same."""
+        """True if the name means this machine; ``alice@localhost``, with a user or port, still uses ssh."""
         return self.name.lower() in _LOCAL and self.user is None and self.port is None
 
     @property
     def identity(self) -> tuple[str, int | None]:
-        """Key that is equal for entries of the same machine; two ssh ports may lead to two machines."""
+        """Key that is equal for entries of the same machine; different ssh ports may lead to different machines."""
         return ("localhost" if self.is_local else self.name.lower(), self.port)
 
 
 def describe(host: Host, *, is_here: bool = False) -> str:
-    """Describe a host as it was understood, in one line, with secrets masked.
+    """Describe a parsed host in one line, with secrets masked.
 
     Args:
         is_here: the host is this machine.

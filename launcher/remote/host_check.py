@@ -1,6 +1,6 @@
-"""``HostCheck``: runs the preflight on all hosts, compares the answers, chooses addresses, holds the lifelines.
+"""``HostCheck``: runs the preflight on all hosts, compares the answers, chooses addresses, and holds the lifelines.
 
-In a run the preflight processes then become the daemons, on the same stdin and stdout.
+In a run the preflight processes then become the daemons, with the same stdin and stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PYTHON_MINIMUM: Final = (3, 11)
 _PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 _PACKAGES_BETWEEN_NODES: Final = ("grpc", "cryptography")
 
-_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh that has not connected by then is killed
+_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh still unconnected by then is killed
 _NO_TIMEOUT_S: Final = 24 * 3600.0
 _WARN_CLOCK_SKEW_S: Final = 300.0
 _MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days before the start
@@ -37,7 +37,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Preflights of all hosts: their answers by rank, and open lifelines by rank, which the caller closes."""
+    """Preflights of all hosts: answers by rank, and open lifelines by rank, which the caller must close."""
 
     def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""
@@ -66,9 +66,9 @@ class HostCheck:
         return failures
 
     def binds(self) -> dict[int, str | None]:
-        """Return the address on which each node's daemon listens for the others; None if it has none.
+        """Return the address on which each node's daemon listens for other nodes; None if it needs none.
 
-        A single node on this machine needs none, and several nodes on this machine alone use the loopback.
+        A single node on this machine needs none; if all nodes are on this machine, they use the loopback.
         """
         if len(self._nodes) == 1 and self._nodes[0].is_here:
             return {0: None}
@@ -84,7 +84,7 @@ class HostCheck:
         return binds
 
     def checked(self, rank: int) -> list[str]:
-        """Describe the checks of a host; empty if it did not answer."""
+        """Describe the checks made on a host; empty if the host did not answer."""
         answer = self.answers.get(rank)
         if answer is None:
             return []
@@ -154,11 +154,11 @@ class HostCheck:
         return str(self._folder(path.parent) / path.name)
 
     def _folder(self, folder: Path) -> Path:
-        """Return a folder as it was typed; with ``--sync`` resolved, so that it can be found in the shipped folder."""
+        """Return a folder as the user typed it; with ``--sync`` resolved, so that it is found in the shipped folder."""
         return folder if self._options.sync is None else folder.resolve()
 
     def judge(self) -> dict[int, str]:
-        """Return error texts by rank of checks that compare all answers, or need this machine's facts."""
+        """Return error texts by rank from checks that compare all answers, or need this machine's facts."""
         failures: dict[int, list[str]] = {}
         binds = self.binds()
         complete = len(self.answers) == len(self._nodes)
@@ -199,7 +199,7 @@ class HostCheck:
 
 
 def own_version() -> str:
-    """Return the own version; empty in a checkout that is not installed."""
+    """Return the installed version; empty in a checkout that is not installed."""
     try:
         return metadata.version("rlinf-async")
     except metadata.PackageNotFoundError:
@@ -207,7 +207,7 @@ def own_version() -> str:
 
 
 def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for nodes on one machine; for srun its slurmd's name (a machine may run several)."""
+    """Return a key that is equal for nodes on one machine; with srun the slurmd's name (a machine may run several)."""
     keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
     return tuple(str(answer[key]) for key in keys)
 

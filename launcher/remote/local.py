@@ -1,4 +1,4 @@
-"""Connector for this machine, without ssh; recognises hosts that are this machine."""
+"""Connector for this machine, without ssh, and the check whether a host is this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .prologue import bootstrap_argv, explain_prologue
 
 @dataclass(frozen=True)
 class LocalConnector:
-    """Connector of this machine; ``default`` is the interpreter if ``python`` is None."""
+    """Connector for this machine; ``default`` is the interpreter used if ``python`` is None."""
 
     python: str | None
     default: str = sys.executable
@@ -42,7 +42,7 @@ class LocalConnector:
 
 
 def is_here(host: Host) -> bool:
-    """True if a host is this machine: one of its names, without settings that only ssh uses."""
+    """True if a host's name means this machine and the host has no settings that only ssh uses."""
     if host.is_local:
         return True
     own = socket.gethostname().lower()

@@ -1,4 +1,4 @@
-"""Plan of a run's nodes from its hosts and options: choice, order by rank, a connector for each."""
+"""Plan of a run's nodes from its hosts and options: the chosen hosts, in rank order, each with a connector."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NODE_RANK: Final = "RLINF_NODE_RANK"
 
 @dataclass(frozen=True)
 class PlannedNode:
-    """One node to start; a ``hidden`` one, not in the list and after all others, only connects the driver's machine."""
+    """One node to start; a ``hidden`` node, unlisted and last, only connects the driver's machine."""
 
     rank: int
     host: Host
@@ -40,7 +40,7 @@ class PlannedNode:
 
 
 def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
-    """Return the nodes of a run by rank, at least one on this machine.  Raises ConfigError without enough hosts."""
+    """Return a run's nodes by rank, at least one on this machine.  Raises ConfigError if there are too few hosts."""
     hosts = by_node_rank(chosen_hosts(hosts, options))
     nodes = [PlannedNode(rank, host, _way(host, options)) for rank, host in enumerate(hosts)]
     if not any(node.is_here for node in nodes):
@@ -50,7 +50,7 @@ def plan(hosts: Sequence[Host], options: Options) -> tuple[PlannedNode, ...]:
 
 
 def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
-    """Apply ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` to the hosts that were found."""
+    """Apply ``--local-nodes``, ``--fake-gpus`` and ``--nnodes`` to the hosts found."""
     if options.local_nodes is not None:
         local_host = Host("localhost", source=f"--local-nodes {options.local_nodes}")
         count = options.local_nodes
@@ -71,7 +71,7 @@ def chosen_hosts(hosts: Sequence[Host], options: Options) -> tuple[Host, ...]:
 
 
 def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
-    """Return the hosts by ``env.RLINF_NODE_RANK=``, or as listed if none has it.  Raises ConfigError otherwise."""
+    """Return the hosts ordered by ``env.RLINF_NODE_RANK=``, or as listed.  Raises ConfigError if only some set it."""
     ranked = [(host, host.env[NODE_RANK].strip()) for host in hosts if NODE_RANK in host.env]
     if not ranked:
         return tuple(hosts)
@@ -92,7 +92,7 @@ def by_node_rank(hosts: Sequence[Host]) -> tuple[Host, ...]:
 
 
 def driver_python(options: Options) -> str:
-    """Return the interpreter of the script and of a hidden node: ``--python`` if it exists here, else this one."""
+    """Return the interpreter for the script and a hidden node: ``--python`` if it exists here, else this one."""
     return found_here(options.python) or sys.executable
 
 
@@ -107,7 +107,7 @@ def _way(host: Host, options: Options) -> Connector:
     if options.local_nodes is not None or host.slurm is not None or is_here(host):
         python = host.python or options.python
         if python is not None and options.prologue is None:  # a prologue may put the named interpreter on the PATH
-            # If nothing is found, the error names this path.
+            # If the interpreter is not found, the error names this path.
             python = found_here(python) or str(Path(python).expanduser())
         return LocalConnector(python, prologue=options.prologue)
     return ssh_connector(host, options, sys.executable)

@@ -1,8 +1,8 @@
-"""Preflight program, run on each host: checks Python, packages, paths; unpacks ``--sync``; becomes the daemon.
+"""Preflight program, run on each host: checks Python, packages and paths; unpacks ``--sync``; becomes the daemon.
 
-It reports missing requirements, waits for the command, and becomes the node's daemon on the same stdin and stdout.
-Since it arrives over the stdin of ssh or srun, it gives a readable answer even on a host without an installation: it is
-one file that needs the standard library only, in the syntax of Python 3.6.
+It reports missing requirements, waits for the command, and becomes the node's daemon with the same stdin and stdout.
+The program arrives over the stdin of ssh or srun, so that even a host without an installation answers readably: it is
+one file that needs only the standard library, in the syntax of Python 3.6.
 """
 # ruff: noqa: UP006, UP035, UP036, UP045
 
@@ -37,10 +37,10 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 def main(read: Read) -> None:
-    """Serve one request.  ``read(n)`` returns exactly ``n`` bytes of stdin; it ends the process at end-of-file."""
+    """Serve one request.  ``read(n)`` returns exactly ``n`` bytes of stdin, and exits the process at end-of-file."""
     request = json.loads(read(int(read(10))).decode())
     survey = HostSurvey(request)
-    # Slurm sends SIGTERM to every process of a job at the same time: no other process would remove the folder.
+    # Slurm sends SIGTERM to every process of a job at once, so no other process would remove the folder.
     for number in _ENDING:
         signal.signal(number, lambda *_: survey.end())
     try:
@@ -66,7 +66,7 @@ def say(marker: str, message: Dict[str, Any]) -> None:
 
 
 def wait_for_order(patience: float) -> Dict[str, Any]:
-    """Read the next line of stdin and not a byte more: the rest belongs to the daemon."""
+    """Read the next line of stdin and not a byte more, because the rest belongs to the daemon."""
     line = b""
     deadline = time.monotonic() + patience
     while not line.endswith(b"\n"):
@@ -87,13 +87,14 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
         environment["PYTHONPATH"] = os.pathsep.join(survey.python_path)
     environment["RLINF_PREPARED_DIR"] = str(survey.run_dir or "")
     os.chdir(survey.cwd)
-    # Blocked until the guardian, into which this process turns, handles them: tests/launcher/test_over_slurm.py
+    # Stay blocked until the guardian, which this process becomes, handles the signals:
+    # tests/launcher/test_over_slurm.py
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     os.execvpe(order["argv"][0], order["argv"], environment)
 
 
 class HostSurvey:
-    """Checks of this host: its facts, and missing requirements."""
+    """Checks of this host: its facts, and the requirements that it lacks."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -109,10 +110,10 @@ class HostSurvey:
         self.missing.append({"what": what, "detail": detail, "fix": fix})
 
     def unpack(self, read: Read) -> None:
-        """Create the run's directory, and unpack into it the archive that follows the request."""
+        """Create the run's directory, and unpack the archive that follows the request into it."""
         size = self.request["archive_size"]
         archive = ArchiveStream(read, size)
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a signal must not leave a directory that is not recorded
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a signal must not leave an unrecorded directory
         try:
             self.run_dir = make_run_dir(self.request["run"], self.request["node"], wants_exec=bool(size))
         except OSError as error:
@@ -121,7 +122,7 @@ class HostSurvey:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         try:
             if size and self.run_dir:
-                # The daemon's directory is in the run's directory and removed with it.
+                # The daemon's directory is inside the run's directory and removed with it.
                 own = self.run_dir / f"node-{self.request['node']}"
                 own.mkdir(0o700)
                 self.sync = own / "sync"
@@ -142,7 +143,7 @@ class HostSurvey:
         self.look_at_limits()
 
     def look_at_python(self) -> bool:
-        """True if this Python is new enough; the other checks need that."""
+        """True if this Python is new enough for the other checks."""
         least = self.request["python_minimum"]
         if list(sys.version_info[:2]) >= least:
             return True
@@ -159,7 +160,7 @@ class HostSurvey:
             self.miss("kernel", detail, fix)
 
     def mapped(self, path: str) -> Path:
-        """Translate a path of the launcher's machine: into the unpacked folder if it lies in the shipped one."""
+        """Translate a path on the launcher's machine, into the unpacked folder if it is inside the shipped folder."""
         if self.sync is not None:
             inner = os.path.relpath(path, self.request["sync_dir"])
             if inner.split("/")[0] != os.pardir:
@@ -287,7 +288,7 @@ def find(name: str) -> Any:
 
 
 def distribution_version(name: str) -> Optional[str]:
-    """Return the version of an installed distribution; None if it is not installed, or only on the path."""
+    """Return the version of an installed distribution; None if it is not installed, or merely on the path."""
     if sys.version_info < (3, 8):
         return None
     import importlib.metadata
@@ -299,7 +300,7 @@ def distribution_version(name: str) -> Optional[str]:
 
 
 def reached_at() -> Optional[str]:
-    """Return this host's address on the way from the machine that started this process by ssh or srun."""
+    """Return this host's address on the route from the machine that started this process by ssh or srun."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     if len(connection) == 4:
         return connection[2]
@@ -308,7 +309,7 @@ def reached_at() -> Optional[str]:
 
 
 def address_towards(address: str) -> Optional[str]:
-    """Return the own address on the way to ``address`` by the routing table; sends no packet.  None without a route."""
+    """Return the local address on the route to ``address``, without sending a packet; None if there is no route."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((address, 9))
@@ -318,7 +319,7 @@ def address_towards(address: str) -> Optional[str]:
 
 
 def interface_address(name: str) -> Optional[str]:
-    """Return the address of a network interface: IPv4 if it has one, else a global IPv6; None without any."""
+    """Return a network interface's address: IPv4 if it has one, else a global IPv6; None if it has neither."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -331,13 +332,13 @@ def interface_address(name: str) -> Optional[str]:
     except OSError:
         return None
     for digits, _, _, scope, _, interface in rows:
-        if interface == name and scope in ("00", "10"):  # global and loopback addresses; a link-local one needs a zone
+        if interface == name and scope in ("00", "10"):  # global and loopback: a link-local one needs a zone
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return None
 
 
 def make_run_dir(run: str, node: int, wants_exec: bool) -> Path:
-    """Create a directory of the run for this user alone; a second node on the same machine gets its own."""
+    """Create a private directory for the run; a second node on the same machine gets a separate one."""
     places = [Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}"]
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     # Compiled modules of a shipped folder cannot be loaded from a file system mounted noexec.
@@ -380,7 +381,7 @@ class ArchiveStream(io.RawIOBase):
 
 
 def extract(archive: ArchiveStream, target: Path) -> None:
-    """Unpack plain files, folders and links that stay inside ``target``; raises ValueError for all else."""
+    """Unpack plain files, folders and links that stay inside ``target``; raise ValueError for anything else."""
     target.mkdir(0o700)
     links = []
     with tarfile.open(fileobj=archive, mode="r|gz", bufsize=_BLOCK_BYTES) as members:
@@ -396,7 +397,7 @@ def extract(archive: ArchiveStream, target: Path) -> None:
                 links.append((place, member.linkname))
             else:
                 raise ValueError(f"{member.name} is neither a file nor a folder nor a link")
-    # Links come last, so that no file is written through one.
+    # Create links last, so that no file is written through a link.
     for place, destination in links:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.symlink_to(destination)

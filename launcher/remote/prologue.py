@@ -1,8 +1,8 @@
-"""Command line of the bootstrap on its host, after the shell commands of ``--prologue``, if any.
+"""Command line that runs the bootstrap on its host, after the shell commands of ``--prologue``, if any.
 
-The commands run in a bash that then execs the interpreter, so the daemon and its workers have everything that they
-export, load or activate.  Their stdin is empty and their stdout goes to stderr, because both belong to the daemon.
-Without ``--python`` the interpreter is the ``python3`` that they put first on the PATH, else the launcher's own.
+The commands run in a bash that then execs the interpreter, so the daemon and its workers inherit everything that the
+commands export, load or activate.  Their stdin is empty and their stdout goes to stderr, because both belong to the
+daemon.  Without ``--python`` the interpreter is the ``python3`` that they put first on the PATH, else the launcher's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .bootstrap import BOOTSTRAP
 _FAILED: Final = "rlinf-prologue: exit status "
 
 # The trap also reports a prologue that calls `exit`, or fails under `set -e`.  The positional parameters are cleared
-# first: a sourced script would take them for its own.  Without single quotes the script passes any login shell.
+# first, because a sourced script would take them for its own.  Without single quotes the script passes any login shell.
 _SCRIPT: Final = (
     "rlinf_commands=$1 rlinf_python=$2 rlinf_default=$3 rlinf_bootstrap=$4; set --; "
     f'trap "echo {_FAILED}\\$? >&2" EXIT; '
@@ -37,7 +37,7 @@ def bootstrap_argv(python: str | None, default: str, prologue: str | None) -> tu
 
 
 def explain_prologue(exited: RemoteExit, prologue: str | None) -> str | None:
-    """Return the failed prologue with its exit status, last lines and a fix; None if it did not fail."""
+    """Return a text about a failed prologue: exit status, last lines and a fix; None if it did not fail."""
     status = next((line.removeprefix(_FAILED) for line in exited.stderr if line.startswith(_FAILED)), None)
     if prologue is None or status is None:
         return None

@@ -1,8 +1,8 @@
 """Connector over Slurm's ``srun``: the command line of a step on one node of the job, and its failures explained.
 
-Each node gets a step.  ``--overlap`` admits it beside other steps; without ``--exact`` it has all CPUs of the job on
-the node; GPUs have to be requested.  ``--unbuffered`` must not be used: it would put a terminal in the place of the
-daemon's stdin and stdout pipes.
+Each node gets a step.  ``--overlap`` admits the step next to other steps; without ``--exact`` it has all the job's CPUs
+on the node; GPUs must be requested.  ``--unbuffered`` must not be used, because it would replace the daemon's stdin and
+stdout pipes with a terminal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNSET: Final = (
     *("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_CPUS_PER_GPU", "SLURM_GPU_BIND", "SLURM_STDINMODE"),
     *("SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
 )
-"""Variables of the batch script that srun reads as flags: they describe the job's tasks, and would restrict this step
+"""Variables of the batch script that srun reads as flags; they describe the job's tasks, and would restrict this step
 or change its pipes."""
 
 _STEP: Final = (
@@ -41,19 +41,19 @@ _END: Final = 'kill "$0" && timeout 6 tail --pid="$0" --sleep-interval=0.1 -f /d
 
 @dataclass(frozen=True)
 class SrunConnector:
-    """One node of the job behind srun, its command line built once."""
+    """One node of the job, reached by srun, with a fixed command line."""
 
     host: Host
     argv: Sequence[str]
     run_there: Sequence[str]  # prefix of every command for the node
-    probe: Sequence[str]  # the same step without work, so that the user can try it by hand
+    probe: Sequence[str]  # the same step with a trivial command, for the user to try by hand
     python: str
     prologue: str | None
 
     is_here: bool = False
 
     def end_command(self, answer: Mapping[str, Any]) -> Sequence[str]:
-        # If srun is killed, the step lives on with the daemon's stdin open, unless another process of srun's kills it.
+        # If srun is killed, the step keeps running with the daemon's stdin open, unless another srun process kills it.
         # So another step ends the guardian, and removes the directory that a killed guardian would leave.
         return (*self.run_there, "sh", "-c", _END, str(answer["pid"]), str(answer["run_dir"] or ""))
 
@@ -66,8 +66,8 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
     place = host.slurm or SlurmNode()
     step = [*_STEP, f"--nodelist={host.name}"]
     step += [] if place.component is None else [f"--het-group={place.component}"]
-    # In a job that requested GPUs in total or per task, a step without its own number has too many GPUs to be run, or
-    # too few.  A step with `--gres` or `--gpus-per-node` is refused there.
+    # In a job that requested GPUs in total or per task, a step without its own number asks for too many GPUs, or too
+    # few.  Such a job refuses a step with `--gres` or `--gpus-per-node`.
     step += [f"--gpus={place.gpus}"] if place.gpus else []
     python = host.python or options.python
     python = str(Path(python).expanduser()) if python else None
@@ -84,7 +84,7 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
 
 
 def explain(connector: SrunConnector, exited: RemoteExit) -> str:
-    """Explain Slurm's error in one line, with a hint; else return the last lines of the remote program."""
+    """Explain Slurm's error in one line, with a hint; otherwise return the remote program's last lines."""
     if text := explain_prologue(exited, connector.prologue):
         return text
     output = "\n".join(exited.stderr)
@@ -106,7 +106,7 @@ def explain(connector: SrunConnector, exited: RemoteExit) -> str:
 
 
 def _quoted(exited: RemoteExit, shown: str) -> list[str]:
-    """Return the other lines of srun's output that are about a failure."""
+    """Return the other lines of srun's output that report a failure."""
     lines = [line for line in exited.stderr if "error:" in line or "CANCELLED" in line]
     return [f"srun | {line}" for line in lines[-8:] if shown not in line]
 

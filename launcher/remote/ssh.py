@@ -1,4 +1,4 @@
-"""Connector over the system's ``ssh``: the command line for a host, and its failures explained with a fix."""
+"""Connector over the system's ``ssh``: the command line for a host, and its failures explained, with fixes."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _NO_COMMAND: Final = re.compile(r"Command not found\.?$", re.IGNORECASE)
 
 _ALWAYS: Final = ("BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes")
 _UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""ssh uses the first value of an option: these come after the user's arguments and act as defaults."""
+"""Options after the user's arguments, which act as defaults because ssh uses an option's first value."""
 
 
 @dataclass(frozen=True)
 class SshConnector:
-    """One host behind ssh, its command line built once."""
+    """One host, reached by ssh, with a fixed command line."""
 
     host: Host
     argv: Sequence[str]
-    probe: Sequence[str]  # the same ssh command without work, so that the user can try it by hand
+    probe: Sequence[str]  # the same ssh command with a trivial program, for the user to try by hand
     python: str
     prologue: str | None
 
@@ -69,14 +69,14 @@ def _words(flag: str, value: object) -> list[str]:
 
 
 def _shell_path(path: str) -> str:
-    """Quote a path for the remote shell, which expands ``~``."""
+    """Quote a path for the remote shell, but let the shell expand ``~``."""
     if path.startswith("~/"):
         return "~/" + shlex.quote(path[2:])
     return shlex.quote(path)
 
 
 def explain(connector: SshConnector, exited: RemoteExit) -> str:
-    """Explain ssh's error in one line, with a hint; else return the last lines of the remote program."""
+    """Explain ssh's error in one line, with a hint; otherwise return the remote program's last lines."""
     if text := explain_prologue(exited, connector.prologue):
         return text
     probe = shlex.join(connector.probe)

@@ -20,7 +20,7 @@ _SWEEP_TIMEOUT_S: Final = 60.0
 async def sweep(
     nodes: Sequence[PlannedNode], run: str, *, even_alive: bool = False
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Check all hosts in parallel, then sweep those that answered; with ``even_alive`` a live run as well.
+    """Check all hosts in parallel, then sweep the hosts that answered; ``even_alive`` sweeps a live run, too.
 
     Return results by rank (``ended`` and ``left``: processes, ``removed``: directories), and error texts by rank.
     Raises LaunchError, before any kill, if a daemon of the run answers on some host.

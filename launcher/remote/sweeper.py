@@ -1,7 +1,7 @@
-"""Remote program of ``--sweep``: kills remaining processes of a run on its host, and removes the run's directories.
+"""Remote program of ``--sweep``: kills a run's remaining processes on its host, and removes the run's directories.
 
-It first checks if the run is alive, here or on another host, and kills nothing before the launcher tells it to.
-One file with the standard library only, in the syntax of Python 3.6, as ``preflight.py``.
+It first checks whether the run is alive, and kills nothing until the launcher, which knows all hosts, tells it to.
+Like ``preflight.py``, it is one file that needs only the standard library, in the syntax of Python 3.6.
 """
 # ruff: noqa: UP006, UP035
 
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0  # limit from SIGKILL to the end of a process; the kernel may have to free much memory
+_DEATH_S = 15.0  # limit from SIGKILL until a process has ended; the kernel may have much memory to free
 # The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
 _ANSWER_TIMEOUT_S = 3.0
 _NOTE_TIMEOUT_S = 1.0
 _NOTE = "swept-by"
-"""File in which ``launcher/daemon/node.py`` finds the reason of its SIGTERM, for its launcher; it removes the file."""
+"""File that tells ``launcher/daemon/node.py`` the reason for its SIGTERM; the node passes it on and removes it."""
 _BASES = (b"TMPDIR=", b"XDG_RUNTIME_DIR=")
 
 
@@ -49,7 +49,7 @@ def main(read: Callable[[int], bytes]) -> None:
     found = processes_of(run, sessions)
     while found and time.monotonic() < deadline:
         workers = [pid for pid in found if not is_tracker(pid)]
-        if not workers:  # trackers remove shared memory after the end of its users, and then exit themselves
+        if not workers:  # trackers remove shared memory after its last user has ended, and then exit
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
         killed.update(found)
         send(workers or found, signal.SIGKILL)
@@ -67,7 +67,7 @@ def main(read: Callable[[int], bytes]) -> None:
 def wait(is_over: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are not children of this process, and Python before 3.9 has no pidfd
+        time.sleep(0.05)  # they are no children of this process, and Python before 3.9 has no pidfd
 
 
 def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
@@ -75,7 +75,7 @@ def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
 
 
 def answers(path: Path) -> bool:
-    """True if a daemon serves this socket: a live one closes a connection that is shut down, a stopped one does not."""
+    """True if a daemon serves this socket: a live daemon, unlike a stopped one, closes a connection after shutdown."""
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(_ANSWER_TIMEOUT_S)
         try:
@@ -92,9 +92,9 @@ def answers(path: Path) -> bool:
 
 
 def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> None:
-    """Tell live daemons the reason of their end, and wait until they have read it before any process is killed.
+    """Tell live daemons why they will end, and wait until they have read it before any process is killed.
 
-    A launcher that sees its script's end first would take the run for a failed one.
+    Otherwise a launcher that sees its script end first would report a failed run.
     """
     notes = [node / _NOTE for node in nodes]
     for note in notes:
@@ -112,7 +112,7 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
     """Return environments by pid of this user's processes with the run's id in them, or in one of these sessions.
 
-    This process is omitted.  ``sessions`` maps session numbers to the start of their first process.
+    This process is omitted.  ``sessions`` maps session numbers to the start time of their first process.
     """
     mark = f"RLINF_RUN_ID={run}".encode()
     found = {}
@@ -137,16 +137,16 @@ def remove_cuda_files(pids: Iterable[int]) -> None:
 
 
 def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
-    """Return sessions of workers and their descendants by number, with the start of their first process.
+    """Return sessions of workers and their descendants by number, with the start time of their first process.
 
-    Daemons have recorded the workers' sessions.  A session that contains a descendant of a worker belongs to the run as
-    a whole.  Sessions lead to processes that have overwritten their environment, as setproctitle does.
+    Daemons have recorded the workers' sessions.  A session that contains a worker's descendant belongs entirely to the
+    run.  Sessions lead to processes that have overwritten their environment, as setproctitle does.
     """
     boot = (Path("/proc/sys/kernel/random") / "boot_id").read_text().strip()
     found = {}
     for path in [path for place in places for path in place.glob("node-*/sessions")]:
         for line in text_of(path).splitlines():
-            if len(line.split()) != 3:  # a full disk truncated the line
+            if len(line.split()) != 3:  # truncated by a full disk
                 continue
             number, start, its_boot = line.split()
             leader = start_of(Path("/proc") / number)
@@ -170,7 +170,7 @@ def is_in(sessions: "Dict[int, int]", place: Path) -> bool:
 
 
 def start_of(place: Path) -> int:
-    """Return the start time of a process in ticks; 0 if it does not exist."""
+    """Return a process's start time in ticks; 0 if there is no such process."""
     fields = text_of(place / "stat").rpartition(")")[2].split()
     return int(fields[19]) if fields else 0
 
@@ -188,7 +188,7 @@ def is_dead(place: Path) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text; empty if it was removed.  A process's name, cut after 15 bytes, may not be valid text."""
+    """Return a file's text; empty if it was removed.  A process's name, truncated to 15 bytes, may be invalid text."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -212,7 +212,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def run_dirs(run: str) -> List[Path]:
-    """Return the run's directories on this machine, further nodes' included, found by the processes' environments."""
+    """Return the run's directories on this machine, including other nodes', found by the processes' environments."""
     bases = {tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR", "")}
     for environ in processes_of(run, {}).values():
         bases |= {os.fsdecode(each.partition(b"=")[2]) for each in environ if each.startswith(_BASES)}

@@ -23,7 +23,7 @@ from rlinf_async.profiling import ProfileConfig, parse_profiling
 
 @dataclass(frozen=True)
 class TracerConfig:
-    """``cluster.tracer``: whether to trace the run, and the file for the trace.
+    """``cluster.tracer``: whether to trace the run, and the trace file.
 
     Attributes:
         enable: True to record spans.
@@ -39,15 +39,15 @@ class ClusterConfig:
     """The ``cluster`` section of a configuration: plain, validated, frozen.
 
     Attributes:
-        num_nodes: number of nodes that the job needs; 0, the default, takes all nodes.
+        num_nodes: number of nodes that the job needs; 0, the default, uses all nodes.
         component_placement: the placement rules as written; ``ComponentPlacement`` reads them.
-        node_groups: configured groups, besides ``cluster`` and ``node``, which every cluster has.
+        node_groups: configured groups, in addition to ``cluster`` and ``node``, which every cluster has.
         profiling: None if workers are not profiled.
         tracer: disabled by default.
-        fail_fast: True if a failed call that nothing awaits ends blocking waits for other calls; None if not set.
+        fail_fast: True if a failed call that no code awaits ends blocking waits for other calls; None if not set.
         net_emulation: None if the network is not emulated.
         metrics: address of the metrics server; None to serve no metrics.
-        lease_s: seconds of silence after which a node counts as lost; None for ``RLINF_LEASE_S``.
+        lease_s: seconds of silence after which a node counts as lost; None uses ``RLINF_LEASE_S``.
         supervision: restart policy of each group or component.
         auto_scheduler, use_pre_process_policy, use_wait_before_last_iter_policy: switches for
             ``ModelParallelComponentPlacement``.
@@ -69,17 +69,17 @@ class ClusterConfig:
     values: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     """The section as plain values."""
     origin: Origin | None = field(default=None, repr=False, compare=False)
-    """File and lines that the section was read from, for errors; None if it did not come from a file."""
+    """File and lines from which the section was read, for errors; None if it did not come from a file."""
 
     @classmethod
     def from_dict_cfg(cls, cfg_dict: Any) -> ClusterConfig:
         """Read the section, or a whole configuration that contains it; a mapping or an OmegaConf ``DictConfig``.
 
-        Register custom kinds of hardware before this call.
+        Register custom kinds of hardware before calling this.
 
         Raises:
-            ConfigError: a key is unknown at any level, or a value is wrong. The message names the place (with file and
-                line, if known) and the most similar known key.
+            ConfigError: a key at any level is unknown, or a value is invalid. The message names its location (with file
+                and line, if known) and the most similar known key.
         """
         if isinstance(cfg_dict, ClusterConfig):
             return cfg_dict
@@ -89,7 +89,8 @@ class ClusterConfig:
         values = cfg_dict
         steps: Steps = ("cluster",)
         if "cluster" in cfg_dict:
-            # Only this section is read: interpolations in the others may refer to things that only the job can resolve.
+            # Read only this section, because interpolations in other sections may refer to values that only the job can
+            # resolve.
             values = cfg_dict["cluster"]
             if not isinstance(values, Mapping):
                 raise misplaced(steps, origin, f"the section must be a mapping, got {values!r}")
@@ -112,7 +113,7 @@ class ClusterConfig:
         """Return the node group with this label.
 
         Raises:
-            ConfigError: there is none. The built-in groups ``cluster`` and ``node`` have no entry here.
+            ConfigError: there is no such group. The built-in groups ``cluster`` and ``node`` have no entry here.
         """
         for group in self.node_groups:
             if group.label == label:
@@ -123,12 +124,12 @@ class ClusterConfig:
         )
 
     def node_groups_for(self, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-        """Return the node groups of a cluster: ``cluster`` and ``node``, then the configured ones in their order.
+        """Return a cluster's node groups: ``cluster`` and ``node``, then the configured groups in order.
 
-        A worker in one of these two gets the environment that all groups of its node agree on.
+        A worker placed in ``cluster`` or ``node`` gets the environment on which all groups of its node agree.
 
         Raises:
-            ConfigError: a group lists a node that the cluster does not have.
+            ConfigError: a group lists a node that the cluster lacks.
         """
         by_rank = {node.node_rank: node for node in nodes}
         groups = list(built_in_groups(nodes))
@@ -155,7 +156,7 @@ class ClusterConfig:
         return [group.label for group in self.node_groups if node_rank in group.node_ranks]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """Return the environment variables that all groups of a node together set.
+        """Return the environment variables that a node's groups set, merged.
 
         Raises:
             ConfigError: two groups set different values.
@@ -173,7 +174,7 @@ class ClusterConfig:
         return variables
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
-        """Return the Python interpreter that the configuration sets for a node; None to keep the node's own.
+        """Return the Python interpreter that the configuration sets for a node; None keeps the node's own.
 
         Raises:
             ConfigError: two groups set different interpreters.
@@ -194,7 +195,7 @@ class ClusterConfig:
     get_node_python_interpreter_path_by_rank = get_node_python_interpreter_path
 
     def get_node_hw_configs_by_rank(self, node_rank: int) -> list[HardwareConfig]:
-        """Return the hardware that the configuration describes on a node."""
+        """Return the hardware that the configuration describes for a node."""
         return [
             config
             for group in self._groups_of(node_rank)
@@ -244,7 +245,7 @@ def _read(values: Mapping[Any, Any], steps: Steps, origin: Origin | None) -> Clu
 
 
 def _components(placement: Mapping[Any, Any]) -> list[str]:
-    """Return the component names of a placement; a key such as ``"actor,rollout"`` names two."""
+    """Return the component names of a placement; a key such as ``"actor,rollout"`` names two components."""
     return [name.strip() for key in placement for name in str(key).split(",")]
 
 

@@ -1,4 +1,4 @@
-"""Loader of YAML files by OmegaConf, with file and line of each value for errors; conversion to plain values."""
+"""Loader of YAML files by OmegaConf, with each value's file and line for errors; conversion to plain values."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ _CLUSTER = "cluster"
 
 @dataclass(frozen=True)
 class Origin:
-    """The file of a configuration, and the line (from 1) of each of its values."""
+    """A configuration's file, and the line (counted from 1) of each of its values."""
 
     path: str
     lines: Mapping[Steps, int] = field(default_factory=dict, repr=False)
 
     def locate(self, steps: Steps) -> str:
-        """Return ``file:line`` of a value, or of the closest section around it that the file has."""
+        """Return ``file:line`` of a value, or of the closest enclosing section in the file."""
         for end in range(len(steps), -1, -1):
             if steps[:end] in self.lines:
                 return f"{self.path}:{self.lines[steps[:end]]}"
         return self.path
 
     def under(self, key: str) -> Origin:
-        """Return the origin of a document that has this file's content as its section ``key``."""
+        """Return the origin of a document whose section ``key`` is this file's content."""
         return Origin(self.path, {(key, *steps): line for steps, line in self.lines.items()})
 
 
 class Document(dict[str, Any]):
-    """Sections of a configuration file, as OmegaConf loads them, with their ``origin``."""
+    """Sections of a configuration file, as loaded by OmegaConf, with their ``origin``."""
 
     def __init__(self, values: Mapping[str, Any], origin: Origin) -> None:
         super().__init__(values)
@@ -44,7 +44,7 @@ class Document(dict[str, Any]):
 
 
 def load_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
-    """Read a YAML file; OmegaConf resolves its ``${...}`` on access.
+    """Read a YAML file, whose ``${...}`` OmegaConf resolves on access.
 
     Later errors about a value name its line, wherever the framework raises them.
 
@@ -105,7 +105,7 @@ def _origin(path: str | Path, tree: Any) -> Origin:
 
 
 def origin_of(config: Any) -> Origin | None:
-    """Return the file that a configuration was loaded from, if it is known."""
+    """Return the file from which a configuration was loaded, if known."""
     origin = getattr(config, "origin", None) if isinstance(config, Document) else None
     return origin if isinstance(origin, Origin) else None
 
@@ -149,7 +149,7 @@ def _item(container: Any, key: Any, steps: Steps, origin: Origin | None) -> Any:
 
 
 def _note_lines(node: Any, steps: Steps, lines: dict[Steps, int]) -> None:
-    """Note the line of each value below a node of PyYAML's tree; a mapping's value has the line of its key."""
+    """Record the line of each value below a node of PyYAML's tree; a mapping's value has its key's line."""
     import yaml
 
     if node is None:

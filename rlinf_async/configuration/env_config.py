@@ -14,12 +14,12 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class NodeEnvConfig:
-    """Python interpreter and environment variables of the workers on some nodes of a group.
+    """Python interpreter and environment variables of workers on some of a group's nodes.
 
     Attributes:
-        node_ranks: ranks of the nodes in the cluster, ascending.
+        node_ranks: the nodes' ranks in the cluster, ascending.
         env_vars: value of each variable, by name.
-        python_interpreter_path: None for the interpreter that the node itself runs in.
+        python_interpreter_path: None uses the interpreter in which the node itself runs.
     """
 
     node_ranks: tuple[int, ...]
@@ -72,7 +72,7 @@ def read_env_configs(
 
 
 def read_node_ranks(section: Section, available: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ``node_ranks`` of a section after a check that each of them is available. Raises ConfigError."""
+    """Return a section's ``node_ranks`` after checking that each is available. Raises ConfigError."""
     try:
         return tuple(parse_rank_config(section.get("node_ranks"), available, "node"))
     except ConfigError as error:

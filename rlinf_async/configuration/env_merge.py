@@ -1,4 +1,4 @@
-"""Merger of two sets of a worker's environment variables; PATH-like lists are joined or replaced, by a setting."""
+"""Merging of two sets of a worker's environment variables; a setting selects whether PATH-like lists are joined."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from rlinf_async.errors import ConfigError
 _PATH_LIKE = frozenset(
     {"PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH", "PKG_CONFIG_PATH", "CPATH"}
 )
-"""Names of variables that hold a list of folders, to which two sources may both add."""
+"""Names of variables that hold a list of folders, to which both sources may contribute."""
 
 PATH_ENV_MERGE_MODE = "RLINF_PATH_ENV_MERGE_MODE"
 
 
 class PathEnvMergeMode(Enum):
-    """Merge mode of a variable that holds a list of folders and that two sources set."""
+    """Merge mode for a variable that holds a list of folders and is set by both sources."""
 
     APPEND = "append"
-    """Folders of the later source first, followed by the earlier source's."""
+    """Folders of the later source, followed by the earlier source's."""
     OVERRIDE = "override"
     """Folders of the later source only."""
 
 
 def get_path_env_merge_mode(env_vars: Mapping[str, str]) -> PathEnvMergeMode:
-    """Return the mode that ``RLINF_PATH_ENV_MERGE_MODE`` selects, by default ``APPEND``.
+    """Return the mode selected by ``RLINF_PATH_ENV_MERGE_MODE``, by default ``APPEND``.
 
     Raises:
         ConfigError: the variable names an unknown mode.

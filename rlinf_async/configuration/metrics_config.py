@@ -17,7 +17,8 @@ class MetricsConfig:
     """Address of the metrics server.
 
     Attributes:
-        address: an IP address of node 0 and a port, such as ``127.0.0.1:9090`` or ``[::1]:0``; port 0 picks a free one.
+        address: IP address of node 0 and a port, such as ``127.0.0.1:9090`` or ``[::1]:0``; port 0 picks a free
+            port.
 
     Raises:
         ConfigError: the address is malformed.
@@ -45,7 +46,7 @@ class MetricsConfig:
 
 
 def read_metrics(value: Any, steps: Steps, origin: Origin | None) -> MetricsConfig | None:
-    """Read the section; None if there is none. Raises ConfigError."""
+    """Read the section; return None if it is missing. Raises ConfigError."""
     if value is None:
         return None
     if not isinstance(value, Mapping):

@@ -20,12 +20,12 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class CrossDCPair:
-    """Two sets of workers, as in two data centres, with an extra delay between them.
+    """Two sets of workers with an extra delay between them, as between two data centres.
 
     Attributes:
-        src, dst: names of workers, such as ``"Env:0"``, or ``"Env"`` for a whole group. The YAML may list several, and
-            ranges of ranks (``"Env:0-1"``), which are expanded.
-        delay_ms: extra milliseconds that a message from ``src`` to ``dst`` takes.
+        src, dst: names of workers, such as ``"Env:0"``, or ``"Env"`` for a whole group. The YAML may list several names
+            and ranges of ranks (``"Env:0-1"``), which are expanded.
+        delay_ms: extra milliseconds added to a message from ``src`` to ``dst``.
 
     Raises:
         ConfigError: a name or the delay is malformed, or a set is empty.
@@ -69,7 +69,7 @@ class NetEmulationConfig:
 
     Attributes:
         symmetric: True if a pair's delay applies in both directions.
-        crossdc_pairs: sets of workers that are far from each other.
+        crossdc_pairs: pairs of sets of workers that are far from each other.
         bandwidth_groups: sets of workers that share a link.
 
     Raises:
@@ -87,16 +87,16 @@ class NetEmulationConfig:
 
     @classmethod
     def from_cfg(cls, cfg: Any) -> NetEmulationConfig | None:
-        """Read the section; None if there is none, or if it is not enabled.
+        """Read the section; return None if it is missing or not enabled.
 
         Raises:
-            ConfigError: a key, a name or a number is wrong, or a list of workers is empty.
+            ConfigError: a key, a name or a number is invalid, or a list of workers is empty.
         """
         return read_net_emulation(plain(cfg), ("net_emulation",), origin_of(cfg))
 
 
 def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEmulationConfig | None:
-    """Read the section; None if there is none, or if it is not enabled. Raises ConfigError."""
+    """Read the section; return None if it is missing or not enabled. Raises ConfigError."""
     if value is None:
         return None
     if not isinstance(value, Mapping):
@@ -120,13 +120,13 @@ def read_net_emulation(value: Any, steps: Steps, origin: Origin | None) -> NetEm
 
 
 def worker_key(name: str) -> str:
-    """Return a worker's name in the form that the emulation compares: ``"EnvGroup:0"`` becomes ``"Env:0"``."""
+    """Return a worker's name in the form used by the emulation: ``"EnvGroup:0"`` becomes ``"Env:0"``."""
     group, colon, rank = name.partition(":")
     return (group.removesuffix(_GROUP) or group) + colon + rank
 
 
 def parse_workers(value: Any, key: str) -> tuple[str, ...]:
-    """Expand the workers of a configuration value, without duplicates; ``key`` names the value in errors.
+    """Expand the workers in a configuration value, without duplicates; ``key`` names the value in errors.
 
     Example:
         >>> parse_workers(["EnvGroup:0-1", "Actor"], "src")
@@ -157,7 +157,7 @@ def _check_number(key: str, value: Any) -> None:
 
 
 def _find_repeated_member(lines: Sequence[BandwidthGroup]) -> tuple[int, str] | None:
-    """Return the index of the first group with a member of an earlier group, and an error text; None if disjoint."""
+    """Return the index of the first group that repeats an earlier group's member, and an error text, or None."""
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines):
         for member in line.members:

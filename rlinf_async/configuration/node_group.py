@@ -1,4 +1,4 @@
-"""``NodeGroup``: nodes of a cluster under a label: numbering of their hardware, environments; built-in groups."""
+"""``NodeGroup``: a cluster's nodes under a label, the numbering of their hardware, environments; built-in groups."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from rlinf_async.errors import ConfigError
 from rlinf_async.hardware import Accelerator, NodeHardwareConfig
 
 CLUSTER_GROUP = "cluster"
-"""Label of the group of all nodes, whose ranks count accelerators."""
+"""Label of the group of all nodes whose ranks count accelerators."""
 NODE_GROUP = "node"
-"""Label of the group of all nodes, whose ranks count nodes."""
+"""Label of the group of all nodes whose ranks count nodes."""
 RESERVED = (CLUSTER_GROUP, NODE_GROUP)
 ACCELERATOR = Accelerator.HW_TYPE
 """The kind of hardware that placement ranks count by default."""
@@ -26,16 +26,16 @@ ACCELERATOR = Accelerator.HW_TYPE
 
 @dataclass(frozen=True)
 class NodeGroup:
-    """Nodes of a cluster under a label. Placement ranks count either the group's hardware or its nodes.
+    """A cluster's nodes under a label. Placement ranks count either the group's hardware or its nodes.
 
-    RLinf's name for it is ``NodeGroupInfo``.
+    RLinf calls this ``NodeGroupInfo``.
 
     Attributes:
         label: name of the group.
         nodes: nodes in the order in which their hardware is counted.
-        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has some.
-        ignore_hardware: True if ranks count nodes, regardless of their hardware.
-        env_configs: interpreters and environment variables of the nodes.
+        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has accelerators.
+        ignore_hardware: True if ranks count nodes, whatever their hardware.
+        env_configs: the nodes' interpreters and environment variables.
         hardware: hardware that the configuration describes.
     """
 
@@ -48,7 +48,7 @@ class NodeGroup:
 
     @property
     def node_ranks(self) -> list[int]:
-        """Ranks of the nodes in the cluster."""
+        """The nodes' ranks in the cluster."""
         return [node.node_rank for node in self.nodes]
 
     @cached_property
@@ -88,12 +88,12 @@ class NodeGroup:
         return self.locate(hardware_rank)[0]
 
     def get_local_hardware_rank(self, hardware_rank: int) -> int:
-        """Return the position of a piece on its node; -1 if ranks count nodes. Raises ConfigError."""
+        """Return the position of a piece of hardware on its node; -1 if ranks count nodes. Raises ConfigError."""
         node_and_position = self.locate(hardware_rank)
         return -1 if self.counted_hardware is None else node_and_position[1]
 
     def locate(self, hardware_rank: int) -> tuple[NodeInfo, int]:
-        """Return the node of a piece of hardware, and its position there. Raises ConfigError."""
+        """Return the node of a piece of hardware, and the piece's position on that node. Raises ConfigError."""
         if not 0 <= hardware_rank < self.hardware_resource_count:
             raise ConfigError(
                 f"Hardware rank {hardware_rank} is out of range: node group '{self.label}' has "
@@ -111,7 +111,7 @@ class NodeGroup:
         return [first[node.node_rank] + position for node, position in located]
 
     def get_hardware_infos(self, node_rank: int) -> list[Any]:
-        """Return the details of the counted hardware on a node, from detection or else from the configuration."""
+        """Return the details of the counted hardware on a node, as detected or else as configured."""
         kind = self.counted_hardware
         found = [info for each in self._node(node_rank).hardware_resources if each.type == kind for info in each.infos]
         if found or self.hardware is None or kind != self.hardware.type:
@@ -119,7 +119,7 @@ class NodeGroup:
         return [config for config in self.hardware.configs if config.node_rank == node_rank]
 
     def get_node_env_vars(self, node_rank: int) -> dict[str, str]:
-        """Return the variables of the group's workers on a node. Raises ConfigError if the group lacks the node."""
+        """Return the variables of the group's workers on a node. Raises ConfigError if the node is not in the group."""
         self._node(node_rank)
         return {
             name: value
@@ -129,10 +129,10 @@ class NodeGroup:
         }
 
     def get_node_python_interpreter_path(self, node_rank: int) -> str | None:
-        """Return the interpreter of the group's workers on a node; None for the node's own.
+        """Return the interpreter of the group's workers on a node; None means the node's own.
 
         Raises:
-            ConfigError: the group lacks the node, or two entries set different interpreters.
+            ConfigError: the node is not in the group, or two entries set different interpreters.
         """
         self._node(node_rank)
         paths = {

@@ -23,11 +23,11 @@ class NodeGroupConfig:
 
     Attributes:
         label: name of the group.
-        node_ranks: ranks of its nodes in the cluster, ascending.
-        env_configs: interpreters and environment variables of its nodes.
-        hardware: hardware that cannot be detected and is described here.
-        ignore_hardware: True if ranks count nodes, regardless of their hardware.
-        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has some.
+        node_ranks: its nodes' ranks in the cluster, ascending.
+        env_configs: its nodes' interpreters and environment variables.
+        hardware: hardware that cannot be detected and is therefore described here.
+        ignore_hardware: True if ranks count nodes, whatever their hardware.
+        hardware_type: kind of hardware that ranks count; None for accelerators, if any node has accelerators.
     """
 
     label: str
@@ -42,12 +42,12 @@ class NodeGroupConfig:
             object.__setattr__(self, "node_ranks", list(self.node_ranks))
 
     def env_vars(self, node_rank: int) -> dict[str, str]:
-        """Return the variables of the group's workers on a node; empty for a node without an entry."""
+        """Return the variables of the group's workers on a node; an empty dict if the node has no entry."""
         config = self._env_by_rank.get(node_rank)
         return {} if config is None else dict(config.env_vars)
 
     def interpreter(self, node_rank: int) -> str | None:
-        """Return the interpreter of the group's workers on a node; None for the node's own."""
+        """Return the interpreter of the group's workers on a node; None means the node's own."""
         config = self._env_by_rank.get(node_rank)
         return None if config is None else config.python_interpreter_path
 
@@ -147,7 +147,7 @@ def _read_hardware(section: Section, node_ranks: Sequence[int]) -> NodeHardwareC
 def _check_robots_are_described_once(
     group: NodeGroupConfig, others: Sequence[NodeGroupConfig], path: Steps, origin: Origin | None
 ) -> None:
-    """Raise ConfigError if two groups describe hardware of one kind on one node: its ranks would be ambiguous."""
+    """Raise ConfigError if two groups describe the same kind of hardware on a node, making its ranks ambiguous."""
     if group.hardware is None:
         return
     for number, other in enumerate(others):

@@ -29,11 +29,11 @@ def parse_range(text: str, whole: str) -> range:
 def parse_rank_config(
     rank_config: Any, available_ranks: Collection[int] | None = None, rank_type: str | None = None
 ) -> list[int]:
-    """Return the ranks that a configuration value lists, ascending.
+    """Return the ranks listed in a configuration value, ascending.
 
     Args:
-        rank_config: an int, a comma-separated text, or a list of both.
-        available_ranks: all valid ranks, for which ``all`` stands; None if they are not known.
+        rank_config: an int, a comma-separated text, or a list of either.
+        available_ranks: all valid ranks, which ``all`` selects; None if unknown.
         rank_type: kind of rank for errors, such as ``"node"``.
 
     Example:
@@ -43,7 +43,7 @@ def parse_rank_config(
         [0, 2, 3]
 
     Raises:
-        ConfigError: the value is malformed, repeats a rank, or has an unavailable one.
+        ConfigError: the value is malformed, repeats a rank, or contains an unavailable rank.
     """
     kind = f"{rank_type} rank" if rank_type else "rank"
     known = None if available_ranks is None else set(available_ranks)

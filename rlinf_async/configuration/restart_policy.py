@@ -12,7 +12,7 @@ from rlinf_async.configuration.section import Section, did_you_mean, misplaced
 from rlinf_async.errors import ConfigError
 
 RESTARTS: Final = "RLINF_RESTARTS"
-"""Name of a worker's environment variable with the number of earlier starts of its rank."""
+"""Environment variable of a worker with the number of earlier starts of its rank."""
 
 _KINDS: Final = ("never", "rank", "group")
 
@@ -27,13 +27,14 @@ class RestartPolicy:
 
     Attributes:
         restart: ``"never"``; ``"rank"`` restarts the dead rank; ``"group"`` restarts all ranks of its group.
-        max_restarts: restarts of one rank (or of the group) allowed within ``window`` seconds; after one more death,
-            the rank is lost for good.
+        max_restarts: restarts of one rank (or of the group) allowed within ``window`` seconds; one more death loses the
+            rank permanently.
         window: seconds over which restarts are counted.
-        order: ``"group"`` makes calls to all ranks wait while one is away; ``"rank"``, only calls to that rank.
+        order: ``"group"`` delays calls to all ranks while one is being restarted; ``"rank"`` delays only calls to that
+            rank.
 
     Raises:
-        ConfigError: one of the values is not allowed.
+        ConfigError: a value is not allowed.
     """
 
     restart: str = "never"
@@ -66,21 +67,21 @@ class RestartPolicy:
 
     @property
     def by_rank(self) -> bool:
-        """True if a rank that is away delays only its own calls."""
+        """True if a rank that is being restarted delays only its own calls."""
         return self.order == "rank"
 
     @classmethod
     def of(
         cls, restart: Any, max_restarts: Any, window: Any, order: Any, configured: RestartPolicy | None
     ) -> RestartPolicy:
-        """Return the policy that the arguments of ``launch()`` give; None keeps the configured value.
+        """Return the policy given by the arguments of ``launch()``, where None keeps the configured value.
 
         Raises:
             ConfigError: the values are not allowed, or contradict each other.
         """
         before = configured or cls()
         if restart is not None and restart != before.restart:
-            # The configured order applied to the overridden restart only.
+            # The configured order was meant for the restart mode that is now overridden.
             before = dataclasses.replace(before, order="group")
         given = {"restart": restart, "max_restarts": max_restarts, "window": window, "order": order}
         try:
@@ -94,10 +95,10 @@ class RestartPolicy:
 def read_supervision(
     value: Any, steps: Steps, origin: Origin | None, components: Collection[str]
 ) -> Mapping[str, RestartPolicy]:
-    """Read the section: a restart policy by the name of a group or component.
+    """Read the section, which maps names of groups or components to restart policies.
 
     Args:
-        components: all components of the placement; empty without a placement, and then any name is allowed.
+        components: all components of the placement; empty without a placement, in which case any name is allowed.
 
     Raises:
         ConfigError: the section is malformed, or names an unknown component.

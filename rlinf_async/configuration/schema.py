@@ -1,4 +1,4 @@
-"""Reader of a job's own YAML file and command-line overrides by a dataclass schema; refuses unknown keys.
+"""Reader of a job's own YAML file and command-line overrides, checked against a dataclass schema.
 
 Every unknown key is an error that suggests the most similar known key::
 
@@ -37,7 +37,7 @@ Claim = tuple[str, bool, str]
 
 
 def find_configuration(name: str, folder: Path) -> Path:
-    """Return a path to a YAML file unchanged; look up any other name in ``folder``.
+    """Return a path to a YAML file unchanged, but look up any other name in ``folder``.
 
     Raises:
         ConfigError: there is no such file; the message suggests a similar name.
@@ -57,12 +57,11 @@ def read_configuration(
     """Load ``path`` over the schema's defaults, then apply ``overrides``.
 
     Args:
-        schema: a dataclass of dataclasses, as OmegaConf understands them; a field with ``omegaconf.MISSING`` is
-            mandatory.
-        overrides: ``key.of.it=value`` pairs, with values in YAML. A placement is always text, even if YAML would read
+        schema: a dataclass of dataclasses, as OmegaConf accepts them; a field with ``omegaconf.MISSING`` is mandatory.
+        overrides: ``key.of.it=value`` pairs, with values in YAML. A placement is always text, even if YAML would parse
             it as a base-60 number (``1:0``).
         components: components that ``cluster.component_placement`` may place, alone or joined (``actor,rollout``);
-            empty to allow any.
+            empty allows any.
 
     Raises:
         ConfigError: the file cannot be read or is not a YAML mapping, an override is malformed, or a key is unknown,

@@ -1,4 +1,4 @@
-"""Typed access to one mapping of a configuration; errors name file, line, key, value and fix."""
+"""Typed access to one mapping in a configuration; errors name file, line, key, value and fix."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class Section:
         return self._values.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a key; the default if the key is missing or null."""
+        """Return a key's value; the default if the key is missing or null."""
         value = self._values.get(key)
         return default if value is None else value
 
     def error(self, text: str, *further: str | int) -> ConfigError:
-        """Return an error with the place of the section, or of the value that the further steps lead to."""
+        """Return an error with the location of the section, or of the value at the further steps below it."""
         return misplaced((*self.steps, *further), self.origin, text)
 
     def text(self, key: str) -> str | None:
@@ -101,7 +101,7 @@ class Section:
 
 
 def misplaced(steps: Steps, origin: Origin | None, text: str) -> ConfigError:
-    """Return an error such as ``config.yaml:7: cluster.node_groups[0]: text``, with the known parts of the place."""
+    """Return an error such as ``config.yaml:7: cluster.node_groups[0]: text``, without unknown parts."""
     where = [origin.locate(steps)] if origin is not None else []
     where += [name_steps(steps)] if steps else []
     return ConfigError(": ".join([*where, text]))

@@ -1,4 +1,4 @@
-"""Hardware of nodes, detected without torch: accelerator families, robots, and kinds that users register."""
+"""Hardware of nodes, detected without torch: accelerator families, robots, and kinds registered by users."""
 
 from rlinf_async.hardware import robots as robots
 from rlinf_async.hardware.accelerator import (

@@ -1,4 +1,4 @@
-"""``AcceleratorFamily``, the interface to one vendor's accelerators, and ``Accelerators``, the devices of a node."""
+"""``AcceleratorFamily``, the interface to one vendor's accelerators, and ``Accelerators``, a node's devices."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class AcceleratorFamily(ABC):
         visibility_variable: environment variable that limits the devices visible to a process.
         collective_backend: name of the ``torch.distributed`` back end.
         nic_variable: environment variable that selects the back end's network interface.
-        torch_platform: submodule of ``torch`` that drives the devices; also their name in ``torch.device``.
-        torch_extension: module to import before that submodule exists.
+        torch_platform: submodule of ``torch`` that drives the devices, and their name in ``torch.device``.
+        torch_extension: module to import first, because it provides that submodule.
         sends_directly: True if two workers can exchange device memory through the collective back end.
     """
 
@@ -54,7 +54,7 @@ class AcceleratorFamily(ABC):
         """
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
-        """Return the devices that the environment leaves visible, in the environment's order."""
+        """Return the devices that the environment leaves visible, in its order."""
         value = environ.get(self.visibility_variable)
         return all_devices(cards) if value is None else visible_devices(self.visibility_variable, value, cards)
 
@@ -63,7 +63,7 @@ class AcceleratorFamily(ABC):
         return {self.visibility_variable: ",".join(visible)}
 
     def read_variables(self, environ: Mapping[str, str]) -> list[str]:
-        """Return the ids of the devices that an environment makes visible; the reverse of ``get_variables``."""
+        """Return the ids of the devices that an environment makes visible; the inverse of ``get_variables``."""
         value = environ.get(self.visibility_variable, "")
         return [entry.strip() for entry in value.split(",") if entry.strip()]
 
@@ -72,7 +72,7 @@ FAKE_MODEL: Final = "fake"
 """Model name of a fake device."""
 
 REHEARSAL: Final = "RLINF_REHEARSAL"
-"""Name of the variable that is 1 in the environment of workers on a node with fake devices."""
+"""Environment variable that is 1 for workers on a node with fake devices."""
 
 
 def is_rehearsal(environ: Mapping[str, str]) -> bool:
@@ -82,10 +82,10 @@ def is_rehearsal(environ: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class Accelerators:
-    """The accelerators of a node that workers may use, all of one family.
+    """A node's accelerators that workers may use, all of one family.
 
     Attributes:
-        type: the family's name; ``"NO_ACCEL"`` without devices.
+        type: the family's name; ``"NO_ACCEL"`` if there are no devices.
         devices: the devices in counting order.
         rehearsed: True if the devices are fake.
     """
@@ -96,5 +96,5 @@ class Accelerators:
 
     @property
     def model(self) -> str:
-        """Model of the node's first device, such as ``"NV_GPU:H200"``; empty without devices."""
+        """Model of the node's first device, such as ``"NV_GPU:H200"``; empty if there are no devices."""
         return f"{self.type}:{self.devices[0].model}" if self.devices else ""

@@ -24,13 +24,13 @@ class AmdGpus(AcceleratorFamily):
         topology = root / "sys/class/kfd/kfd/topology/nodes"
         for folder in sorted(topology.glob("[0-9]*"), key=lambda folder: int(folder.name)):
             known = sysfs.properties(folder / "properties")
-            if known.get("simd_count"):  # only GPU nodes of the topology have SIMD units
+            if known.get("simd_count"):  # only GPU nodes in the topology have SIMD units
                 uuid = f"GPU-{known['unique_id']:016x}" if known.get("unique_id") else ""
                 cards.append(Card(len(cards), uuid, _model(known.get("gfx_target_version", 0))))
         return cards
 
     def get_visible(self, environ: Mapping[str, str], cards: Sequence[Card]) -> tuple[Device, ...]:
-        """Apply ``ROCR_VISIBLE_DEVICES`` first: HIP numbers only the devices that ROCR leaves visible."""
+        """Apply ``ROCR_VISIBLE_DEVICES`` first, because HIP numbers only the devices that ROCR leaves visible."""
         below = environ.get("ROCR_VISIBLE_DEVICES")
         if below is not None:
             left: list[Card] = []
@@ -44,7 +44,8 @@ class AmdGpus(AcceleratorFamily):
 
 
 def _model(version: int) -> str:
-    # 90402 is gfx942: minor and stepping are two decimal digits each in the number, and one hex digit in the name.
+    # 90402 is gfx942: minor and stepping have two decimal digits each in the number, but one hex digit each in the
+    # name.
     major, rest = divmod(version, 10000)
     minor, stepping = divmod(rest, 100)
     return f"gfx{major}{minor:x}{stepping:x}" if version else "AMD"

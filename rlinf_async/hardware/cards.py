@@ -13,7 +13,7 @@ logger = own_logger(__name__)
 
 @dataclass(frozen=True)
 class Device:
-    """A device for a worker: ``id`` is an entry of a visibility variable, ``model`` a name such as ``"H200"``."""
+    """A worker's device: ``id`` is an entry of a visibility variable, ``model`` a name such as ``"H200"``."""
 
     id: str
     model: str
@@ -24,8 +24,8 @@ class Card:
     """One physical device, as reported by its driver.
 
     Attributes:
-        index: number of the device in a visibility variable.
-        uuid: alternative name of the device there; empty if the driver has none.
+        index: the device's number in a visibility variable.
+        uuid: the device's alternative name there; empty if the driver has none.
         model: name such as ``"H200"``.
         slices: UUIDs of the card's MIG slices; None if MIG is off.
     """
@@ -37,7 +37,7 @@ class Card:
 
 
 def all_devices(cards: Sequence[Card]) -> tuple[Device, ...]:
-    """Return every card by its index, and a card with MIG as its slices: nothing else of such a card is usable."""
+    """Return every card by index, and the slices of a card with MIG, of which nothing else is usable."""
     devices: list[Device] = []
     for card in cards:
         if card.slices is None:
@@ -65,10 +65,10 @@ def visible_devices(variable: str, value: str, cards: Sequence[Card]) -> tuple[D
 
 
 def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
-    """Return the device that an entry of the hosts file names.
+    """Return the device named by an entry in the hosts file.
 
     Raises:
-        ConfigError: the node has no such device; the message lists its devices.
+        ConfigError: the node has no such device; the error lists its devices.
     """
     card = find_card(entry, cards)
     if card is None:
@@ -81,12 +81,12 @@ def wanted_device(entry: str, cards: Sequence[Card]) -> Device:
 
 
 def find_card(entry: str, cards: Sequence[Card]) -> Card | None:
-    """Return the card that an entry of a visibility variable names; an unambiguous prefix of a UUID is enough."""
+    """Return the card named by an entry of a visibility variable; an unambiguous prefix of its UUID suffices."""
     if entry.isascii() and entry.isdecimal():
         return next((card for card in cards if card.index == int(entry)), None)
     if entry.startswith("GPU-"):
         found = [card for card in cards if card.uuid.startswith(entry)]
-    elif entry.startswith("MIG-GPU-"):  # the older name of a slice is MIG-<card>/<instance>/<instance>
+    elif entry.startswith("MIG-GPU-"):  # a slice's older name is MIG-<card>/<instance>/<instance>
         found = [card for card in cards if entry.startswith(f"MIG-{card.uuid}/")]
     elif entry.startswith("MIG-"):
         found = [card for card in cards if any(uuid.startswith(entry) for uuid in card.slices or ())]

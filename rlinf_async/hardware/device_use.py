@@ -1,7 +1,7 @@
-"""Memory and load of GPUs; run as a subprocess, since a driver's library may take seconds to answer.
+"""Memory and load of GPUs; run as a subprocess, because a driver's library may take seconds to answer.
 
 ``python -m rlinf_async.hardware.device_use 0 GPU-5a3e`` answers with a JSON object: device id → ``used`` and ``memory``
-in bytes, and ``percent`` of the last second in which it was at work.
+in bytes, and ``percent``, the share of the last second in which it was busy.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Maps GPUs to EGL device numbers for rendering; run as a subprocess, since EGL loads the graphics driver.
+"""Maps GPUs to EGL device numbers for rendering; run as a subprocess, because EGL loads the graphics driver.
 
-``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → EGL's number of it.  EGL
-counts all devices of a machine in an order of its own: it is asked on the machine whose GPUs are meant.
+``python -m rlinf_async.hardware.egl 0 GPU-5a3e`` answers with a JSON object: device id → its EGL number.  EGL numbers
+all devices of a machine in its own order, so run this on the machine that has the GPUs.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """Return the EGL device number of each device id; ids of devices that EGL does not list are omitted.
+    """Return each device id's EGL device number, omitting devices that EGL does not list.
 
     Args:
         ids: entries of a visibility variable.
         cards: the machine's GPUs.
-        ordinals: for each EGL device, the index of its GPU; None for other vendors' devices.
+        ordinals: for each EGL device, its GPU index; None for other vendors' devices.
     """
     numbers = {index: number for number, index in enumerate(ordinals) if index is not None}
     found = {id_: find_card(id_, cards) for id_ in ids}
@@ -34,7 +34,7 @@ def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Seque
 
 
 def read_ordinals(library: Any) -> list[int | None]:
-    """Return the GPU index of each EGL device; empty if EGL lacks the extensions that list devices."""
+    """Return each EGL device's GPU index; empty if EGL lacks the extensions that list devices."""
     library.eglGetProcAddress.restype = ctypes.c_void_p
     devices_address = library.eglGetProcAddress(b"eglQueryDevicesEXT")
     attribute_address = library.eglGetProcAddress(b"eglQueryDeviceAttribEXT")

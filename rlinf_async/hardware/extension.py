@@ -11,13 +11,13 @@ from typing import Final
 from rlinf_async._core.own_logger import own_logger
 
 EXTENSION: Final = "RLINF_EXT_MODULE"
-"""Name of the variable that names the user's extension module."""
+"""Environment variable that names the user's extension module."""
 
 _loaded: set[str] = set()
 
 
 def load_extension(environ: Mapping[str, str]) -> str:
-    """Import the module that the variable names and call its ``register()``, once per process.
+    """Import the module named by the variable and call its ``register()``, once per process.
 
     A failure is only logged as a warning, by the logger ``RLinf``, and the process continues without the module.
 
@@ -41,5 +41,5 @@ def load_extension(environ: Mapping[str, str]) -> str:
 
 
 def load_user_extension_module(logger: logging.Logger | None = None) -> None:
-    """RLinf's name for ``load_extension`` of the process's own environment."""
+    """RLinf's name for ``load_extension`` with the process's own environment."""
     load_extension(os.environ)

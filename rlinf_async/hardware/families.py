@@ -25,11 +25,11 @@ _MOORE_THREADS: Final = 0x1ED5
 _ASCEND_MODELS: Final = {0xD100: "310", 0xD500: "310P", 0xD801: "910", 0xD802: "910B", 0xD803: "910C"}
 
 FAMILIES: Final[dict[str, AcceleratorFamily]] = {}
-"""Families by name, in the order of detection."""
+"""Families by name, in detection order."""
 
 
 def register_accelerator(family: Family) -> Family:
-    """Class decorator that registers another family; detection tries it after all earlier ones."""
+    """Class decorator that registers another family, which detection tries after all earlier ones."""
     FAMILIES[str(family.type)] = family()
     return family
 
@@ -68,7 +68,7 @@ class MusaGpus(AcceleratorFamily):
 
 
 class KunlunProcessors(AcceleratorFamily):
-    """Baidu's Kunlun processors, one device node each; torch drives them as ``cuda``."""
+    """Baidu's Kunlun processors, one device node each, which torch drives as ``cuda``."""
 
     type = AcceleratorType.KUNLUN_XPU
     visibility_variable = "CUDA_VISIBLE_DEVICES"
@@ -102,16 +102,16 @@ def find_accelerators(
     fake: int | None = None,
     root: Path = Path("/"),
 ) -> Accelerators:
-    """Detect the accelerators of this node; the first family with any device is the node's.
+    """Detect this node's accelerators, all from the first family that has any device.
 
     Args:
         environ: environment whose visibility variable (``CUDA_VISIBLE_DEVICES``) selects devices, as for the driver.
-        wanted: device ids from the hosts file, which replace the variable.
+        wanted: device ids from the hosts file, which override the variable.
         fake: number of fake devices to declare, regardless of real ones.
         root: folder that contains ``dev`` and ``sys``.
 
     Raises:
-        ConfigError: ``wanted`` names a device that the node does not have.
+        ConfigError: ``wanted`` names a device that the node lacks.
     """
     if fake is not None:
         declared = tuple(Device(str(index), FAKE_MODEL) for index in range(fake))

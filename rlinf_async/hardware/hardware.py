@@ -29,7 +29,7 @@ class HardwareInfo:
 
 @dataclass(frozen=True)
 class HardwareResource:
-    """All pieces of one kind on a node; the index of a piece in ``infos`` is its local rank."""
+    """All pieces of one kind on a node; a piece's index in ``infos`` is its local rank."""
 
     type: str
     infos: tuple[HardwareInfo, ...] = ()
@@ -41,7 +41,7 @@ class HardwareResource:
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """Configuration of one piece of hardware; a subclass for each kind adds the kind's YAML keys as fields."""
+    """Configuration of one piece of hardware; each kind has a subclass whose fields are the kind's YAML keys."""
 
     node_rank: int
 
@@ -56,7 +56,7 @@ class HardwareConfig:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")
 
     def to_mapping(self) -> dict[str, Any]:
-        """Return the fields that are set explicitly or differ from their defaults."""
+        """Return the fields that were set explicitly or differ from their defaults."""
         values = asdict(self)
         own = {each.name: each for each in fields(self)}
         return {name: value for name, value in values.items() if name in self.given or value != own[name].default}
@@ -67,7 +67,7 @@ ConfigRegistry = dict[str, type[HardwareConfig]]
 
 @dataclass(frozen=True)
 class NodeHardwareConfig:
-    """The ``hardware`` section of a node group: pieces of one kind, each with its node."""
+    """A node group's ``hardware`` section: pieces of one kind, each with its node."""
 
     type: str
     configs: tuple[HardwareConfig, ...] = field(default=())
@@ -77,7 +77,7 @@ class NodeHardwareConfig:
 
     @classmethod
     def register_hardware_config(cls, type: str) -> Callable[[ConfigClass], ConfigClass]:
-        """Class decorator that registers the configuration class of a kind."""
+        """Class decorator that registers a kind's configuration class."""
 
         def register(config_class: ConfigClass) -> ConfigClass:
             cls.config_registry[type] = config_class
@@ -134,9 +134,9 @@ class Hardware(ABC):
                 ports = sorted(Path("/dev").glob("ttyARM*"))
                 return HardwareResource("Arm", tuple(ArmInfo("Arm", "v2", str(port)) for port in ports))
 
-    A kind that the cluster's configuration describes also registers a ``HardwareConfig`` with
-    ``NodeHardwareConfig.register_hardware_config``. The module that ``RLINF_EXT_MODULE`` names does both in its
-    function ``register()``; every node imports the module and calls the function.
+    A kind described in the cluster's configuration also registers a ``HardwareConfig`` with
+    ``NodeHardwareConfig.register_hardware_config``. The module named by ``RLINF_EXT_MODULE`` does both in its function
+    ``register()``, which every node imports and calls.
     """
 
     HW_TYPE: ClassVar[str]
@@ -146,7 +146,7 @@ class Hardware(ABC):
 
     @classmethod
     def register(cls, is_default_hw: bool = False) -> Callable[[HardwareClass], HardwareClass]:
-        """Class decorator that registers a kind; every node then looks for it."""
+        """Class decorator that registers a kind, which every node then tries to detect."""
 
         def decorate(hardware: HardwareClass) -> HardwareClass:
             Hardware.policy_registry[hardware.HW_TYPE] = hardware
@@ -163,7 +163,7 @@ class Hardware(ABC):
 
         Args:
             node_rank: rank of this node.
-            configs: all pieces of this kind that the cluster's configuration describes, including those of other nodes.
+            configs: all pieces of this kind in the cluster's configuration, including those on other nodes.
         """
 
 

@@ -36,7 +36,7 @@ class IntelGpus(AcceleratorFamily):
         return visible_devices(self.visibility_variable, numbers, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
-        # A selector must select something, so an exclusion of all devices stands for the empty list.
+        # A selector must select something, so an empty list is written as the exclusion of all devices.
         return {self.visibility_variable: _DRIVER + ",".join(visible) if visible else f"!{_DRIVER}*"}
 
     def read_variables(self, environ: Mapping[str, str]) -> list[str]:
@@ -44,7 +44,7 @@ class IntelGpus(AcceleratorFamily):
 
 
 def _numbers(selector: str) -> str:
-    """Return the device part of the ``level_zero:`` or ``*:`` term; empty if no term accepts Level Zero devices."""
+    """Return the device part of the ``level_zero:`` or ``*:`` term; empty if no term selects Level Zero devices."""
     for term in selector.split(";"):
         driver, _, devices = term.strip().lower().partition(":")
         if driver in ("level_zero", "*"):

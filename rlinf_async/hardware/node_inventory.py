@@ -1,6 +1,6 @@
 """Enumerator of a node's registered hardware (robots, cameras), in a subprocess because it may run user code.
 
-The daemon runs ``python -m rlinf_async.hardware.node_inventory``, so user code can neither block nor crash it.
+The daemon runs ``python -m rlinf_async.hardware.node_inventory``, so that user code can neither block nor crash it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
         sections: the ``hardware`` sections of the cluster's configuration.
 
     Raises:
-        ConfigError: a section names an unknown kind or field, or the enumeration of a kind failed.
+        ConfigError: a section names an unknown kind or field, or enumerating a kind failed.
     """
     configs: dict[str, list[HardwareConfig]] = {}
     for section in sections:
@@ -46,13 +46,13 @@ def take_inventory(node_rank: int, sections: Sequence[Mapping[str, Any]]) -> tup
 
 
 def main() -> None:
-    """Read a JSON object ``{"node_rank", "sections", "sys_path"}`` from stdin, and write one to stdout.
+    """Read a JSON object ``{"node_rank", "sections", "sys_path"}`` from stdin, and write the answer as JSON to stdout.
 
     The answer has ``resources`` (a hex-encoded pickle, because kinds have their own classes), ``warning``, ``error``.
     """
     request = json.load(sys.stdin)
     stdout_fd = os.dup(1)
-    os.dup2(2, 1)  # the answer on stdout must not contain output of user code
+    os.dup2(2, 1)  # the answer on stdout must not contain user code's output
     sys.path[:] = [*request["sys_path"], *(entry for entry in sys.path if entry not in request["sys_path"])]
     reply = {"resources": "", "warning": load_extension(os.environ), "error": ""}
     try:

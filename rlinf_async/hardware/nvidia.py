@@ -16,7 +16,7 @@ logger = own_logger(__name__)
 
 _ORDER_VARIABLE: Final = "CUDA_DEVICE_ORDER"
 _ORDER: Final = "PCI_BUS_ID"
-"""The order of GPUs in NVML and nvidia-smi; CUDA's default order is fastest first."""
+"""GPU order of NVML and nvidia-smi; CUDA's default order is fastest first."""
 
 
 class NvidiaGpus(AcceleratorFamily):
@@ -37,13 +37,13 @@ class NvidiaGpus(AcceleratorFamily):
         return super().get_visible(environ, cards)
 
     def get_variables(self, visible: Sequence[str]) -> dict[str, str]:
-        # NCCL's cuMem allocator costs extra memory beside CUDA graphs. Inference engines switch it off, too, and both
+        # NCCL's cuMem allocator costs extra memory with CUDA graphs. Inference engines switch it off, too, and both
         # ends of a communicator must agree.
         return {**super().get_variables(visible), _ORDER_VARIABLE: _ORDER, "NCCL_CUMEM_ENABLE": "0"}
 
 
 def read_cards() -> tuple[Card, ...]:
-    """Return all GPUs of this machine that the driver shows; empty, without a warning, if NVML is not installed."""
+    """Return all GPUs that this machine's driver lists; empty, without a warning, if NVML is not installed."""
     with _library() as nvml:
         if nvml is None:
             return ()
@@ -59,7 +59,7 @@ def read_cards() -> tuple[Card, ...]:
 
 
 def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return by device id the bytes ``used`` of ``memory``, and the utilization over the last second in ``percent``.
+    """Return, by device id, ``used`` and total ``memory`` in bytes, and the last second's utilization in ``percent``.
 
     Devices that do not answer are omitted. MIG slices have no utilization.
     """
@@ -79,12 +79,12 @@ def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    import pynvml  # imported late, because importing the framework should not load NVML
+    import pynvml  # imported late, so that importing the framework does not load NVML
 
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        # Machines without GPUs report these two errors; any other failure deserves a warning.
+        # Machines without GPUs report these two errors; any other error deserves a warning.
         if error.value not in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
             logger.warning("no GPU is used: the NVIDIA driver does not answer: %s", error)
         yield None

@@ -1,4 +1,4 @@
-"""Base classes of robots, whose configuration is completed from environment variables of their node."""
+"""Base classes of robots, whose configuration is completed from environment variables on their node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _KINDS: Final[Mapping[str, tuple[type, str]]] = {
     "int": (int, "a number"),
     "str": (str, "text"),
 }
-"""Checked annotations: the type of their values, and a description for errors."""
+"""Checked annotations, each with the type of its values, and a description for errors."""
 
 _TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 
@@ -25,14 +25,15 @@ _TRUTHS: Final = {"1": True, "true": True, "yes": True, "0": False, "false": Fal
 class RobotConfig(HardwareConfig):
     """Configuration of one robot.
 
-    A field missing in the configuration takes its value from an environment variable of the robot's node, with the same
-    name in capitals and one comma-separated value per robot of that node. Items of a list are separated by ``;``, or by
-    commas if the node has one robot. An empty value keeps the default. Node ranks are never read from variables.
+    A field missing in the configuration takes its value from an environment variable on the robot's node, whose name is
+    the field's in capitals and which has one comma-separated value per robot of that node. Items of a list are
+    separated by ``;``, or by commas if the node has one robot. An empty value keeps the default. Node ranks are never
+    read from variables.
     """
 
     IDENTIFIER: ClassVar[str]
-    """Name of the mandatory field that differs between the robots of a node; empty for a kind without such a field,
-    whose robots must all be configured."""
+    """Name of the mandatory field that differs between a node's robots; empty for a kind without such a field, whose
+    robots must all be configured."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,13 +52,13 @@ class RobotConfig(HardwareConfig):
                 raise ConfigError(f"{field.name} must be {name}, got {value!r}{quotes}")
 
     def lacks(self, field: str, default: Any) -> bool:
-        """True if an environment variable of the node may set this field."""
+        """True if an environment variable on the node may set this field."""
         return field not in self.given and getattr(self, field) == default and not field.endswith("node_rank")
 
 
 @dataclass(frozen=True)
 class RobotInfo(HardwareInfo):
-    """A robot of a node, with its complete configuration."""
+    """A node's robot, with its complete configuration."""
 
     config: RobotConfig = dataclass_field(hash=False)
 
@@ -81,11 +82,11 @@ def resolve(
 ) -> list[RobotConfig]:
     """Return the complete configurations of a node's robots.
 
-    Without configured robots, the node has one for each value of the identifier's variable.
+    Without configured robots, the node has one robot for each value of the identifier's variable.
 
     Raises:
-        ConfigError: a variable has a wrong number of values or a value of a wrong type, or a robot lacks an identifier
-            or repeats one.
+        ConfigError: a variable has the wrong number of values or a value of the wrong type, or a robot's identifier is
+            missing or repeated.
     """
     identifier = kind.IDENTIFIER.upper()
     if not configs:

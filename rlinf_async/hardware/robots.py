@@ -28,7 +28,7 @@ class FrankaConfig(RobotConfig):
 @NodeHardwareConfig.register_hardware_config("DualFranka")
 @dataclass(frozen=True)
 class DualFrankaConfig(RobotConfig):
-    """Two Franka arms in one environment; a different node may drive each."""
+    """Two Franka arms in one environment, each possibly driven by a different node."""
 
     IDENTIFIER: ClassVar[str] = "left_robot_ip"
 
@@ -66,7 +66,7 @@ class GimArmConfig(RobotConfig):
 @NodeHardwareConfig.register_hardware_config("DOSW1")
 @dataclass(frozen=True)
 class DOSW1HWConfig(RobotConfig):
-    """A DOS-W1 robot, reached by its service's URL, with the ports of its follower and leader arms."""
+    """A DOS-W1 robot, addressed by its service's URL, with the ports of its follower and leader arms."""
 
     IDENTIFIER: ClassVar[str] = "robot_url"
 
@@ -87,23 +87,23 @@ class Turtle2Config(RobotConfig):
 
 
 class FrankaHWInfo(RobotInfo):
-    """A Franka arm of a node."""
+    """A node's Franka arm."""
 
 
 class DualFrankaHWInfo(RobotInfo):
-    """Two Franka arms of a node."""
+    """A node's two Franka arms."""
 
 
 class GimArmHWInfo(RobotInfo):
-    """A GIM arm of a node."""
+    """A node's GIM arm."""
 
 
 class DOSW1HWInfo(RobotInfo):
-    """A DOS-W1 robot of a node."""
+    """A node's DOS-W1 robot."""
 
 
 class Turtle2HWInfo(RobotInfo):
-    """A Turtle2 of a node."""
+    """A node's Turtle2."""
 
 
 @Hardware.register()

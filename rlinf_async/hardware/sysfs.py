@@ -41,7 +41,7 @@ def device_nodes(root: Path, prefix: str) -> list[int]:
 
 
 def properties(path: Path) -> dict[str, int]:
-    """Parse a file of lines ``name number``."""
+    """Parse a file whose lines are ``name number``."""
     lines = (line.split() for line in read_text(path).splitlines())
     return {line[0]: int(line[1]) for line in lines if len(line) == 2 and line[1].isdecimal()}
 

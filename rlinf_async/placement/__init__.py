@@ -1,4 +1,4 @@
-"""Placement of worker groups: strategies and rules that give each rank its node and devices; pure functions."""
+"""Placement of worker groups: strategies and rules that assign each rank its node and devices; pure functions."""
 
 from rlinf_async.placement.chart import Chart as Chart, NodeChart as NodeChart, Spot as Spot, make_chart as make_chart
 from rlinf_async.placement.component import (

@@ -1,4 +1,4 @@
-"""``Chart`` of a placement: the ranks of each component on each device and node, as data for tables and drawings."""
+"""``Chart`` of a placement: each component's ranks on each device and node, as data for tables and drawings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async.placement.resolver import groups_of
 
 @dataclass(frozen=True)
 class Spot:
-    """A device of a node, or the node itself for ranks without a device.
+    """A node's device, or the node itself for ranks without a device.
 
     Attributes:
         name: such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
@@ -26,7 +26,7 @@ class Spot:
 
 @dataclass(frozen=True)
 class NodeChart:
-    """A node with its node groups and devices; the node itself is the last spot if ranks run there without a device."""
+    """A node with its node groups and devices; the node itself is the last spot if it has ranks without a device."""
 
     rank: int
     name: str
@@ -36,7 +36,7 @@ class NodeChart:
 
 @dataclass(frozen=True)
 class Chart:
-    """The nodes of a cluster and the components placed on them, in the order in which the components were given."""
+    """A cluster's nodes and the components placed on them, in the order in which the components were given."""
 
     components: tuple[str, ...]
     nodes: tuple[NodeChart, ...]

@@ -29,35 +29,35 @@ class _Component:
 
 
 class ComponentPlacement:
-    """Places each component of a job as its rule in ``cluster.component_placement`` says.
+    """Places each component of a job according to its rule in ``cluster.component_placement``.
 
-    A rule lists the hardware of a component and, optionally after a colon, the processes on that hardware. Hardware
-    ranks count through the rule's node groups (by default the whole cluster). If one of the groups has no hardware, the
+    A rule lists a component's hardware and, optionally after a colon, the processes on that hardware. Hardware ranks
+    are counted across the rule's node groups (by default the whole cluster). If one of the groups has no hardware, the
     rule lists nodes instead::
 
         cluster:
           component_placement:
-            actor,inference: 0-7      # two components, a process on each of eight accelerators
+            actor,inference: 0-7      # two components, each with a process on each of eight accelerators
             rollout: 8-15:0-3         # four processes with two accelerators each
             env: 0-3:0-7              # eight processes, two on each of four accelerators
             agent:                    # two hundred processes on each of two nodes
               node_group: node
               placement: 0-1:0-399
 
-    ``all`` stands for all hardware. Process ranks start at 0 and have no gaps. The number of processes must divide the
-    number of pieces of hardware, or the other way round; without a colon, each piece gets one process. A rule may join
-    ranges with commas: ``0-1:0-3,4:4``. An entry that names several components places all of them alike.
+    ``all`` means all hardware. Process ranks start at 0 and have no gaps. The number of processes must divide the
+    number of pieces of hardware, or vice versa; without a colon, each piece gets one process. A rule may join ranges
+    with commas: ``0-1:0-3,4:4``. An entry that names several components places all of them alike.
 
     Args:
-        config: path of a YAML file, the ``cluster.config`` of a configured cluster, or a mapping, an OmegaConf
-            ``DictConfig`` or an object with attributes that has the section ``cluster``. A rule is a string, an
+        config: path of a YAML file, a configured cluster's ``cluster.config``, or a mapping, an OmegaConf
+            ``DictConfig`` or an object with attributes that contains the section ``cluster``. A rule is a string, an
             integer, a list of these, or a mapping as above; its ``node_group`` is a label, several labels joined by
             commas, or a list of labels.
         cluster: object with ``nodes`` and, if there are any, ``node_groups``.
 
     Raises:
         ConfigError: a section is missing, a rule is malformed, a component is placed twice, or a rule lists hardware
-            that the cluster does not have.
+            that the cluster lacks.
     """
 
     def __init__(self, config: Any, cluster: ClusterShape) -> None:
@@ -74,16 +74,16 @@ class ComponentPlacement:
 
     @property
     def placement_mode(self) -> PlacementMode:
-        """How the components share the accelerators."""
+        """How the components share accelerators."""
         return PlacementMode.HYBRID
 
     @property
     def components(self) -> list[str]:
-        """Name of each component, in the order of the configuration."""
+        """Name of each component, in the configuration's order."""
         return list(self._components)
 
     def get_strategy(self, component_name: str) -> PlacementStrategy:
-        """Return the strategy of a component. By RLinf's rules, all components of one entry get the same object.
+        """Return a component's strategy. In RLinf's dialect, all components of one entry get the same object.
 
         Raises:
             ConfigError: there is no such component. The other methods raise it, too.
@@ -100,7 +100,7 @@ class ComponentPlacement:
         return self._get(component_name).world_size
 
     def get_hardware_ranks(self, component_name: str) -> list[int]:
-        """Return the component's hardware (or nodes, if its rule lists nodes), counted through its node groups."""
+        """Return the component's hardware (or nodes, if its rule lists nodes), counted across its node groups."""
         return list(self._get(component_name).resources)
 
     def _find_strategy(self, component_name: str) -> PlacementStrategy:
@@ -125,7 +125,7 @@ def _plan(rule: Rule, cluster: ClusterShape) -> _Component:
         raise rule.error(f"{rule.name} cannot be placed: the cluster has no nodes")
     try:
         groups = find_groups(cluster, rule.node_group)
-        # The ranks are nodes if any of the groups has no hardware: a rule cannot mix nodes and hardware.
+        # The ranks are nodes if any of the groups has no hardware, because a rule cannot mix nodes and hardware.
         by_node = any(group.counted_hardware is None for group in groups)
         resolver = None if by_node else MultiNodeGroupResolver(groups)
         nodes = nodes_of(groups) if by_node else []
@@ -164,7 +164,7 @@ def _check_resources_exist(
 
 
 def _rehearsal(noun: str, most: int, groups: Sequence[NodeGroup]) -> str:
-    """Return advice on how to rehearse a placement that needs more nodes or accelerators; empty for custom groups."""
+    """Return advice on rehearsing a placement that needs more nodes or accelerators; empty for custom groups."""
     if any(group.label not in (CLUSTER_GROUP, NODE_GROUP) for group in groups):
         return ""
     by_node = f"`rlinf-launch --local-nodes {most}` (or Cluster(local_nodes={most})) tries it on this machine"

@@ -16,10 +16,10 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 class FlexiblePlacementStrategy(PlacementStrategy):
     """Gives each process an explicit list of hardware; several processes may share a piece.
 
-    Rank ``i`` gets the ``i``-th list and sees its devices in the order of that list.
+    Rank ``i`` gets the ``i``-th list and sees its devices in that order.
 
     Args:
-        hardware_ranks_list: for each process, its hardware ranks, counted through the node groups; all on one node.
+        hardware_ranks_list: for each process, its hardware ranks, counted across the node groups; all on one node.
         node_group_label: one or several node groups whose hardware is counted; by default the whole cluster.
 
     Example:
@@ -27,9 +27,9 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         ((4,), (2, 1), (2,))
 
     Raises:
-        ConfigError: a list is empty, has a negative rank, or repeats a rank. ``get_placement`` raises it if the groups
-            lack one of these ranks or have no hardware, if a process would span nodes or kinds of hardware, or if a
-            group is unknown.
+        ConfigError: a list is empty, contains a negative rank, or repeats a rank. ``get_placement`` raises it if the
+            groups lack one of these ranks or have no hardware, if a process would span nodes or kinds of hardware, or
+            if a group is unknown.
     """
 
     hardware_ranks_list: Sequence[Sequence[int]]

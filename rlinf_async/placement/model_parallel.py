@@ -17,21 +17,21 @@ _TRAINERS = ("actor", "inference", "critic", "critic_inference")
 _POSITIONED = (*_TRAINERS, "rollout")
 _SYNONYMS = {"actor_inference": "inference"}
 _SCORES = {"inference": "actor", "critic_inference": "critic"}
-"""The component whose model each of these components scores with."""
+"""The component whose model each of these components uses for scoring."""
 
 
 class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
     """Places actor, rollout, reward and a job's other components so that model-parallel groups are contiguous.
 
     The components actor, inference, critic and critic_inference have one process per accelerator. A rollout process is
-    one engine and has all accelerators of one replica. The rules of the components decide the mode:
+    one engine and has all accelerators of one replica. The components' rules determine the mode:
 
     * COLLOCATED: actor and rollout share the same accelerators. If the actor has more tensor-parallel ranks than the
-      rollout, an engine takes every ``actor_tp / rollout_tp``-th accelerator, so that its shards of the weights are
-      where the actor has them.
+      rollout, an engine takes every ``actor_tp / rollout_tp``-th accelerator, so that its shards of the weights are on
+      the same accelerators as the actor's.
     * DISAGGREGATED: actor, rollout and inference have separate accelerators.
-    * AUTO, with ``cluster.auto_scheduler``: separate accelerators at first, in the order actor, rollout, inference, and
-      without gaps; later, a scheduler moves the components. The actor has a process on every accelerator. With
+    * AUTO, with ``cluster.auto_scheduler``: initially separate accelerators, in the order actor, rollout, inference,
+      and without gaps; later, a scheduler moves the components. The actor has a process on every accelerator. With
       ``cluster.use_pre_process_policy``, the rollout also has engines on the actor's accelerators.
 
     Other components, such as reward and agents, are placed by their rules.
@@ -42,8 +42,8 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         cluster: object with ``nodes``.
 
     Raises:
-        ConfigError: as in ``ComponentPlacement``; or a component is missing, its accelerators have gaps or do not
-            divide, or the rules fit none of the modes.
+        ConfigError: as for ``ComponentPlacement``; or a component is missing, its accelerators have gaps or do not
+            divide evenly, or the rules match no mode.
     """
 
     _NEEDED: tuple[str, ...] = ("actor", "rollout", "reward")
@@ -104,7 +104,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
     @property
     def is_pipeline(self) -> bool:
-        """True if the components run at the same time, on accelerators of their own."""
+        """True if the components run at the same time, on separate accelerators."""
         return self.is_disaggregated or self.is_auto
 
     @property
@@ -235,7 +235,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
             raise rule.error(f"{rule.name}: {error}") from None
 
     def _find_stride(self) -> int:
-        """Return the distance between the accelerators of an engine."""
+        """Return the distance between an engine's accelerators."""
         if not self.is_collocated or "actor" not in self._sizes:
             return 1
         actor, rollout = self._sizes["actor"].tp, self._sizes["rollout"].tp
@@ -260,7 +260,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
 
 
 class ModelParallelEvalComponentPlacement(ModelParallelComponentPlacement):
-    """``ModelParallelComponentPlacement`` for a job that only evaluates: it has rollout and reward, but no actor."""
+    """``ModelParallelComponentPlacement`` for a job that only evaluates: with rollout and reward, but without actor."""
 
     _NEEDED = ("rollout", "reward")
 

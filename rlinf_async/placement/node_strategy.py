@@ -1,4 +1,4 @@
-"""Placement strategy by node: processes on listed nodes, without devices of their own."""
+"""Placement strategy by node: processes on listed nodes, without their own devices."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from rlinf_async.placement.strategy import PlacementStrategy, Seat, build_placem
 
 
 class NodeRankError(ConfigError, IndexError):
-    """A node rank that the cluster does not have; also an ``IndexError``, which RLinf raises in this case."""
+    """A node rank that the cluster lacks; also an ``IndexError``, which RLinf raises in this case."""
 
 
 @dataclass(frozen=True)
 class NodePlacementStrategy(PlacementStrategy):
-    """Runs one process per entry of ``node_ranks`` on that node; each process sees all accelerators of its node.
+    """Runs one process per entry of ``node_ranks`` on that node; each process sees all of its node's accelerators.
 
     Rank ``i`` runs on the ``i``-th entry.
 
     Args:
-        node_ranks: for each process, the rank of its node, counted from 0 through the nodes of the groups; in the whole
-            cluster, these are the ranks of its nodes.
+        node_ranks: for each process, its node's rank, counted from 0 across the groups' nodes; in the whole cluster,
+            these are the cluster's node ranks.
         node_group_label: one or several node groups whose nodes are counted; by default the whole cluster.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Protocol
 from rlinf_async.address import NodeInfo
 from rlinf_async.configuration import format_ranks
 
-# An error message names each node of a small cluster, and only counts those of a large one.
+# An error message names each node of a small cluster, but only counts the nodes of a large one.
 _MAX_NAMED_NODES = 8
 
 
@@ -24,11 +24,11 @@ class ClusterShape(Protocol):
 
 
 class AcceleratorNumbering:
-    """Nodes of a cluster by rank; accelerators are numbered from 0, in the order of the nodes."""
+    """A cluster's nodes by rank, with accelerators numbered from 0 in the nodes' order."""
 
     def __init__(self, cluster: ClusterShape) -> None:
         self.nodes = sorted(cluster.nodes, key=lambda node: node.node_rank)
-        # The number of the first accelerator of each node, and the total.
+        # For each node, the number of its first accelerator; then the total.
         self._starts = list(accumulate((node.num_accelerators for node in self.nodes), initial=0))
 
     @property

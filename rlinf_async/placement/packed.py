@@ -15,16 +15,16 @@ from rlinf_async.placement.strategy import PlacementStrategy, build_placements, 
 
 @dataclass(frozen=True)
 class PackedPlacementStrategy(PlacementStrategy):
-    """Places processes side by side on a range of hardware, each on one piece or on several.
+    """Places processes side by side on a range of hardware, each on one or several pieces.
 
-    Hardware is counted through the node groups in their order, and within a group in the order of its nodes. Each
-    process takes the lowest free piece and the next ones at distance ``stride``. A process never spans nodes.
+    Hardware is counted across the node groups in their order, and within a group in the order of its nodes. Each
+    process takes the lowest free piece and further pieces at distance ``stride``. A process never spans nodes.
 
     Args:
         start_hardware_rank, end_hardware_rank: first and last piece of the range.
         num_hardware_per_process: pieces for each process.
-        stride: distance between the pieces of one process.
-        node_group: one or several of the node groups whose hardware is counted; by default the whole cluster.
+        stride: distance between a process's pieces.
+        node_group: one or several node groups whose hardware is counted; by default the whole cluster.
 
     Example:
         >>> [list(ranks) for ranks in PackedPlacementStrategy(0, 7, 2, stride=2).get_hardware_ranks()]
@@ -67,8 +67,8 @@ class PackedPlacementStrategy(PlacementStrategy):
         return (self.end_hardware_rank - self.start_hardware_rank + 1) // self.num_hardware_per_process
 
     def get_hardware_ranks(self) -> Iterator[range]:
-        """Yield the hardware ranks of process 0, 1, …, counted through the node groups."""
-        # Strided processes interleave: `stride` of them fill a block without holes, then the next block begins.
+        """Yield the hardware ranks of process 0, 1, …, counted across the node groups."""
+        # Strided processes interleave: `stride` of them fill a block without holes before the next block begins.
         block = self.num_hardware_per_process * self.stride
         for block_start in range(self.start_hardware_rank, self.end_hardware_rank + 1, block):
             for first in range(block_start, block_start + self.stride):
@@ -87,7 +87,7 @@ class PackedPlacementStrategy(PlacementStrategy):
 
 
 def default_strategy(cluster: ClusterShape) -> PlacementStrategy:
-    """Return one process per accelerator of the cluster or, without accelerators, one process on node 0."""
+    """Return one process per accelerator in the cluster or, without accelerators, one process on node 0."""
     num_accelerators = AcceleratorNumbering(cluster).num_accelerators
     if num_accelerators:
         return PackedPlacementStrategy(0, num_accelerators - 1)

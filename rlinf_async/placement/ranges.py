@@ -19,13 +19,13 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class RuleSegment:
-    """Consecutive processes on consecutive resources; the larger count is a multiple of the smaller one."""
+    """Consecutive processes on consecutive resources; the larger count is a multiple of the smaller count."""
 
     resources: range
     processes: range
 
     def get_resources_by_process(self) -> Iterator[range]:
-        """Yield the resources of each process.
+        """Yield each process's resources.
 
         If there are more processes than resources, neighbours share a resource; otherwise, each process gets a block.
         """
@@ -41,7 +41,7 @@ class RuleSegment:
 
 
 def parse_rule(rule: str, num_resources: int) -> list[RuleSegment]:
-    """Parse a rule; ``all`` stands for resources 0 to ``num_resources - 1``. Explicit ranges may exceed that bound.
+    """Parse a rule; ``all`` means resources 0 to ``num_resources - 1``. Explicit ranges may exceed that bound.
 
     Processes are numbered from 0 without gaps, resources ascend, and no resource appears twice. A segment without
     processes has one process for each resource.
@@ -51,7 +51,7 @@ def parse_rule(rule: str, num_resources: int) -> list[RuleSegment]:
         [(range(0, 2), range(0, 4)), (range(4, 5), range(4, 5))]
 
     Raises:
-        ConfigError: the rule is malformed; the message has the segment and the reason.
+        ConfigError: the rule is malformed; the message names the segment and the reason.
     """
     segments: list[RuleSegment] = []
     for text in rule.split(","):

@@ -1,4 +1,4 @@
-"""Resolver of hardware ranks, counted through one or several node groups, to nodes and pieces; group lookup."""
+"""Resolver of hardware ranks, counted across one or several node groups, to nodes and pieces; group lookup."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async.placement.numbering import ClusterShape, describe_counts, descr
 
 @dataclass(frozen=True)
 class HardwarePiece:
-    """The target of one rank: a piece of hardware at a position on its node, or the node itself (position -1)."""
+    """The hardware of one rank: a piece at a position on its node, or the node itself (position -1)."""
 
     group: NodeGroup
     node: NodeInfo
@@ -23,7 +23,7 @@ class HardwarePiece:
 
 
 class MultiNodeGroupResolver:
-    """Numbers the hardware of several node groups consecutively, in the order of the groups.
+    """Numbers several node groups' hardware consecutively, in the groups' order.
 
     Args:
         node_groups: at least one group; no two may share a piece of hardware.
@@ -53,7 +53,7 @@ class MultiNodeGroupResolver:
         return known if len(known) == len(kinds) else None
 
     def check_counts_hardware(self, strategy: str) -> None:
-        """Raise ConfigError if the ranks of one of the groups count nodes."""
+        """Raise ConfigError if any group's ranks count nodes."""
         bare = [group for group in self.node_groups if group.counted_hardware is None]
         if bare:
             nodes = describe_nodes([node for group in bare for node in group.nodes])
@@ -64,7 +64,7 @@ class MultiNodeGroupResolver:
 
     @property
     def noun(self) -> str:
-        """The kind of thing that a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` if mixed."""
+        """The thing that a rank counts: ``"accelerator"``, ``"Franka"``, or ``"hardware rank"`` for a mix."""
         kinds = {group.counted_hardware for group in self.node_groups}
         if len(kinds) > 1:
             return "hardware rank"
@@ -94,7 +94,7 @@ class MultiNodeGroupResolver:
         return self.locate(global_hw_rank).group.label
 
     def get_local_hardware_rank(self, global_hw_rank: int) -> int:
-        """Return the position of a piece among the pieces of its kind on its node; -1 if its group counts nodes."""
+        """Return a piece's position among the pieces of its kind on its node; -1 if its group counts nodes."""
         return self.locate(global_hw_rank).position
 
     def get_hardware_type_for_rank(self, global_hw_rank: int) -> str | None:
@@ -107,7 +107,7 @@ class MultiNodeGroupResolver:
 
 
 def groups_of(cluster: ClusterShape) -> dict[str, NodeGroup]:
-    """Return the node groups of a cluster by label, including the built-in ``cluster`` and ``node``."""
+    """Return a cluster's node groups by label, including the built-in ``cluster`` and ``node``."""
     built_in = built_in_groups(cluster.nodes)
     own: Sequence[NodeGroup] = getattr(cluster, "node_groups", None) or ()
     return {group.label: group for group in (*built_in, *own)}
@@ -138,10 +138,10 @@ def _split_labels(labels: str | Sequence[str]) -> list[str]:
 
 
 def nodes_of(node_groups: Sequence[NodeGroup]) -> list[tuple[NodeGroup, NodeInfo]]:
-    """Return the nodes of several groups, each with its group.
+    """Return several groups' nodes, each with its group.
 
     Raises:
-        ConfigError: two of the groups share a node.
+        ConfigError: two groups share a node.
     """
     if len(node_groups) > 1:
         _check_no_overlap([(group, None) for group in node_groups])

@@ -1,4 +1,4 @@
-"""Reader of the entries of ``component_placement``: components, node groups, rule text, and their place for errors."""
+"""Reader of the entries of ``component_placement``: components, node groups, rule text, and location for errors."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class Rule:
     """One entry of ``component_placement``.
 
     Attributes:
-        components: names of the components that share the entry.
+        components: names of the components to which the entry applies.
         text: the rule itself, in the grammar of ``ranges``.
         node_group: labels as written; None for the whole cluster.
-        hint: advice that errors about the rule append.
+        hint: advice appended to errors about the rule.
         steps, origin: path of the entry in its document, and the document's file.
     """
 
@@ -47,13 +47,13 @@ class Rule:
         return f"component '{','.join(self.components)}'"
 
     def error(self, text: str) -> ConfigError:
-        """Return an error that starts with the file and line of the entry, if they are known."""
+        """Return an error that begins with the entry's file and line, if known."""
         where = f"{self.origin.locate(self.steps)}: " if self.origin is not None else ""
         return ConfigError(f"{where}{text}")
 
 
 def load_configuration(config: Any) -> Any:
-    """Load the configuration file if given a path, wrap a ``ClusterConfig``, and return other objects unchanged.
+    """Load a configuration from a path, wrap a ``ClusterConfig``, and return other objects unchanged.
 
     Raises:
         ConfigError: the file cannot be read, or None was given.
@@ -75,7 +75,7 @@ def load_configuration(config: Any) -> Any:
 
 
 def read_rules(config: Any) -> Iterator[Rule]:
-    """Yield the entries of ``cluster.component_placement`` in their order.
+    """Yield the entries of ``cluster.component_placement`` in order.
 
     Args:
         config: a mapping, an OmegaConf ``DictConfig``, or an object with attributes.

@@ -1,4 +1,4 @@
-"""Parallel sizes of components: reads tp, pp, cp from a job's configuration, derives dp; RLinf's size properties."""
+"""Parallel sizes of components: tp, pp, cp from a job's configuration, and dp; RLinf's size properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlinf_async.errors import ConfigError
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """Number of accelerators of a component, and sizes of its parallel dimensions.
+    """A component's number of accelerators, and the sizes of its parallel dimensions.
 
     Attributes:
         world_size: number of accelerators.
@@ -25,7 +25,7 @@ class ParallelSizes:
 
     @property
     def replica(self) -> int:
-        """Number of accelerators of one replica."""
+        """Number of accelerators per replica."""
         return self.tp * self.pp * self.cp
 
     @property
@@ -35,10 +35,10 @@ class ParallelSizes:
 
 
 def trainer_sizes(config: Any, component: str, world_size: int, placed_as: str) -> ParallelSizes:
-    """Read the sizes of a trained or scored model from ``<component>.model``; a missing size is 1.
+    """Read a trained or scored model's sizes from ``<component>.model``; a missing size is 1.
 
     Args:
-        component: section of the model.
+        component: the model's section.
         world_size: number of accelerators.
         placed_as: component that runs the model, for errors.
 
@@ -52,13 +52,13 @@ def trainer_sizes(config: Any, component: str, world_size: int, placed_as: str) 
 
 
 def engine_sizes(config: Any, component: str, world_size: int) -> ParallelSizes:
-    """Read the sizes of a generation engine from ``<component>``; a missing size is 1. Raises ConfigError."""
+    """Read a generation engine's sizes from ``<component>``; a missing size is 1. Raises ConfigError."""
     tp, pp = (_read_size(config, f"{component}.{kind}_parallel_size") for kind in ("tensor", "pipeline"))
     return _checked(component, ParallelSizes(world_size, tp, pp))
 
 
 def lookup(config: Any, path: str) -> Any:
-    """Return the value at a path ``a.b.c`` of mappings or objects with attributes; None if a step is missing."""
+    """Return the value at a path ``a.b.c`` through mappings or objects with attributes; None if a step is missing."""
     for name in path.split("."):
         if config is None:
             return None
@@ -92,7 +92,7 @@ def _size(component: str, size: str) -> Any:
 
 
 class SizesByName:
-    """Sizes of components as properties with RLinf's names; they raise ConfigError if the component is not placed."""
+    """Components' sizes as properties with RLinf's names; they raise ConfigError if the component is not placed."""
 
     actor_dp_size: int = _size("actor", "dp")
     actor_tp_size: int = _size("actor", "tp")

@@ -21,7 +21,7 @@ class PlacementStrategy(ABC):
     """Decides on which node and devices each rank of a group runs.
 
     Attributes:
-        component: name of the component whose placement rule made this strategy; empty without a rule.
+        component: name of the component whose placement rule created this strategy; empty without a rule.
     """
 
     component: str = ""
@@ -31,7 +31,7 @@ class PlacementStrategy(ABC):
         """Place every rank: ``result[i]`` is rank ``i``. Equal arguments must give equal results.
 
         Args:
-            cluster: object with ``nodes`` and, if there are any, ``node_groups``.
+            cluster: object with ``nodes`` and, optionally, ``node_groups``.
             isolate_accelerator: if True, a worker sees only its own accelerators, not all of its node's.
 
         Raises:
@@ -53,7 +53,7 @@ def check_strategy(given: Any) -> PlacementStrategy:
 
 
 def _suggest_strategy(given: Any) -> str:
-    """Suggest strategies for nodes, accelerators or a process count that a caller passed instead of a strategy."""
+    """Suggest strategies to a caller who passed nodes, accelerators or a process count instead of a strategy."""
     if isinstance(given, type) and issubclass(given, PlacementStrategy):
         return f"{given.__name__}(...), an instance of it"
     if isinstance(given, int) and not isinstance(given, bool) and given > 0:
@@ -79,7 +79,7 @@ def _suggest_strategy(given: Any) -> str:
 
 @dataclass(frozen=True)
 class Seat:
-    """Place of one process: its node as a member of a group, and its own pieces of the group's hardware there."""
+    """Where one process runs: its node as a member of a group, and its own pieces of the group's hardware on it."""
 
     group: NodeGroup
     node: NodeInfo
@@ -87,7 +87,7 @@ class Seat:
 
 
 def take_seat(resolver: MultiNodeGroupResolver, rank: int, hardware_ranks: Sequence[int]) -> Seat:
-    """Return the seat of a process with these pieces of hardware.
+    """Return the seat of a process that has these pieces of hardware.
 
     Raises:
         ConfigError: the pieces are on several nodes or of several kinds.
@@ -113,8 +113,8 @@ def take_seat(resolver: MultiNodeGroupResolver, rank: int, hardware_ranks: Seque
 def build_placements(cluster: ClusterShape, seats: Sequence[Seat], *, isolate_accelerator: bool) -> list[Placement]:
     """Build the placements of ranks 0, 1, … from their seats.
 
-    A rank without accelerators of its own sees all of its node's, regardless of ``isolate_accelerator``. In a
-    configured group that ignores hardware, it sees none.
+    A rank without its own accelerators sees all of its node's, regardless of ``isolate_accelerator``. In a configured
+    group that ignores hardware, it sees none.
     """
     workers_on = Counter(seat.node.node_rank for seat in seats)
     node_order = {node_rank: order for order, node_rank in enumerate(workers_on)}

@@ -19,21 +19,21 @@ def worker_environment(
     accelerator_model: str = "",
     catch_system_failure: bool = False,
 ) -> dict[str, str]:
-    """Return a worker's variables, which let it call ``torch.distributed.init_process_group()`` without arguments.
+    """Return a worker's variables, with which it can call ``torch.distributed.init_process_group()`` without arguments.
 
-    ``LOCAL_RANK`` is the worker's argument to ``torch.cuda.set_device``:
+    ``LOCAL_RANK`` is the worker's argument for ``torch.cuda.set_device``:
 
     * 0 if the worker is isolated, because it numbers its visible devices from 0; ``LOCAL_WORLD_SIZE`` is then 1;
     * without isolation, the position of the worker's first device on the node; ``LOCAL_WORLD_SIZE`` is the number of
       the group's workers there;
-    * if the worker has no device, its number among the group's workers on the node.
+    * if the worker has no device, its position among the group's workers on the node.
 
     Args:
-        placement: place of the worker.
+        placement: the worker's placement.
         group: the group's name.
         name: the worker's name, such as ``"rollout:2"``.
         world_size: number of workers in the group.
-        master_addr, master_port: listening address of rank 0's store.
+        master_addr, master_port: address on which rank 0's store listens.
         run_id: id of the run, which the worker sees as its namespace.
         accelerator_model: the node's model, such as ``"NV_GPU:H200"``.
         catch_system_failure: if True, the worker prints its stacks when a signal ends it.
@@ -61,7 +61,7 @@ def worker_environment(
         "ISOLATE_ACCELERATOR": "1" if placement.isolate_accelerator else "0",
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
         "NODE_GROUP_LABEL": placement.node_group_label,
-        # torch must connect to rank 0's store, which opens before the workers start, and never open a store of its own.
+        # torch must connect to rank 0's store, which opens before the workers start, and never open its own store.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     family = get_family(placement.accelerator_type)
@@ -81,7 +81,7 @@ def _get_torch_local_rank(placement: Placement) -> tuple[int, int]:
 
 
 def _get_rendering_variables(placement: Placement) -> dict[str, str]:
-    """Guess the rendering devices; the node's daemon corrects them (``Probes.rendering``)."""
+    """Guess the rendering devices, which the node's daemon corrects (``Probes.rendering``)."""
     visible = placement.visible_accelerators
     if not visible:
         return {}

@@ -1,4 +1,4 @@
-"""Profiling of workers: configuration, windows, and the command line of the profiler; starts no process."""
+"""Profiling of workers: configuration, windows, and the profiler's command line; starts no process."""
 
 from rlinf_async.profiling.command import (
     INTERPRETER as INTERPRETER,

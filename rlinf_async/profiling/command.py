@@ -11,7 +11,7 @@ from rlinf_async.profiling.config import ProfileConfig
 from rlinf_async.profiling.windows import WindowPlan
 
 INTERPRETER: Final = "{python}"
-"""Placeholder for the interpreter of a node's workers, which only the node knows."""
+"""Placeholder for the interpreter of a node's workers, known only to the node."""
 
 LOG_DIR: Final = "{log_dir}"
 """Placeholder for a node's log folder."""
@@ -19,13 +19,13 @@ LOG_DIR: Final = "{log_dir}"
 
 @dataclass(frozen=True)
 class WrappedInterpreter:
-    """The command that replaces a worker's interpreter; the interpreter's own arguments follow it.
+    """The command that replaces a worker's interpreter, followed by the interpreter's own arguments.
 
     Attributes:
         command: words of the command, including the interpreter unless the tool finds it in its environment.
         tool: executable that the node must have; empty if the interpreter runs without a tool.
         env: environment variables for the tool.
-        directory: folder for its reports.
+        directory: folder for the tool's reports.
     """
 
     command: tuple[str, ...]
@@ -40,7 +40,7 @@ def directory_of(config: ProfileConfig) -> str:
 
 
 def report_name(worker_name: str) -> str:
-    """Return the common prefix of the names of a worker's reports."""
+    """Return the common prefix of a worker's report names."""
     return f"rlinf_profile_{worker_name.replace(':', '_').replace('/', '_')}"
 
 
@@ -49,7 +49,7 @@ def wrap_interpreter(config: ProfileConfig, python: str, worker_name: str) -> Wr
 
     Args:
         python: the worker's interpreter without a profiler, or ``INTERPRETER``.
-        worker_name: name such as ``"actor:0"``; report names have ``_`` in place of ``:``.
+        worker_name: name such as ``"actor:0"``; in report names ``_`` replaces ``:``.
     """
     directory = directory_of(config)
     prefix = f"{directory}/{report_name(worker_name)}"

@@ -17,11 +17,11 @@ Value = str | int | float | bool | Sequence[Any]
 
 @dataclass(frozen=True)
 class ProfileConfig:
-    """Selection of the profiled workers and steps; a subclass per back end adds its options.
+    """Selection of workers and steps to profile; each back end has a subclass with its options.
 
     Attributes:
         backend: ``"nsight"``, ``"rocprof_sys"`` or ``"torch"``.
-        enabled: False for a section that is kept for later.
+        enabled: False keeps the section without using it.
         worker_groups: names of groups, regardless of case; ``"all"`` selects every group, None selects none.
         steps: steps that have a profiling window; None for every step.
         output_dir: folder for the reports on each node; by default ``profiles`` in the node's log folder.
@@ -89,9 +89,8 @@ class ProfileConfig:
 class NsightConfig(ProfileConfig):
     """Nsight Systems: every profiled worker runs under ``nsys profile``.
 
-    With ``steps``, the report covers the windows of these steps and is written after the last one, unless the options
-    say otherwise. Without, it is written when the worker exits; close its group with a ``grace`` that leaves enough
-    time.
+    With ``steps``, the report covers these steps' windows and is written after the last one, unless the options say
+    otherwise. Without ``steps``, it is written when the worker exits, so close the group with a sufficient ``grace``.
 
     Attributes:
         options: options of ``nsys profile`` without dashes, such as ``{"trace": "cuda,nvtx"}``.
@@ -114,10 +113,10 @@ class NsightConfig(ProfileConfig):
             raise ConfigError(f"profiling: {', '.join(sorted(twice))} is both an option and a flag: keep one of them")
 
     def to_cli_tokens(self, default_output_prefix: str | None = None) -> list[str]:
-        """Return the words of ``nsys profile`` before the program.
+        """Return the words of ``nsys profile`` that precede the program.
 
         Args:
-            default_output_prefix: prefix of the report's name, unless the options name one.
+            default_output_prefix: prefix of the report's name, unless the options set one.
         """
         options = {self._ALIASES.get(_undashed(name), _undashed(name)): value for name, value in self.options.items()}
         if self.steps is not None:
@@ -158,7 +157,7 @@ class RocprofSysConfig(ProfileConfig):
         return ["rocprof-sys-python", *bare, *_tokens(named), "--"]
 
     def command_prefix(self, output_prefix: str) -> list[str]:
-        del output_prefix  # ``environment`` sets it
+        del output_prefix  # used by ``environment``
         return self.to_cli_tokens()
 
     def environment(self, output_prefix: str) -> dict[str, str]:
@@ -201,10 +200,10 @@ _BACKENDS: Final[dict[str, type[ProfileConfig]]] = {
 
 
 def parse_profiling(section: Mapping[str, Any]) -> ProfileConfig:
-    """Return the configuration of a ``profiling`` section.
+    """Return the configuration in a ``profiling`` section.
 
     Raises:
-        ConfigError: the back end is unknown, or does not have one of the keys.
+        ConfigError: the back end is unknown, or lacks one of the keys.
     """
     if not isinstance(section, Mapping):
         raise ConfigError(f"profiling must be a mapping with a backend, got {section!r}")

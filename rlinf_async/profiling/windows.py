@@ -1,4 +1,4 @@
-"""``WindowPlan``: steps that a worker profiles, and its back end; passed on as JSON in an environment variable."""
+"""``WindowPlan``: a worker's steps to profile, and its back end; passed as JSON in an environment variable."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 SECTION: Final = "RLINF_PROFILING"
-"""Name of a profiled worker's environment variable with its ``WindowPlan`` as JSON."""
+"""Environment variable of a profiled worker with its ``WindowPlan`` as JSON."""
 
 TORCH: Final = "torch"
 """Name of the back end that runs inside the worker, ``torch.profiler``."""
@@ -19,9 +19,9 @@ class WindowPlan:
     """The steps in which a worker opens a profiling window, and the back end's options.
 
     Attributes:
-        backend: ``"torch"``, or the name of the tool around the worker.
-        steps: steps that have a window; None for all.
-        directory: folder for traces that the worker itself writes.
+        backend: ``"torch"``, or the name of the tool under which the worker runs.
+        steps: steps that have a window; None means all.
+        directory: folder for traces written by the worker itself.
         options: keyword arguments of ``torch.profiler.profile``.
     """
 

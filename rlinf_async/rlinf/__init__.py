@@ -1,4 +1,4 @@
-"""RLinf's names that ``rlinf_async.__all__`` leaves out (placement, routing, weight syncers, ...), for ported code."""
+"""RLinf's names that ``rlinf_async.__all__`` omits (placement, routing, weight syncers, ...), for ported code."""
 
 from typing import TYPE_CHECKING
 

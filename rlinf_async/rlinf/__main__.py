@@ -1,4 +1,4 @@
-"""``python -m rlinf_async.rlinf train.py ARGS``: runs a program of RLinf's on this framework, unedited."""
+"""``python -m rlinf_async.rlinf train.py ARGS``: runs an unmodified RLinf program on this framework."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_async._core.own_start import interpreter_flags
 
 
 def main(words: list[str]) -> int:
-    """Become Python with these words, with ``rlinf.scheduler`` resolved here: a script, or ``-m`` and a module."""
+    """Become Python with these words, a script, or ``-m`` and a module, with ``rlinf.scheduler`` resolved here."""
     if not words or words[0] in ("-h", "--help"):
         sys.stderr.write("usage: python -m rlinf_async.rlinf [-m] train.py [args ...]\n")
         return 0 if words else 2

@@ -1,4 +1,4 @@
-"""Names of ``rlinf.scheduler`` that are not built: RLinf's programs import them, and only their use is an error."""
+"""Names of ``rlinf.scheduler`` that are not implemented: importing them is allowed, and only using them is an error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn
 
 
 class _Absent(type):
-    """Class of a name that is not built; an annotation or a base may name it."""
+    """Metaclass of a name that is not implemented, which annotations and base classes may still use."""
 
     _reason: str
 

@@ -27,20 +27,20 @@ _log: Final = own_logger(__name__)
 class BucketWeightSyncer(WeightSyncer):
     """Sends all tensors in every version.  The two inits send and receive nothing.
 
-    Tensors that the receiver lacks are skipped, with one warning; other tensors of the receiver stay.
+    Tensors that the receiver lacks are skipped, with one warning; the receiver's other tensors stay unchanged.
 
     Args:
-        bucket_size: bytes after which a bucket ends; the sender has two buckets in memory at a time.  A tensor is never
-            divided.
+        bucket_size: size in bytes at which a bucket is complete; the sender holds two buckets at a time.  Tensors are
+            never split.
         bucket_dtype: dtype of floating-point tensors, ``"bf16"`` or a dtype; None sends them bit for bit.
         bucket_device: device of the buckets; ``"cuda"`` means the CPU on a machine without a GPU.
-        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside the sender's model:
-            the prefix ``model.language_model.`` of a name becomes ``model.``.
+        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside the sender's model,
+            so that the prefix ``model.language_model.`` of a name becomes ``model.``.
         load_instant: if False, a receiver keeps the buckets in CPU memory, as many bytes as the weights have, and
             writes all of them once the last one has arrived.  If True, it writes each bucket as it arrives and keeps
-            none.  This gives up the guarantee of ``apply``: from the first bucket until ``apply`` returns, the model
-            contains parts of two versions.  If the sender dies meanwhile, or a later bucket does not fit, it stays so
-            until a whole version has been applied.
+            none, which breaks the guarantee of ``apply``: from the first bucket until ``apply`` returns, the model
+            contains parts of two versions. If the sender dies in that time, or a later bucket does not fit, the model
+            stays in this state until a whole version has been applied.
     """
 
     _skips_missing = True
@@ -69,11 +69,11 @@ class BucketWeightSyncer(WeightSyncer):
     def iter_buckets(
         self, state_dict: Mapping[str, Any], version: int | torch.Tensor
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield the buckets of a version, each made when it is requested; see ``iter_named_tensor_buckets``.
+        """Yield a version's buckets, each created when it is requested; see ``iter_named_tensor_buckets``.
 
         Raises:
             RuntimeError: not initialised.
-            ValueError: there is nothing to send, or two tensors would have one name.
+            ValueError: there is nothing to send, or two tensors would have the same name.
         """
         call = self._calls.next()
         if not self._sender_initialized:
@@ -121,7 +121,7 @@ class BucketWeightSyncer(WeightSyncer):
         self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        # A cancelled apply() leaves received buckets here, and the next one continues from there.
+        # A cancelled apply() leaves received buckets here, from which the next one continues.
         while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)
@@ -142,7 +142,7 @@ class BucketWeightSyncer(WeightSyncer):
         self.version = version
 
     def _load(self, model: Any, weights: dict[str, torch.Tensor]) -> None:
-        """Load as ``model.load_state_dict(weights, strict=False)``, but write nothing if anything does not fit."""
+        """Load like ``model.load_state_dict(weights, strict=False)``, but write nothing if anything does not fit."""
         if not weights:
             return
         if _loads_its_own(model):
@@ -160,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """Return True if the class of the model overrides ``load_state_dict``, as some of RLinf's do to rename tensors."""
+    """Return True if the model's class overrides ``load_state_dict``, as some in RLinf do to rename tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

@@ -17,14 +17,14 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"
 _calls: Final = GatherCalls()
-"""Counter of calls of ``iter_named_tensor_buckets``; a syncer has its own."""
+"""Counter of calls to ``iter_named_tensor_buckets``; a syncer has its own counter."""
 
 
 class Marked(dict[str, Any]):
     """A message with RLinf's keys and no others, plus a mark that only these syncers read.
 
-    A callback may copy the message into a plain dict, which loses the mark; RLinf's own messages have none either.  So
-    every receiver must work without it.
+    A callback may copy the message into a plain dict, which loses the mark, and RLinf's own messages have none either.
+    So every receiver must work without the mark.
 
     Attributes:
         mark: for a bucket, its sending and its index in that sending; for the description of a receiver's weights,
@@ -44,12 +44,12 @@ def iter_named_tensor_buckets(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield copies of tensors by name, in buckets that are made when they are requested.
+    """Yield copies of tensors by name, in buckets that are created when they are requested.
 
     Args:
-        items: names and tensors; rank 0 gets DTensors as whole tensors, and every other rank must iterate as well.
-        version: sent in the first bucket as ``syncer_version``, beside ``total_buckets``; both are int32.
-        bucket_size: bytes, after the cast, after which a bucket ends.  A tensor is never divided.
+        items: names and tensors; rank 0 gets DTensors as whole tensors, and every other rank must iterate, too.
+        version: sent in the first bucket as ``syncer_version``, next to ``total_buckets``; both are int32.
+        bucket_size: size in bytes, after the cast, at which a bucket is complete.  Tensors are never split.
         bucket_device: device of the copies.
         dtype_resolver: returns the dtype to which a tensor is cast, from its name and dtype.
 
@@ -68,7 +68,7 @@ def buckets_in_call(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the same for a call of a syncer, by which the ranks check that all are in the same call."""
+    """Yield the same for a syncer's call, by which the ranks check that all of them are in the same call."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = []
     filled, device = bucket_size, device_of(bucket_device)
     for name, tensor in items:
@@ -95,20 +95,20 @@ def buckets_in_call(
 
 
 class IncomingBuckets:
-    """Assembles the buckets of one sending in memory, and does not write them to a model.
+    """Assembles one sending's buckets in memory, without writing them to a model.
 
-    A sender numbers its sendings, including several of one version, and sends the buckets of each in order; so a bucket
+    A sender numbers its sendings, including several of one version, and sends each one's buckets in order, so a bucket
     that does not follow the previous one is late or a duplicate.  When another sender begins, later buckets of the
     previous sender are late.  A sending with an error is refused once, and its remaining buckets are ignored.  Buckets
-    without a mark (``iter_buckets``) are accepted in the order of their arrival, as in RLinf.
+    without a mark (``iter_buckets``) are accepted in order of arrival, as in RLinf.
 
     Args:
-        holds: if False, no bucket is kept, since the caller uses each as it arrives.
+        holds: if False, buckets are not kept, because the caller uses each as it arrives.
 
     Attributes:
-        version: version of the sending that is being received.
+        version: version of the sending being received.
         count: number of its buckets received so far.
-        weights: tensors of these buckets by name, on the CPU.
+        weights: these buckets' tensors by name, on the CPU.
     """
 
     def __init__(self, *, holds: bool = True) -> None:
@@ -131,8 +131,8 @@ class IncomingBuckets:
             The tensors of a bucket that belongs to the sending; an empty dict for an ignored bucket.
 
         Raises:
-            StaleVersion: it begins a sending that does not follow the previous ones.
-            WeightMismatch: it is not a bucket, or an earlier bucket is missing.
+            StaleVersion: the message begins a sending that does not follow the previous ones.
+            WeightMismatch: the message is not a bucket, or an earlier bucket is missing.
         """
         sending, number, total, version, tensors = _read(message)
         if total:
@@ -165,13 +165,13 @@ class IncomingBuckets:
         return tensors
 
     def finish(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """Return the version that is complete, and its weights if they were kept."""
+        """Return the complete version, and its weights if they were kept."""
         found = self.version, self.weights
         self.drop()
         return found
 
     def drop(self) -> None:
-        """Discard the received part of a sending; its remaining buckets will be ignored."""
+        """Discard the received part of a sending, so that its remaining buckets are ignored."""
         self._sending = None
         self.count = self._total = 0
         self.weights, self._names = {}, set()
@@ -187,7 +187,7 @@ def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str,
     """Return a bucket's sending and index (None without a mark), the total (0 except in the first), version, tensors.
 
     Raises:
-        WeightMismatch: it is not a bucket.
+        WeightMismatch: the message is not a bucket.
     """
     try:
         sending, number = getattr(message, "mark", (None, None))

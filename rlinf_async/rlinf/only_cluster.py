@@ -12,7 +12,7 @@ from rlinf_async._core import process
 
 
 class Cluster(cluster.Cluster):
-    """``rlinf_async.Cluster`` as one object per process: RLinf's programs construct it wherever they need it.
+    """``rlinf_async.Cluster`` as one object per process, because RLinf's programs construct it wherever they need it.
 
     Example:
         Cluster(cluster_cfg=cfg.cluster)       # starts or joins the run
@@ -40,7 +40,7 @@ class Cluster(cluster.Cluster):
         distributed_log_dir: str | None = None,
         **options: Any,
     ) -> None:
-        # Two threads may construct the first cluster at once: the second one waits here, and gets the same cluster.
+        # Two threads may construct the first cluster at once; the second thread waits here, and gets the same cluster.
         # tests/rlinf/test_under_rlinfs_names.py::test_two_threads_that_come_first_at_once_share_a_cluster
         with Cluster._making:
             if not self._is_made:
@@ -57,7 +57,7 @@ class Cluster(cluster.Cluster):
 
 
 def _renew_lock() -> None:
-    # After a fork the lock may be held by a thread that does not exist in the child.
+    # At a fork, a thread that does not exist in the child may hold the lock.
     Cluster._making = threading.RLock()
 
 

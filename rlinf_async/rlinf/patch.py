@@ -20,8 +20,9 @@ class _Patch:
 
     Attributes:
         sending: the sending that the patch produces.
-        base: the sending to which it applies, or the common initial weights; None if it is complete and applies to any.
-        manifest: manifest of the weights, for a receiver that may not have one yet; else empty.
+        base: the sending to which it applies, or the common initial weights; None if it is complete and applies to any
+            weights.
+        manifest: manifest of the weights, for a receiver that may not have it yet; otherwise empty.
     """
 
     sending: Sending
@@ -40,7 +41,7 @@ class EmptyWeightPatch(_Patch):
 
 @dataclass(frozen=True)
 class WeightPatch(_Patch):
-    """Changes from one sending to another; ``head`` and ``body`` are those of a ``Delta``."""
+    """Changes from one sending to another, with the ``head`` and ``body`` of a ``Delta``."""
 
     head: bytes
     body: torch.Tensor
@@ -54,10 +55,10 @@ class CompressedWeightPatch:
     compressed: bytes
 
     def decompressed(self) -> WeightPatch:
-        """Return the patch.
+        """Return the decompressed patch.
 
         Raises:
-            WeightMismatch: it is damaged.
+            WeightMismatch: the patch is damaged.
         """
         try:
             body = torch.frombuffer(bytearray(zlib.decompress(self.compressed)), dtype=torch.uint8)
@@ -67,7 +68,7 @@ class CompressedWeightPatch:
 
 
 def checksums(manifest: Manifest, tensors: Mapping[Path, torch.Tensor]) -> dict[str, int]:
-    """Return checksums of the leaves' bytes by name; tied leaves have one under each of their names."""
+    """Return checksums of the leaves' bytes by name; a tied leaf has one under each of its names."""
     sums = {}
     for leaf in manifest.leaves:
         flat = tensors[leaf.path].detach().cpu().contiguous().view(-1).view(torch.uint8)

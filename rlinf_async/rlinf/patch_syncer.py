@@ -30,25 +30,24 @@ _log: Final = own_logger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):
-    """Sends changed bytes only, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the format.
+    """Sends only changed bytes, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the format.
 
-    The receiver sends the names and dtypes of its weights once; names and shapes must be those of the sender.
+    The receiver sends its weights' names and dtypes once; names and shapes must equal the sender's.
 
-    The sender keeps a snapshot of the weights that it sent last.  A patch names the version and the sending to which it
+    The sender keeps a snapshot of the last weights sent.  A patch names the version and the sending to which it
     applies; the first patch instead identifies the initial weights by checksums.  A receiver with other weights, or
-    with those of another sender, refuses the patch (``WrongBase``) and keeps its weights.  After a failed send, or
+    with another sender's weights, refuses the patch (``WrongBase``) and keeps its weights.  After a failed send, or
     ``request_full``, the next patch contains everything.
 
     Args:
-        snapshot_device: device of the snapshot, and of the comparison; ``"cuda"`` means the CPU on a machine without a
-            GPU.
-        transport_device: device from which patches are sent; None means the snapshot's.
-        delta_encoding: accepted for RLinf's configurations and ignored: each part takes its smallest encoding.
-        compression_algorithm: ``"none"`` or ``"zlib"``, which pays on links below about 100 MB/s; any other value logs
-            a warning and means ``"none"``.
+        snapshot_device: device of the snapshot and the comparison; ``"cuda"`` means the CPU on a machine without a GPU.
+        transport_device: device from which patches are sent; None means the snapshot's device.
+        delta_encoding: accepted for RLinf's configurations and ignored, because each part uses its smallest encoding.
+        compression_algorithm: ``"none"`` or ``"zlib"``, which is worthwhile on links below about 100 MB/s; any other
+            value logs a warning and means ``"none"``.
         init_sync_enabled: the inits also send the sender's weights to the receiver; must be equal at both ends.
-        init_sync_prefixes: limits these first weights to the keys with these prefixes; None means all keys, including
-            those that are not synchronised later.
+        init_sync_prefixes: limits these first weights to keys with these prefixes; None means all keys, including those
+            that are not synchronised later.
         init_sync_bucket_size: size in bytes of their buckets; see ``BucketWeightSyncer``.
     """
 
@@ -80,8 +79,8 @@ class PatchWeightSyncer(WeightSyncer):
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
         self._base: Sending | None = None  # the sending that all receivers have
-        self._is_requested = False  # whether request_full() was called since the last version was made
-        self._here: Sending | None = None  # the sending that this receiver applied last
+        self._is_requested = False  # whether request_full() was called since the last version was created
+        self._here: Sending | None = None  # the last sending that this receiver applied
         self._sums: dict[str, int] = {}  # checksums of the receiver's initial weights
 
     # -- the sender -----------------------------------------------------------------------------------------------
@@ -100,7 +99,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         if self._sends and recv is None:
             raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
-        # A receiver sends its description to every rank that was not declared as one that only gathers.
+        # A receiver sends its description to every rank that was not declared to only gather.
         hello = await recv() if recv is not None and is_sender is not False else None
         dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
         self._manifest = Manifest.of(tree, lambda name, _: dtypes.get(name))
@@ -132,7 +131,7 @@ class PatchWeightSyncer(WeightSyncer):
         return {name: named[name] for names in below.values() for name in names}
 
     def request_full(self) -> None:
-        """Make the next version complete, for a receiver that lacks the previous one.
+        """Make the next version complete, for a receiver that lacks the previous version.
 
         A version that is being sent, or is staged, is not affected.
         """
@@ -149,11 +148,11 @@ class PatchWeightSyncer(WeightSyncer):
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
     def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
-        # Must precede the read of the base: a request from now on is for the version after this one.
+        # Reset the request before reading the base, because a later request applies to the version after this one.
         self._is_requested = False
         manifest, base = self._manifest, self._base
         assert manifest is not None
-        self._base = None  # until the version has been sent, it is unknown which weights the receivers have
+        self._base = None  # until the version has been sent, the receivers' weights are unknown
         new: torch.Tensor | LeafMemory
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
             new = _packed(manifest, tree, self.snapshot_device, self._sends, call)
@@ -299,10 +298,10 @@ def _receivers_dtypes(tree: ParamTree, everything: ParamTree, hello: Any) -> dic
     """Return the receiver's dtypes by name.
 
     Args:
-        tree, everything: tensors to be sent, and all tensors of the sender.
+        tree, everything: tensors to send, and all of the sender's tensors.
 
     Raises:
-        WeightMismatch: the receiver has other names, shapes or dtypes.
+        WeightMismatch: the receiver's names, shapes or dtypes differ.
     """
     try:
         shapes, dtypes = dict(hello["original_shapes"]), dict(hello["receiver_dtypes"])

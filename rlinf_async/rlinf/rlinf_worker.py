@@ -1,4 +1,4 @@
-"""``Worker`` under RLinf's names, and the routing functions that use attributes of its workers only."""
+"""``Worker`` under RLinf's names, and routing functions that only use attributes of RLinf's workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Worker(worker.Worker):
 
     manager_proxy: ClassVar[None] = None
     _manager_proxy: ClassVar[None] = None
-    """Unused: RLinf reaches its managers through it; here they are parts of the daemons."""
+    """Unused here: RLinf reaches its managers through it, but here they are parts of the daemons."""
 
 
 class AsyncRouteWork(route_work.AsyncRouteWork):
@@ -33,7 +33,7 @@ class AsyncRouteWork(route_work.AsyncRouteWork):
 
 
 def get_group_world_size(manager_proxy: Any, group_name: str) -> IntOrWork:
-    """Return the number of ranks of a group; wait for the group if it does not exist yet.
+    """Return the number of ranks in a group; wait for the group if it does not exist yet.
 
     Args:
         manager_proxy: accepted for RLinf's programs and ignored.

@@ -1,4 +1,4 @@
-"""Names of RLinf's ``rlinf.scheduler`` and of the modules below it, for programs of RLinf's own (``import_hook``)."""
+"""Names of RLinf's ``rlinf.scheduler`` and its submodules, for RLinf's own programs (``import_hook``)."""
 
 from typing import TYPE_CHECKING
 

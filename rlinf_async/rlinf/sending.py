@@ -12,12 +12,12 @@ from rlinf_async.weights.state.versions import number_of
 
 
 class Sending(NamedTuple):
-    """One sending of a version; a version may be sent several times, with other weights each time.
+    """One sending of a version; a version may be sent several times, each time with different weights.
 
     Attributes:
         version: version of the weights.
-        number: index among the sendings of its sender since its initialisation.
-        sender: random number drawn at the sender's initialisation, since several senders use the same numbers.
+        number: index among its sender's sendings since the sender's initialisation.
+        sender: random number drawn at the sender's initialisation, because several senders use the same numbers.
     """
 
     version: int
@@ -31,7 +31,7 @@ class Sending(NamedTuple):
 
     @classmethod
     def beginning(cls, checksums: Mapping[str, int | None]) -> Sending:
-        """Return the identity of equal initial weights of both sides; it precedes every sending."""
+        """Return the identity of initial weights that are equal on both sides; it precedes every sending."""
         digest = hashlib.blake2b(repr(sorted(checksums.items())).encode(), digest_size=16).digest()
         return cls(version=-1, number=-1, sender=int.from_bytes(digest))
 
@@ -39,8 +39,8 @@ class Sending(NamedTuple):
         """Return the next sending of this sender.
 
         Raises:
-            StaleVersion: (a ValueError) the version is lower than this one's.
-            TypeError, ValueError: as ``number_of``.
+            StaleVersion: (a ValueError) the version is lower than this sending's.
+            TypeError, ValueError: as for ``number_of``.
         """
         number = number_of(version)
         if number < self.version:
@@ -48,13 +48,13 @@ class Sending(NamedTuple):
         return Sending(number, self.number + 1, self.sender)
 
     def is_after(self, other: Sending) -> bool:
-        """Return True for the later sending of the same sender, or for the higher version of another sender."""
+        """Return True for a later sending of the same sender, or for a higher version of another sender."""
         if self.sender == other.sender:
             return self.number > other.number
         return self.version > other.version
 
     def check_after(self, latest: Sending, what: str) -> None:
-        """Check the order of two sendings.
+        """Check that this sending is after another.
 
         Args:
             what: relative clause about the latest sending: ``"which is here"``.
@@ -71,13 +71,13 @@ class SendingOrder:
     """Order in which sendings arrive at a receiver of buckets.
 
     Attributes:
-        latest: the sending that arrived last; None before the first.
+        latest: the last sending that arrived; None before the first.
     """
 
     def __init__(self) -> None:
         self.latest: Sending | None = None
         self._replaced: set[int] = set()
-        """Senders that another sender has replaced: their further messages are late."""
+        """Senders replaced by another sender, so that their further messages are late."""
 
     def is_late(self, sending: Sending | None) -> bool:
         """Return True for a repeated sending or a replaced sender's; a message without a sending is never late."""

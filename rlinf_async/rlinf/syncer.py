@@ -26,32 +26,32 @@ Recv: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class WeightSyncer:
-    """One end of a synchronisation; the other end is of the same class, with the same options.
+    """One end of a synchronisation; the other end has the same class and options.
 
     Both ends are initialised; afterwards every ``sync`` of the sender is paired with one ``apply`` of each receiver.
-    ``send`` may reach any number of receivers, for example by ``Worker.broadcast``.
+    ``send`` may reach any number of receivers, for example through ``Worker.broadcast``.
 
-    Version numbers never decrease.  A version may be sent several times, after a failed send or with weights that
-    training has changed meanwhile, as RLinf's runners do before an evaluation.  Receivers end with the weights that
-    were sent last, and a patch for an earlier sending of a version does not apply to a later one.  A receiver has one
-    whole sending or the next, never a mixture: an update that is incomplete, does not fit, or was not sent after the
-    receiver's weights raises an error before anything is written.  Initialising a sender again restarts the numbers;
-    receivers of patches must then be initialised again, too.
+    Version numbers never decrease.  A version may be sent several times, after a failed send or with weights changed by
+    further training, as RLinf's runners do before an evaluation.  Receivers end with the last weights sent, and a patch
+    for an earlier sending of a version does not apply to a later sending.  A receiver has one whole sending or the
+    next, never a mixture: an update that is incomplete, does not fit, or was not sent after the receiver's weights
+    raises an error before anything is written.  Initialising a sender again restarts the numbers; receivers of patches
+    must then be initialised again, too.
 
     Attributes:
-        comm_options: options of the configuration for the communication, for ``Worker.broadcast``; or None.
+        comm_options: the configuration's communication options, for ``Worker.broadcast``; or None.
         version: version of the last update that was sent or applied completely; -1 before the first.
     """
 
     comm_options: CollectiveGroupOptions | None = None
     _skips_missing = False
-    """If True, ``sync`` sends the names that exist; if False, it refuses weights that lack some."""
+    """If True, ``sync`` sends the names that exist; if False, it refuses weights that lack some names."""
 
     def __init__(self) -> None:
         self.version = -1
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
-        self._is_sender: bool | None = None  # as the caller gave it
+        self._is_sender: bool | None = None  # as given by the caller
         self._sends, self._gathers = True, False  # whether this rank sends, and gathers, in the current version
         self._is_under_way = self._is_applying = False
         self._latest = Sending.none_yet()  # the last sending that may have reached a receiver
@@ -62,11 +62,11 @@ class WeightSyncer:
         """Return a syncer from a configuration.
 
         Args:
-            config: a mapping, or a config of OmegaConf: ``type: bucket`` or ``patch``; the arguments of that class,
-                flat or in a section with the name of the type (``init_sync: {enabled: true}`` is ``init_sync_enabled``,
+            config: a mapping, or an OmegaConf config: ``type: bucket`` or ``patch``; the arguments of that class, flat
+                or in a section named after the type (``init_sync: {enabled: true}`` is ``init_sync_enabled``,
                 ``compression`` is ``compression_algorithm``); and for the communication ``use_ring_sync``,
-                ``nccl_max_ctas``, ``nccl_min_ctas``.  If it names no device, buckets and patches are sent from the GPU,
-                if there is one.
+                ``nccl_max_ctas``, ``nccl_min_ctas``.  By default buckets and patches are sent from the GPU, if there is
+                one.
 
         Raises:
             ValueError: there is no such type.
@@ -91,34 +91,34 @@ class WeightSyncer:
         descriptions.
 
         Args:
-            state_dict: weights of the trainer; DTensors are gathered, for which every rank of the trainer must call
-                these methods.
+            state_dict: the trainer's weights; DTensors are gathered, so every rank of the trainer must call these
+                methods.
             param_names_need_sync: keys to synchronise; None means all.
-            is_sender: False on the ranks that only take part in gathering; None means that with sharded weights rank 0
+            is_sender: False on ranks that only take part in gathering; None means that with sharded weights rank 0
                 sends, and otherwise every rank.
 
         Raises:
             ValueError: there are no names.
             WeightMismatch: the receiver's weights do not match.
             RuntimeError: a version is being sent.
-            TransferFailed: as ``sync``.
+            TransferFailed: as for ``sync``.
         """
         self._begin_anew(param_names_need_sync, is_sender)
         self._sender_initialized = True
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
-        """Send a version; return when ``send`` has taken all messages.
+        """Send a version; return when ``send`` has accepted all messages.
 
         Messages are copies.  A thread prepares the next message while one is being sent, so the event loop is not
-        blocked.  The weights must not change meanwhile; with ``stage``, the optimizer may step earlier.
+        blocked.  The weights must not change until this returns; with ``stage``, the optimizer may step earlier.
 
         Args:
-            version: not lower than the last one, even if that one failed, since a receiver may have it.  An equal
-                version is sent again with the present weights.
+            version: not lower than the last version, even if that one failed, because a receiver may have it.  An equal
+                version is sent again with the current weights.
 
         Raises:
             RuntimeError: the sender is not initialised, or another version is being sent.
-            StaleVersion: (a ValueError) the version is lower than the last one; nothing was sent.
+            StaleVersion: (a ValueError) the version is lower than the last version; nothing was sent.
             ValueError: there is nothing to send.
             WeightMismatch: the weights no longer have the agreed names, shapes and dtypes; nothing was sent.
             TransferFailed: the weights are sharded, and another rank has refused this call or failed in it.
@@ -133,7 +133,7 @@ class WeightSyncer:
             self._is_under_way = False
 
     async def _send_all(self, messages: Iterator[Any], send: Send) -> None:
-        """Send each message while a thread makes the next one."""
+        """Send each message while a thread prepares the next."""
         message = await in_thread(next, messages, None)
         while message is not None:
             following = asyncio.get_running_loop().run_in_executor(None, next, messages, None)
@@ -149,13 +149,13 @@ class WeightSyncer:
             message = await outlast(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
-        """Copy a version, or its changes; afterwards the weights may change.
+        """Copy a version, or its changes, after which the weights may change.
 
         Returns:
-            A copy to be delivered before the next ``stage`` or ``sync``.
+            A copy to deliver before the next ``stage`` or ``sync``.
 
         Raises:
-            RuntimeError, StaleVersion, WeightMismatch, TransferFailed: as ``sync``.
+            RuntimeError, StaleVersion, WeightMismatch, TransferFailed: as for ``sync``.
         """
         messages = await self._begin(state_dict, version)
         try:
@@ -168,7 +168,7 @@ class WeightSyncer:
         return self._sender_initialized
 
     def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
-        """Yield the messages of one sending, made in a thread; ``call`` gathers sharded weights."""
+        """Yield the messages of one sending, created in a thread; ``call`` gathers sharded weights."""
         raise NotImplementedError
 
     def _sent(self, sending: Sending) -> None:
@@ -179,7 +179,7 @@ class WeightSyncer:
 
         Raises:
             ValueError: the version number is too large for the protocol.
-            WeightMismatch: the tensors do not match the agreed ones.
+            WeightMismatch: the tensors do not match the agreed names, shapes and dtypes.
         """
 
     def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> GatherCall:
@@ -194,7 +194,7 @@ class WeightSyncer:
         return call
 
     async def _begin(self, state_dict: Mapping[str, Any], version: int) -> Iterator[Any]:
-        # Must precede every check that may fail on this rank alone, or the ranks would count differently.
+        # Count before every check that may fail on this rank alone; otherwise the ranks would count differently.
         call = self._calls.next()
         if not self._sender_initialized:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
@@ -230,10 +230,10 @@ class WeightSyncer:
             )
         self._sends = has_all if self._is_sender is None else self._is_sender
         if self._gathers:
-            call.found_sharded()  # must precede every check that may fail on this rank alone
+            call.found_sharded()  # before every check that may fail on this rank alone
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Return the tensors with those keys; raise WeightMismatch if one is missing."""
+        """Return the tensors with those keys; raise WeightMismatch if a key is missing."""
         tree = ParamTree.of(
             state_dict,
             lambda name, value: (
@@ -253,7 +253,7 @@ class WeightSyncer:
         sender.
 
         Args:
-            state_dict: weights of the receiver.
+            state_dict: the receiver's weights.
 
         Raises:
             WeightMismatch: the first weights do not fit.
@@ -261,11 +261,11 @@ class WeightSyncer:
         self.version, self._receiver_initialized = -1, True
 
     async def apply(self, model: Any, recv: Recv) -> int:
-        """Receive a version into a module or a state dict; return its number, which is not lower than the last one.
+        """Receive a version into a module or a state dict; return its number, which is not lower than the last.
 
-        A thread writes the model once, after the whole version has arrived; the model should not be read until this
-        returns.  After any error the model has one whole version: the old one, or the new one if a cancellation came
-        during the write; ``version`` says which.  (``load_instant`` of a bucket syncer gives this up.)
+        A thread writes the model once, after the whole version has arrived; do not read the model until this returns.
+        After any error the model has one whole version: the old one, or the new one if a cancellation came during the
+        write; ``version`` says which.  (``load_instant`` of a bucket syncer breaks this guarantee.)
 
         Raises:
             RuntimeError: a patch syncer is not initialised, or another ``apply`` is running.
@@ -291,7 +291,7 @@ class WeightSyncer:
 
 
 class StagedWeights:
-    """A version that has been copied and not yet sent."""
+    """A version that has been copied but not yet sent."""
 
     def __init__(self, syncer: WeightSyncer, sending: Sending, messages: list[Any]) -> None:
         self.version = sending.version
@@ -303,7 +303,7 @@ class StagedWeights:
         """Send the copy, once. If ``send`` raises, the next ``sync`` sends everything.
 
         Raises:
-            RuntimeError: the copy has been delivered or dropped.
+            RuntimeError: the copy has already been delivered or dropped.
         """
         messages, self._messages = self._messages, None
         if messages is None:
@@ -323,5 +323,5 @@ def collect_param_names_need_sync(module: nn.Module) -> list[str]:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a thread of the loop's executor, and wait for its end even if this call is cancelled."""
+    """Call a function in a thread of the loop's executor, and wait for it to end even if this call is cancelled."""
     return await outlast(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

@@ -1,4 +1,4 @@
-"""Routing of batches from the ranks of one group to those of another.  Pure: no worker, no channel."""
+"""Routing of batches from one group's ranks to another's.  Pure: no worker, no channel."""
 
 from rlinf_async.routing.batches import (
     get_batch_size as get_batch_size,

@@ -1,4 +1,4 @@
-"""Split and merge of batches (nested dicts of tensors, arrays, lists) by rows; inference and checks of their sizes."""
+"""Splitting and merging of batches (nested dicts of tensors, arrays, lists) by rows; inference and checks of sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SAME_FOR_ALL = (bool, int, float, complex, str, bytes)
 
 
 def infer_batch_size(data: Any) -> int:
-    """Return the rows of a tensor, an array or a list, or of the first value of a dict that is not None.
+    """Return the number of rows in a tensor, an array or a list, or in a dict's first value that is not None.
 
     Raises:
         ValueError: the data has no rows.
@@ -28,7 +28,7 @@ def infer_batch_size(data: Any) -> int:
 
 
 def get_batch_size(data: Any, infer_batch_size_fn: Callable[[Any], int] | None = None) -> int:
-    """Return the rows of a batch, counted by ``infer_batch_size_fn`` or else by ``infer_batch_size``."""
+    """Return the number of rows in a batch, counted by ``infer_batch_size_fn`` or else by ``infer_batch_size``."""
     return (infer_batch_size_fn or infer_batch_size)(data)
 
 
@@ -39,10 +39,10 @@ def validate_batch_size(
     *,
     what: str = "the batch",
 ) -> None:
-    """Check the number of rows of a batch.
+    """Check a batch's number of rows.
 
     Raises:
-        ConfigError: the batch has another number of rows.
+        ConfigError: the batch has a different number of rows.
     """
     size = get_batch_size(data, infer_batch_size_fn)
     if size != expected_batch_size:
@@ -50,13 +50,13 @@ def validate_batch_size(
 
 
 def split_batch(data: Any, split_sizes: Sequence[int]) -> list[Any]:
-    """Cut a batch into parts of the given numbers of rows, at any depth of dicts.
+    """Split a batch into parts with the given numbers of rows, at any depth of dicts.
 
-    Parts of a tensor are contiguous, and share its memory if the tensor itself is contiguous. None, numbers, strings
-    and tensors without dimensions go into every part.
+    A tensor's parts are contiguous, and share its memory if the tensor itself is contiguous. None, numbers, strings and
+    tensors without dimensions are copied into every part.
 
     Raises:
-        ConfigError: a value has another number of rows than all parts together, or is of an unknown type.
+        ConfigError: a value's number of rows differs from the parts' total, or its type is unknown.
     """
     return _split(data, list(split_sizes), "the batch")
 
@@ -87,7 +87,7 @@ def merge_batches(batches: Sequence[Any]) -> Any:
     """Merge parts in order, the inverse of ``split_batch``. Return None if there are no parts, or all are None.
 
     Raises:
-        ConfigError: the parts have different types, different keys, or different numbers or strings in one place.
+        ConfigError: the parts differ in type, in keys, or in a number or string at the same position.
     """
     return _merge(list(batches), "the batch")
 
@@ -136,7 +136,7 @@ def _is_same(part: Any, other: Any) -> bool:
 
 
 def _is_tensor(value: Any) -> bool:
-    # Does not import torch: while torch is not imported, no value can be a tensor.
+    # Do not import torch: before its import, no value can be a tensor.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 

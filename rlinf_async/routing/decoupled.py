@@ -32,7 +32,7 @@ class DecoupledRouteEntry:
 
 @dataclass(frozen=True)
 class DecoupledRoutePlan:
-    """The shards of one rank, to send or to receive."""
+    """One rank's shards, to send or to receive."""
 
     entries: tuple[DecoupledRouteEntry, ...]
 
@@ -50,7 +50,7 @@ def build_batch_index(send_rank: int, batch_idx: int, mode: str | None, tag: str
 
 
 def split_channel_message(channel_message: str) -> tuple[int, int, str, str]:
-    """Return the rank that a shard comes from, its index there, its mode and its tag.
+    """Return the rank from which a shard comes, its index there, its mode and its tag.
 
     Raises:
         ValueError: the text is not the name of a shard.
@@ -79,11 +79,11 @@ def decoupled_build_send_plan(
 
     Args:
         src_rank: rank of the sender; ignored in a reply.
-        batch_size: rows of all ranks of this group together; in a reply, rows of this rank.
+        batch_size: total rows of this group's ranks; in a reply, this rank's rows.
         mode: mode in the shards' names.
         tag_batch_router: in a reply, the names of the answered shards in order; each part returns to its shard's
             origin.
-        send_queue_size: number of shards to send; 0 for all shards of the rank.
+        send_queue_size: number of shards to send; 0 for all of the rank's shards.
     Raises:
         ConfigError: the batch cannot be divided evenly.
         ValueError: ``tag_batch_router`` contains a text that is not the name of a shard.
@@ -127,8 +127,8 @@ def decoupled_build_recv_plan(
         recv_rank: rank of a receiver that awaits the answers to its own shards; None if it serves any rank.
         src_world_size: number of ranks in the receiver's group.
         dst_world_size: number of ranks in the other group.
-        batch_size: rows of all ranks together.
-        recv_queue_size: number of shards to receive; 0 for all shards of the rank.
+        batch_size: total rows of all ranks.
+        recv_queue_size: number of shards to receive; 0 for all of the rank's shards.
 
     Raises:
         ConfigError: the batch cannot be divided evenly.

@@ -1,4 +1,4 @@
-"""Channel keys of routes: a queue per pair of groups, pair of ranks, tag and route key."""
+"""Channel keys of routes: a queue for each pair of groups, pair of ranks, tag and route key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build_route_channel_key(
     Args:
         src_rank, dst_rank: ranks of the two ends; None stands for any rank of a group, as ``ANY`` does.
         tag: name of the payload, if the two groups exchange several.
-        route_key: distinguishes payloads with the same tag; a value other than a str counts by its ``repr``.
+        route_key: distinguishes payloads with the same tag; the ``repr`` of a value other than a str is used.
     """
     route = "" if route_key is None else route_key if isinstance(route_key, str) else repr(route_key)
     ends = (ANY if rank is None else rank for rank in (src_rank, dst_rank))
@@ -39,5 +39,5 @@ def build_send_key(
     tag: str | None,
     route_key: Any = None,
 ) -> RouteKey:
-    """Return ``build_route_channel_key`` of the same arguments, under RLinf's name for the sender's side."""
+    """Return ``build_route_channel_key`` for the same arguments, under RLinf's name for the sender's side."""
     return build_route_channel_key(src_group_name, dst_group_name, src_rank, dst_rank, tag, route_key)

@@ -25,7 +25,7 @@ class CommMapper:
     def get_dst_ranks(
         batch_size: int, src_world_size: int, dst_world_size: int, src_rank: int
     ) -> list[tuple[int, int]]:
-        """Return the ranks that a source rank sends to, in order, each with its number of rows.
+        """Return the ranks to which a source rank sends, in order, each with its number of rows.
 
         Raises:
             ConfigError: a world size does not divide the batch, or there is no such rank.
@@ -36,7 +36,7 @@ class CommMapper:
     def get_src_ranks(
         batch_size: int, src_world_size: int, dst_world_size: int, dst_rank: int
     ) -> list[tuple[int, int]]:
-        """Return the ranks that a destination rank receives from, each with its number of rows. Raises ConfigError."""
+        """Return the ranks from which a destination rank receives, each with its number of rows. Raises ConfigError."""
         return _overlaps(batch_size, dst_world_size, src_world_size, dst_rank)
 
     @staticmethod
@@ -50,10 +50,10 @@ class CommMapper:
     ) -> list[int]:
         """Return the rows of each shard that a source rank exchanges when any rank may serve any other.
 
-        Every rank of both groups has whole shards, and the shards are as large as possible.
+        Every rank of both groups has a whole number of shards, and the shards are as large as possible.
 
         Args:
-            batch_size: rows of all ranks of one group together.
+            batch_size: total rows of one group's ranks.
             src_world_size: number of ranks in the calling group, which may send or receive.
             dst_world_size: number of ranks in the other group.
             queue_size: number of shards that the rank exchanges at once; 0 for all of its shards.

@@ -27,7 +27,7 @@ class RouteEntry:
 
 @dataclass(frozen=True)
 class RoutePlan:
-    """The entries of one rank, to send or to receive, in the order of the rows.
+    """One rank's entries, to send or to receive, in the order of the rows.
 
     Attributes:
         peer_group: name of the group on the other side.
@@ -43,7 +43,7 @@ class RoutePlan:
 
     @property
     def batch_size(self) -> int:
-        """Rows of this rank."""
+        """This rank's total rows."""
         return sum(self.batch_sizes)
 
 
@@ -58,10 +58,10 @@ def build_send_plan(
     tag: str | None = None,
     route_key: Any = None,
 ) -> RoutePlan:
-    """Return the sends of one source rank.
+    """Return one source rank's sends.
 
     Args:
-        batch_size: rows of all ranks together.
+        batch_size: total rows of all ranks.
 
     Raises:
         ConfigError: a world size does not divide the batch.
@@ -89,10 +89,10 @@ def build_recv_plan(
     tag: str | None = None,
     route_key: Any = None,
 ) -> RoutePlan:
-    """Return the receives of one destination rank.
+    """Return one destination rank's receives.
 
     Args:
-        batch_size: rows of all ranks together; None if unknown, and then every entry's ``batch_size`` is 0.
+        batch_size: total rows of all ranks; None if unknown, in which case every entry's ``batch_size`` is 0.
 
     Raises:
         ConfigError: a world size does not divide the batch.

@@ -1,6 +1,6 @@
-"""Tests of training loops in a simulated cluster, with virtual time, and deaths and cuts determined by a seed.
+"""Tests of training loops in a simulated cluster, with virtual time, and with deaths and cuts determined by a seed.
 
-Names are loaded on first use, and torch with the first of them.
+Names are loaded on first use, and torch with the first name.
 """
 
 from typing import TYPE_CHECKING

@@ -6,7 +6,7 @@
         async def main(sim): ...
         simulate(main, nodes=3, seeds=range(100))
 
-``RLINF_SIM_SEED=13`` makes every such test run with only that seed.
+``RLINF_SIM_SEED=13`` runs every such test with only that seed.
 """
 
 from __future__ import annotations

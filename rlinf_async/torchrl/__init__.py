@@ -1,4 +1,4 @@
-"""TorchRL's names: weight update schemes, senders, receivers and transports, for code that is ported from there."""
+"""TorchRL's names: weight update schemes, senders, receivers and transports, for code ported from TorchRL."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Adapter of weight sync schemes to TorchRL's collectors (0.14.1; ``pip install rlinf-async[torchrl]``)."""
+"""Adapter from weight sync schemes to TorchRL's collectors (0.14.1; ``pip install rlinf-async[torchrl]``)."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _KINDS: Final = MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, Distrib
 
 
 class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # TorchRL has no types
-    """Synchronises the workers of TorchRL's collectors by a scheme of this package.
+    """Synchronises the workers of TorchRL's collectors through a scheme of this package.
 
-    Workers begin with the collector's policy, or with the result of its first factory.  They have new weights when
+    Workers begin with the collector's policy, or with its first factory's result.  They have new weights when
     ``update_policy_weights_`` or ``send`` returns: a thread in each worker applies them between two forward passes.
 
     Args:
-        scheme: ``MultiProcessWeightSyncScheme``, ``SharedMemWeightSyncScheme`` or ``DistributedWeightSyncScheme``; from
-            now on it sends all buffers of a module, as TorchRL does.
+        scheme: ``MultiProcessWeightSyncScheme``, ``SharedMemWeightSyncScheme`` or ``DistributedWeightSyncScheme``,
+            which from now on sends all of a module's buffers, as TorchRL does.
 
     Raises:
         ConfigError: the scheme is of another class.
@@ -62,8 +62,8 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
     ) -> None:
         """
         Args:
-            context: a collector with workers; instead of it ``model`` and ``num_workers``, which are collectors in
-                processes of one's own, not forked, with this scheme among their ``weight_recv_schemes``."""
+            context: a collector with workers; or instead ``model`` and ``num_workers``, for collectors in the user's
+                own processes, not forked, with this scheme among their ``weight_recv_schemes``."""
         devices: Any = [None] * num_workers
         if context is not None:
             devices, num_workers = context.policy_device, getattr(context, "num_workers", 0)
@@ -85,8 +85,8 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             self._pipes = [multiprocessing.Pipe() for _ in devices]
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-        """Begin only now that the workers exist, so that none is forked from a process with our threads. Do not wait
-        for the workers: one that fails to start reports its error to its collector."""
+        """Begin only once the workers exist, so that none is forked from a process with our threads. Do not wait for
+        the workers, because one that fails to start reports its error to its collector."""
         ways: dict[str, Any] = {"pipes": [ours for ours, _ in self._pipes]}
         if self._listener is not None:
             fd, self._listener = self._listener.detach(), None
@@ -94,12 +94,12 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             ways = {"store": store, "num_workers": len(self._devices)}
         self.scheme.init_on_sender(self._model_id, source_model=self._source, **ways)
         for _, theirs in self._pipes:
-            theirs.close()  # then the pipe closes when its worker ends
+            theirs.close()  # so that the pipe closes when its worker ends
         self._sender().send_async(weights)
         self._is_staged = True
 
     def send(self, weights: Any = None, worker_ids: Any = None) -> Any:
-        """Send weights, as ``WeightSender.send``, which blocks."""
+        """Send weights, as ``WeightSender.send`` does, blocking."""
         if not self.synchronized_on_sender:
             raise RuntimeError("connect() comes before send(), and after the workers have been started")
         sender = self._sender()
@@ -126,10 +126,10 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             model = _resolve_model(context, model_id)
         self.context, self._model_id, self.model, self._pid = context, model_id, model, process.pid
         if any(each.is_meta for each in model.parameters()):
-            model.to_empty(device=self._devices[number] or "cpu")  # the first version brings the values
+            model.to_empty(device=self._devices[number] or "cpu")  # the first version provides the values
         self._guard(model)
         if self._pipes:
-            self._pipes = self._pipes[number : number + 1]  # dropping the pipes of the other workers closes them here
+            self._pipes = self._pipes[number : number + 1]  # dropping the other workers' pipes closes them here
             self.pipe = self._pipes[0][1]
         else:
             self.store, self.rank = TCPStore(_HOST, self._port), number + 1
@@ -167,11 +167,11 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         self._serving = self.scheme.get_receiver().serve()
 
     def apply_weights(self, weights: Any, **_: Any) -> None:
-        """Apply weights, as ``WeightReceiver.apply_weights``."""
+        """Apply weights, as ``WeightReceiver.apply_weights`` does."""
         self.scheme.get_receiver().apply_weights(weights)
 
     def create_transport(self, **kwargs: Any) -> Any:
-        """Return the scheme's transport; no collector asks for one."""
+        """Return the scheme's transport, which no collector requests."""
         return self.scheme.create_transport(kwargs.get("pipe"))
 
     def shutdown(self) -> None:
@@ -189,6 +189,6 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         await self.scheme.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for a worker; TorchRL calls it for forked workers, too."""
+        """Return the state for a worker; TorchRL calls this for forked workers, too."""
         own = {"scheme": copy.copy(self.scheme), "_pipes": [(None, theirs) for _, theirs in self._pipes]}
         return {**super().__getstate__(), **own, "_source": None, "_listener": None, "_pid": 0}

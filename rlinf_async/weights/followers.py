@@ -1,9 +1,9 @@
-"""Workers that follow a publication: its publisher's receivers, from their JOIN until their link ends.
+"""Workers that follow a publication; they are its publisher's receivers from their JOIN until their link ends.
 
 group found ──► a link to each rank ──► JOIN: Publisher.add ──► end of the link: Publisher.remove
                 ▲                                                        │
-                ├──── the worker lives, and may follow once more ◄───────┘
-introduction of a worker of that group, which has been launched again
+                ├──── the worker is alive, and may follow again ◄──────┘
+introduction of a restarted worker of that group
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = own_logger(__name__)
 
 
 class _FollowerLink(WorkerLink):
-    """A link to a worker that may follow; its own listener until the JOIN, when the publisher becomes the listener."""
+    """A link to a worker that may follow; it listens to itself until the JOIN, then the publisher listens."""
 
     def __init__(self, followers: Followers, group: str, rank: int, name: str) -> None:
         self.group, self.rank, self.worker = group, rank, f"{group}:{rank}"
@@ -41,11 +41,11 @@ class _FollowerLink(WorkerLink):
             self._followers._joined(self)
 
     def on_end(self, error: Exception) -> None:
-        """Do nothing: ``_end`` handles the end, whichever listener is set."""
+        """Do nothing: ``_end`` handles the end, whoever listens."""
 
     def _end(self, error: Exception) -> None:
-        # Remove an ended follower from the receivers before the current version learns of its end: its acknowledgement
-        # is then that of a receiver that has left, and ``check`` alone reports a death.
+        # Remove an ended follower from the receivers before the current version learns of its end. Its acknowledgement
+        # is then that of a removed receiver, and only ``check`` reports a death.
         # tests/weights/test_publish.py::test_a_follower_that_dies_is_named_once_and_the_others_go_on
         self._followers._ended(self, error)
         super()._end(error)
@@ -56,7 +56,7 @@ class Followers:
 
     Args:
         name: name of the weights.
-        patience: seconds that ranks of an existing group have to follow, if ``gather`` has no timeout.
+        patience: seconds that ranks of an existing group may take to follow, if ``gather`` has no timeout.
     """
 
     def __init__(self, publisher: Publisher, name: str, groups: Sequence[str], patience: float) -> None:
@@ -78,7 +78,7 @@ class Followers:
         for group in self._sizes:
             self._find(group)
         for group, rank in self._exchange.known_members:
-            if self._is_below(group):  # the worker may have joined before this publication existed
+            if self._is_below(group):  # the worker may have joined before this publication
                 self._open(group, rank)
 
     # -- coming and going ---------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Followers:
             self._open(group, rank)
 
     def _is_below(self, group: str) -> bool:
-        """True if ranks of the groups launched this group: its workers may follow, but no one waits for them."""
+        """True if a rank of the groups launched this group, whose workers may follow but are not waited for."""
         return any(group.startswith(f"{above}:") for above in self._sizes)
 
     def _open(self, group: str, rank: int) -> None:
@@ -111,14 +111,15 @@ class Followers:
             if self._is_closed or worker in self._links:
                 return
             self._links[worker] = None
-        # Create the link without the lock: the reading thread may deliver a message at once, and then needs the lock.
+        # Create the link without the lock: the reading thread may deliver a message immediately, and needs the lock to
+        # do so.
         link = _FollowerLink(self, group, rank, self._name)
         with self._lock:
             self._links[worker] = link
             is_closed = self._is_closed
         if is_closed:
             link.close()
-        elif link.error is not None:  # the link ended before the table had it
+        elif link.error is not None:  # the link ended before it was in the table
             self._ended(link, link.error)
         else:
             link.listen(link)
@@ -129,7 +130,7 @@ class Followers:
             self._publisher.add(link.worker, link)
         except ClosedError:
             link.close()
-        # Record the worker only now: waits for it continue with the publisher's receivers.
+        # Record the worker only now, because waits for it continue with the publisher's receivers.
         self._met.add(link.worker)
         # The group appeared after the deadline for its name.
         if self._failures.pop(link.group, None) is not None:
@@ -137,17 +138,17 @@ class Followers:
         self._changes.notify()
 
     def _ended(self, link: _FollowerLink, error: Exception) -> None:
-        """Handle the end of a worker's link; a successor of the same name may exist already."""
+        """Handle the end of a worker's link, of which a successor with the same name may already exist."""
         with self._lock:
             if self._is_closed or self._links.get(link.worker) is not link:
                 return
             del self._links[link.worker]
         lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(link.group, link.rank)
-        returns = self._exchange.is_restarting(link.group, link.rank)  # if so, the next link waits for the rank
+        returns = self._exchange.is_restarting(link.group, link.rank)  # if so, the next link waits for the restart
         counts = link.has_joined or not lives
         if not isinstance(error, ClosedError) and counts and not returns:
             if self._is_below(link.group):
-                # The rank that launched the group is responsible for it, and may launch another one.
+                # The rank that launched the group is responsible for it, and may launch another group.
                 logger.warning("%s follows '%s' no more: %s", link.worker, self._name, error)
             else:
                 self._failures[link.worker] = error
@@ -160,7 +161,7 @@ class Followers:
         self._changes.notify()
 
     def close(self) -> None:
-        """Accept no more followers; the publisher owns the links of present followers."""
+        """Accept no more followers; the publisher owns current followers' links."""
         with self._lock:
             self._is_closed = True
             links, self._links = list(self._links.values()), {}
@@ -173,7 +174,7 @@ class Followers:
     # -- reports to the trainer ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise, once, an error since the last check; look again for a group that was not found.
+        """Raise, once, an error since the last check; search again for a group that was not found.
 
         Raises:
             DeadlineExceeded, ClosedError: there is no group of that name, or it was closed.
@@ -181,7 +182,7 @@ class Followers:
         """
         try:
             name, error = self._failures.popitem()
-        except KeyError:  # there is none, or the thread that reads the links has just removed the last one
+        except KeyError:  # no error, or the thread that reads the links has just removed it
             return
         if name in self._sizes:
             self._find(name)
@@ -194,11 +195,11 @@ class Followers:
         return [*groups, *(worker for worker in ranks if worker not in self._met)]
 
     async def gather(self, timeout: float | None) -> None:
-        """Wait until every rank of every group has followed once.
+        """Wait until every rank of every group has followed at least once.
 
         Raises:
-            DeadlineExceeded: some ranks have not followed; the text names them.
-            ClosedError: the followers were closed meanwhile.
+            DeadlineExceeded: some ranks have not followed; the error names them.
+            ClosedError: the followers were closed during the wait.
             Exception: as for ``check``.
         """
 

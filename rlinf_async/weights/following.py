@@ -1,4 +1,4 @@
-"""``follow``: brings the weights that a trainer publishes into a rollout worker's model."""
+"""``follow``: loads the weights that a trainer publishes into a rollout worker's model."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ from rlinf_async.work import blocking
 def follow(
     model: Any, of: str | tuple[str, int], *, name: str = "policy", timeout: float | None = 60.0, **options: Any
 ) -> Following:
-    """Follow the weights that a worker of another group publishes, in whole versions::
+    """Follow the weights that a worker of another group publishes, one complete version at a time::
 
-        async with follow(self.policy, of="trainer") as weights:       # version 1 is in the model
-            async with weights.reading() as version:                   # nothing is applied meanwhile
+        async with follow(self.policy, of="trainer") as weights:       # the model has version 1
+            async with weights.reading() as version:                   # no update is applied in this block
                 samples = self.collect(), version
 
     Entering waits for version 1, so the trainer must enter ``publish`` without waiting for this worker.
 
     Args:
-        model: a module, TensorDict or nested dict, whose tensors get the weights.
-        of: the trainer's group, whose rank 0 sends; or group and rank. The group may be launched later.
+        model: a module, TensorDict or nested dict, whose tensors receive the weights.
+        of: the trainer's group, whose rank 0 sends; or a group and rank. The group may be launched later.
         name: name of the weights, as given to ``publish``.
-        timeout: seconds that entering waits for version 1, once the group exists.
-        apply: ``"copy"``: the model's tensors are overwritten; ``"map"``: they are remapped to the shared memory that
-        the trainer has written, and must not be written to.
-        verify: as for ``publish``; give the same value at both ends.
-        strict_dtype: refuse weights in another dtype than the model's instead of casting them.
+        timeout: seconds that entering waits for version 1 once the group exists.
+        apply: ``"copy"`` overwrites the model's tensors; ``"map"`` remaps them to the shared memory that the trainer
+        has written, which must not be modified.
+        verify: as for ``publish``; use the same value on both sides.
+        strict_dtype: refuse weights whose dtype differs from the model's instead of casting them.
         strip_prefix: prefix to remove from the names of the model's tensors, such as ``"_orig_mod."``.
-        rename: maps the model's names of tensors or modules to the trainer's; a dict or a function.
+        rename: maps the model's tensor or module names to the trainer's; a dict or a function.
         shard: ``(mesh, placements)`` of plain tensors that are this rank's shards, or a function of (name, tensor) that
         returns them; DTensors need none.
         ack_timeout: seconds that this side waits for the trainer's answers (60).
 
     Returns:
-        A ``Following``, to enter by ``async with`` or ``with``, or to use without a block until ``close()``.
+        A ``Following``, to be used with ``async with`` or ``with``, or without a block until ``close()``.
 
     Raises:
-        RuntimeError: this process is not a worker, or already publishes or follows weights of that name there.
+        RuntimeError: this process is not a worker, or already publishes or follows weights of that name to or from it.
         ConfigError: an option is unknown, or its value is invalid.
         TypeError: ``of`` does not name a worker.
     """
@@ -70,10 +70,10 @@ def follow(
 
 
 class Following(Versioned, Scope):
-    """Followed weights. Entering waits for version 1; when the trainer closes, the model keeps its version.
+    """Followed weights. Entering waits for version 1; when the trainer closes, the model keeps its current version.
 
-    A background thread applies each version as soon as there are no readers, so that a blocking method does not delay a
-    version.
+    A background thread applies each version as soon as there are no readers, so that a blocking method does not delay
+    updates.
     """
 
     _use = "followed from"
@@ -81,12 +81,12 @@ class Following(Versioned, Scope):
     def __init__(
         self, model: Any, group: str, rank: int, name: str, timeout: float | None, options: SyncOptions
     ) -> None:
-        """Do not call this: use ``follow``."""
+        """Internal; use ``follow`` to create an instance."""
         super().__init__(name, [group])
         self._timeout = timeout
         try:
             self._thread = LoopThread(f"weights of {name}")
-        except BaseException:  # there may be too many threads
+        except BaseException:  # no thread could be started
             self._give_name_back()
             raise
         self._link = WorkerLink(group, rank, name)
@@ -111,16 +111,16 @@ class Following(Versioned, Scope):
         self._subscriber.serve()
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """Return an ``async with`` or ``with`` block, around a use of the model, in which no update is applied.
+        """Return an ``async with`` or ``with`` block in which the model is used and no update is applied.
 
-        Its value is the version, to be stored with the samples. Before version 1 it waits for that version, at most
-        ``timeout`` seconds; None waits as long as ``follow`` would.
+        The block's value is the version, to be stored with the samples. Before version 1, entering waits for that
+        version, at most ``timeout`` seconds; None waits as long as ``follow`` would.
 
         Raises:
             ClosedError: ``close`` was called.
             WeightMismatch, Exception: on entering: version 1 does not fit, or will not arrive.
-            DeadlineExceeded: on entering: version 1 has not arrived, or an update was being applied for that long.
-            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
+            DeadlineExceeded: on entering: version 1 is late, or an update was being applied for that long.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         self._check_open()
         if self._subscriber.version:
@@ -128,10 +128,10 @@ class Following(Versioned, Scope):
         return Reading(self._subscriber.gate, self._timeout if timeout is None else timeout, self._met)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Wait until this version, or a later one, is applied; in a coroutine, return a ``Work``.
+        """Wait until this version or a later one has been applied; in a coroutine, return a ``Work``.
 
         Raises:
-            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
+            DeadlineExceeded: no such version has arrived within ``timeout`` seconds.
             PeerLost, ClosedError: the trainer has died or closed; or ``close`` was called here.
         """
         self._check_open()
@@ -171,7 +171,8 @@ class Following(Versioned, Scope):
             self._tasks.loop_ended()
 
     async def _close_subscriber(self) -> None:
-        # Refuse new tasks first: a thread may still see this object as open, and its task would never end.
+        # Refuse new tasks first, because a thread may still see this object as open and start a task that would never
+        # end.
         self._tasks.start_no_more()
         await self._tasks.settle()
         await self._subscriber.close()

@@ -26,13 +26,13 @@ from rlinf_async.weights.state.versions import number_of
 from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
-"""Default number of versions by which followers may be behind."""
+"""Default number of versions by which followers may lag behind."""
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
     """Publish a trainer's weights to the workers of other groups that ``follow`` them::
 
-        async with publish(self.model, to="rollout") as weights:       # version 1 is there for those who follow
+        async with publish(self.model, to="rollout") as weights:       # followers can now get version 1
             for batch in batches:
                 self.step(batch)
                 version = await weights.send()                         # staged: the next step may change the model
@@ -40,33 +40,33 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
     Args:
         model: a module, TensorDict or nested dict of tensors. If it is sharded (FSDP, DTensor), every rank of the
         trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than 0 do nothing. Or
-        a function that returns an iterator of ``(name, tensor)``: it is called on every rank for each version, and
-        twice for the first, and rank 0 sends the tensors that it yields there.
-        to: name or names of groups. A group may be launched later, and relaunched under its name.
-        name: name of the weights, the same at both ends; needed if a worker publishes or follows several models.
-        apply: ``"copy"``, or ``"map"`` if followers use that.
-        slots: number of versions that fit into the shared memory, 2 to 64; each takes the size of the weights.
+        a function that returns an iterator of ``(name, tensor)``, which is called on every rank for each version, twice
+        for the first; rank 0 sends the tensors that it yields there.
+        to: name or names of groups. A group may be launched later, and relaunched under the same name.
+        name: name of the weights, equal at both ends; needed if a worker publishes or follows several models.
+        apply: ``"copy"``, or ``"map"`` if followers use ``"map"``.
+        slots: number of versions kept in shared memory, 2 to 64; each takes the size of the weights.
         transport_dtype: dtype in which floating-point tensors are sent, ``torch.bfloat16`` or its name, or a function
-        of (name, dtype); by default each tensor's own.
-        verify: ``"sha256"`` lets the trainer check followers' models against each applied version.
+        of (name, dtype); by default each tensor's own dtype.
+        verify: ``"sha256"`` lets the trainer check followers' models after each applied version.
         select: ``"trainable"`` omits tensors without gradients; or a function of (name, tensor); by default ``"all"``.
         strip_prefix: prefix to remove from the names of the model's tensors, such as ``"module."``.
-        rename: transport names by the model's names, of tensors or of modules; or a function.
-        ack_timeout: seconds that followers have for a version (60).
-        behind: earlier versions that may be pending when one is sent (2). Followers take the newest and skip the rest;
-        a follower that is further behind is named in the log and by ``delivered()``, and neither the trainer nor the
-        other followers wait for it. With 0, a send waits until the version before is delivered, so no follower skips
-        one.
+        rename: dict from the model's names of tensors or modules to transport names; or a function.
+        ack_timeout: seconds within which followers must apply a version (60).
+        behind: earlier versions that may be pending when a version is sent (2). Followers take the newest version and
+        skip the others; the log and ``delivered()`` name a follower that lags further behind, and neither the trainer
+        nor other followers wait for it. With 0, a send waits until the previous version is delivered, so followers skip
+        none.
 
     Experiences ``of`` this group use the same version number (``Experience.create(of=)``).
 
-    Entering does not wait. Enter before you wait for any result of followers: they begin with version 1.
+    Entering does not wait. Enter before waiting for any result of followers, because they begin with version 1.
 
     Returns:
-        A ``Publication``, to enter by ``async with`` or ``with``, or to use without a block until ``close()``.
+        A ``Publication``, to be used with ``async with`` or ``with``, or without a block until ``close()``.
 
     Raises:
-        RuntimeError: this process is not a worker, or already publishes or follows weights of that name there.
+        RuntimeError: this process is not a worker, or already publishes or follows weights of that name with a group.
         ConfigError: an option is unknown, or its value is invalid.
         TypeError: ``to`` does not name groups.
     """
@@ -82,13 +82,13 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 class Publication(Scope):
     """Published weights. Entering sends version 1; leaving, except by an exception, waits for the last delivery.
 
-    In a coroutine, methods start at once and return a ``Work``; in a ``def`` method, they block.
+    In a coroutine, methods start immediately and return a ``Work``; in a ``def`` method, they block.
     """
 
     _use = "published to"
 
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
-        """Do not call this: use ``publish``."""
+        """Internal; use ``publish`` to create an instance."""
         self._streamed = model if is_streamed(model) else None
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
@@ -97,7 +97,7 @@ class Publication(Scope):
         self._followers: Followers | None = None
         """The followers; None on ranks that do not send."""
         self._told: DaemonRequest[list[int]] | None = None
-        """Request that tells this node's daemon the last version, and returns the nodes with experiences ``of`` this
+        """Request that tells this node's daemon the last version; returns the nodes with experiences ``of`` this
         group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
@@ -114,7 +114,7 @@ class Publication(Scope):
 
     @property
     def version(self) -> int:
-        """The version that was sent last; 0 before the first."""
+        """The last version sent; 0 before the first."""
         return self._counted or self._sending.version
 
     def send(
@@ -124,12 +124,12 @@ class Publication(Scope):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Send the weights; return once they may change. With ``behind=0``, first wait for the version before.
+        """Send the weights; return once they may change. With ``behind=0``, first wait for the previous version.
 
         Args:
             weights: weights to send instead of the model's.
-            version: higher than the last one; by default the next number.
-            timeout: seconds that followers have; by default ``ack_timeout``.
+            version: must be higher than the last version; by default the next number.
+            timeout: seconds within which followers must apply it; by default ``ack_timeout``.
 
         Returns:
             The version.
@@ -137,7 +137,7 @@ class Publication(Scope):
         Raises:
             DeadlineExceeded, PeerLost, Exception: an earlier version could not be applied somewhere, a group does not
             exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent. Each error is
-            raised once: here, by ``delivered`` or on leaving the block.
+            raised only once: here, by ``delivered`` or on leaving the block.
             WeightMismatch, ValueError: as for ``Publisher.publish``.
         """
         call = self._sending.publisher.next_call(sharded=self._is_sharded)
@@ -156,7 +156,7 @@ class Publication(Scope):
         if self._followers is None and not self._is_sharded:
             number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
-                # Rank 0 iterates twice for the first version: to learn the layout, and to pack the tensors.
+                # Rank 0 iterates twice for the first version: for the layout, and to pack the tensors.
                 await self._sending.publisher.worker_thread.do(
                     exhaust, self._streamed, 1 if self._counted else 2, nbytes=None
                 )
@@ -170,9 +170,9 @@ class Publication(Scope):
         return handle.version
 
     async def _tell_experiences(self, version: int, *, restart: bool) -> None:
-        """Return once the experiences ``of`` this group have the version, because the next take relies on that.
+        """Return once experiences ``of`` this group know the version, because the next take relies on it.
 
-        This node's daemon says which nodes have such experiences. If no node had one at the previous version, a send
+        This node's daemon knows which nodes have such experiences. If no node had one at the previous version, a send
         does not wait for the answer.
         """
         identity, client = context.identity, context.client
@@ -188,19 +188,19 @@ class Publication(Scope):
                         await request
 
     def delivered(self, timeout: float | None = None) -> Any:
-        """Wait until every rank of the groups has followed once, and all followers have the version sent last.
+        """Wait until every rank of the groups has followed once, and all followers have the last version sent.
 
         Args:
-            timeout: seconds to wait; by default ranks have ``ack_timeout`` to follow once their group exists, and the
-            version has the time with which it was sent.
+            timeout: seconds to wait; by default ranks have ``ack_timeout`` to follow once their group exists, and
+            followers have the time limit with which the version was sent.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile. Ranks that do
-            not send get an empty report at once, whose ``is_known`` is False.
+            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left. Ranks that do not send
+            immediately get an empty report, whose ``is_known`` is False.
 
         Raises:
-            RuntimeError: nothing was sent yet.
-            DeadlineExceeded, PeerLost, Exception: as for ``send``; the notes name the followers that lack the version.
+            RuntimeError: nothing has been sent yet.
+            DeadlineExceeded, PeerLost, Exception: as for ``send``; the notes name followers that lack the version.
         """
         check_seconds(timeout)
         return self._adapter.run(self._delivered(timeout), f"the delivery of {self!r}")
@@ -216,7 +216,7 @@ class Publication(Scope):
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
-        """Report the version sent last, including followers added since, without followers that have left."""
+        """Report the last version sent, including followers added since, without followers that have left."""
         handle, followers = self._sending.last, self._followers
         assert handle is not None
         assert followers is not None

@@ -27,7 +27,7 @@ class Scope:
         groups: groups of the workers at the other end.
 
     Raises:
-        RuntimeError: this process is not a worker; or the name is in use with one of these groups.
+        RuntimeError: this process is not a worker; or the name is already in use with one of these groups.
     """
 
     _use: ClassVar[str]
@@ -40,11 +40,11 @@ class Scope:
         self._process = OwnerProcess()
         self._is_closed = False
         self._failure = ""
-        """Text of the error with which the block was left."""
+        """Text of the error that ended the block."""
         self._ended: Work[None] = Work()
         self._adapter = SyncAdapter()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
-        # Two links to one worker on a stream of one name would each take messages meant for the other, and drop them:
+        # Two links to one worker on streams of the same name would take each other's messages and drop them:
         # tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():

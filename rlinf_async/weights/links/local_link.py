@@ -1,4 +1,4 @@
-"""``LocalLink``, a link between two ends within one process."""
+"""``LocalLink``, a link whose two ends are in one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
 class LocalLink(WeightLink):
-    """One end of a link; ``pair`` creates both. The sending thread delivers each message."""
+    """One end of a link; ``pair`` creates both ends. The sending thread delivers each message."""
 
     is_here = True
 
@@ -18,14 +18,14 @@ class LocalLink(WeightLink):
 
     @classmethod
     def pair(cls, sender: str = "the sender", receiver: str = "the receiver") -> tuple[LocalLink, LocalLink]:
-        """Return the sender's end and the receiver's."""
+        """Return the sender's end and the receiver's end."""
         to_receiver, to_sender = cls(receiver), cls(sender)
         to_receiver._other, to_sender._other = to_sender, to_receiver
         return to_receiver, to_sender
 
     def _send(self, message: LinkMessage) -> None:
         other = self._other
-        if other is None:  # another thread has closed this end since the check above
+        if other is None:  # another thread has closed this end after the check above
             raise self._told()
         other._arrive(list(message))
 

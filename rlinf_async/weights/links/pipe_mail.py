@@ -1,4 +1,4 @@
-"""Messages over one end of a shared ``multiprocessing.Pipe``; messages for other users stay in the pipe."""
+"""Messages over one end of a shared ``multiprocessing.Pipe``; messages for its other users stay in the pipe."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 UPDATE: Final = "update_weights"
-"""Text of a message with weights, or with a notice."""
+"""Text of a message that contains weights or a notice."""
 
 _LENGTH: Final = struct.Struct("!i")
 
 _NOTICE_MARK: Final = b"\x80\x05N0N0N0"
-"""First bytes of a notice's pickle: they push and pop None without effect, and no other pickle begins so."""
+"""First bytes of a notice's pickle, which push and pop None without effect; no other pickle begins with them."""
 
 
 class PipeMail:
     """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` exchange them, without blocking a loop.
 
-    All users of one end of a pipe in a process share the instance that ``of`` returns; it refers to the pipe weakly.
+    All users of one end of a pipe in a process share the instance that ``of`` returns, which refers to the pipe weakly.
 
     Attributes:
-        notices: notices by model, read while looking for another model's notice.
+        notices: notices by model, read while searching for another model's notice.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()
@@ -54,10 +54,10 @@ class PipeMail:
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
         self._kept: list[tuple[Any, str]] = []
-        """Messages read for callers that were cancelled meanwhile."""
+        """Messages read for callers that were cancelled during the read."""
         self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
         self._taking = threading.Lock()
-        """Lock held from the look for a message until it is taken."""
+        """Lock held while a message is peeked at and taken."""
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
@@ -76,14 +76,14 @@ class PipeMail:
 
     @classmethod
     def forget(cls) -> None:
-        """Replace a lock that a thread of the parent may hold."""
+        """Replace a lock that one of the parent's threads may hold."""
         cls._finding = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """Send a message; return once it is written. A cancelled message is not sent, unless its beginning was: then
-        later messages wait until it is read.
+        """Send a message; return once it is written. A cancelled message is not sent unless its beginning already was;
+        in that case later messages wait until it has been read.
 
         Raises:
             DeadlineExceeded: the other side has not read the message within ``timeout`` seconds.
@@ -99,7 +99,7 @@ class PipeMail:
             raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Send a notice, if there is room for it now. A notice is short and written whole, so that its beginning
+        """Send a notice if there is room for it now. A notice is short and written at once, so that its beginning
         identifies it.
 
         Raises:
@@ -132,7 +132,7 @@ class PipeMail:
             return self._kept.pop(0)
         if not await self.wait(timeout):
             return None
-        # It may block until the rest of the message arrives.
+        # Receive in a thread, which may block until the rest of the message arrives.
         taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))
         try:
             message: tuple[Any, str] = await outlast(taking)
@@ -145,7 +145,7 @@ class PipeMail:
         return message
 
     def take_notice(self, model_id: str) -> Notice | None:
-        """Take all notices at the head of the pipe; return the last one of a model, and keep other models' notices.
+        """Take all notices at the head of the pipe; return a model's last notice, and keep other models' notices.
 
         Raises:
             PeerLost: the other side has exited without leaving a notice.
@@ -161,7 +161,7 @@ class PipeMail:
             return self.notices.pop(model_id, None)
 
     def take(self, message: tuple[Any, str]) -> bool:
-        """Take the next message if it is exactly this one, as ``Connection.send`` writes it.
+        """Take the next message if it equals this message as ``Connection.send`` writes it.
 
         Raises:
             PeerLost: the other side has exited.
@@ -174,16 +174,16 @@ class PipeMail:
         return is_next
 
     def check(self) -> None:
-        """Check the other end.
+        """Raise an error if the other end is closed.
 
         Raises:
-            PeerLost: it is closed in all processes, even if unread messages remain.
+            PeerLost: the other end is closed in all processes, even if unread messages remain.
         """
         if self._polls(0):
             raise PeerLost("its end of the pipe is closed")
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait for a message, or for the close of the other end; return False after ``timeout`` seconds."""
+        """Wait until a message arrives or the other end closes; return False after ``timeout`` seconds."""
         changed = asyncio.Event()
 
         def look() -> bool:
@@ -203,8 +203,8 @@ class PipeMail:
         return True
 
     def watch(self, look: Callable[[], bool]) -> Callable[[], None]:
-        """Call ``look`` on the running loop on each arrival or new room, until it returns False; other users' unread
-        messages do not count. Return a function that stops this."""
+        """Call ``look`` on the running loop whenever data arrives or room is freed, until it returns False; other
+        users' unread messages do not count. Return a function that stops the calls."""
         loop, changes = asyncio.get_running_loop(), select.epoll()
         changes.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 

@@ -1,7 +1,7 @@
-"""``SocketLink`` over a private UNIX socket to another process of the user; ``Notice``, its invitation through a pipe.
+"""``SocketLink`` over a private UNIX socket to another of the user's processes; ``Notice``, its invitation by pipe.
 
 The sender's end *invites*: it listens at its own abstract address until one receiver has joined. A ``Notice`` carries
-the address to the receiver. So the kernel refuses, at once, a notice of an end that is closed or taken. Each end
+the address to the receiver, so the kernel immediately refuses the notice of an end that is closed or taken. Each end
 watches the other process by the pid that the kernel reports: a link ends with that process, even if others have
 inherited its socket.
 """
@@ -33,31 +33,31 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess
 logger = own_logger(__name__)
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Limit on unread bytes, above which a message is refused."""
+"""Limit on unread bytes, above which messages are refused."""
 
 _PART_BYTES: Final = 4 << 20
-"""Limit on one frame; a longer message takes several."""
+"""Limit on one frame; a longer message takes several frames."""
 
 _EXIT_STATUS_S: Final = 0.5
-"""Seconds between a socket's close and its process's exit within which the exit explains the close."""
+"""Longest delay between a socket's close and its process's exit at which the exit explains the close."""
 
 _MORE, _LAST, _JOIN, _BYE = range(4)
-"""Kinds of frames: a part of a message, its last part, the receiver's model and mode, the end of the link."""
+"""Kinds of frames: part of a message, last part of a message, the receiver's model and mode, end of the link."""
 
 OWN: Final = "own"
-"""Mode of a receiver that waits for versions at the link."""
+"""Mode of a receiver that waits for versions on the link."""
 
 LOOP: Final = "loop"
-"""Mode of a receiver whose user's loop passes on a notice of every version."""
+"""Mode of a receiver whose user's own loop passes on a notice of every version."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Address of a waiting version, sent over a user's pipe in place of the weights.
+    """Address of a waiting version, sent over a user's pipe instead of the weights.
 
     Attributes:
         address: address of the sender's private socket.
-        namespace: network namespace of that address.
+        namespace: network namespace to which the address belongs.
     """
 
     address: bytes
@@ -74,14 +74,14 @@ class Notice:
 
 
 class SocketLink(WeightLink):
-    """One end of the link. Its copies in forked children are closed.
+    """One end of the link; a copy in a forked child is closed.
 
     Args:
         name: the model's id, the same at both ends.
         label: name of the other side in errors.
 
     Attributes:
-        mode: the receiver's mode, ``OWN`` or ``LOOP``; None until it has joined.
+        mode: the receiver's mode, ``OWN`` or ``LOOP``; None until the receiver has joined.
     """
 
     def __init__(self, name: str, label: str | None = None) -> None:
@@ -93,11 +93,11 @@ class SocketLink(WeightLink):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._sending = threading.Lock()
-        """Lock held while a message is sent, so that its parts stay together."""
+        """Lock held while a message is sent, so that its parts are not interleaved with others."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
-        """Return the sender's end; it is ``opened`` when a receiver has joined."""
+        """Return the sender's end, which is ``opened`` once a receiver has joined."""
         link = cls(name, label)
         link._address = b"\0rlinf-weights-" + secrets.token_hex(16).encode()
         sockets = link._begin()
@@ -106,20 +106,20 @@ class SocketLink(WeightLink):
         return link
 
     def notice(self, version: int) -> Notice:
-        """Return the notice by which a receiver joins."""
+        """Return the notice with which a receiver joins."""
         return Notice(self._address, _network(), self.name, version)
 
     def join(self, notice: Notice, mode: str) -> None:
-        """Connect the receiver's end. A second call only changes the mode, except from ``LOOP``.
+        """Connect the receiver's end. A second call only changes the mode, unless it is ``LOOP``.
 
         Raises:
             PeerLost: the sender's end is closed or taken; or this end is closed, or belongs to another sender.
-            ConfigError: the sender is in another network namespace than this process.
+            ConfigError: the sender is in another network namespace.
             AuthError: the sender belongs to another user.
         """
         is_read = threading.Event()
-        # Two threads that join at once must share one connection: the sender would refuse a second one, and end the
-        # link.  tests/weights/links/test_socket_link.py::test_threads_that_join_at_once_make_one_connection
+        # Two threads that join at once must share one connection; otherwise the sender would refuse the second and end
+        # the link.  tests/weights/links/test_socket_link.py::test_threads_that_join_at_once_make_one_connection
         with self._order:
             if self.error is not None:
                 raise self._told()
@@ -134,7 +134,7 @@ class SocketLink(WeightLink):
             if self.mode not in (mode, LOOP):
                 self.mode = mode
                 self._send_parts([self.name, mode], _JOIN)
-        is_read.wait()  # once the socket is read, messages are sent even if this process exits
+        is_read.wait()  # once the socket is being read, messages are sent even if this process exits
 
     @property
     def is_joined(self) -> bool:
@@ -172,16 +172,16 @@ class SocketLink(WeightLink):
 
 
 class _Hub(LoopThread):
-    """Thread with the loop of this process's private sockets, which runs while there are links.
+    """Thread with the event loop of this process's private sockets, running as long as there are links.
 
     Attributes:
-        sockets: sockets of each link; it does not refer to the links, so that dropped ones are collected.
+        sockets: sockets of each link, without references to the links, so that dropped links are collected.
     """
 
     current: ClassVar[_Hub | None] = None
     lock: ClassVar[threading.Lock] = threading.Lock()
     inherited: ClassVar[list[_Hub]] = []
-    """Hubs of this forked child's ancestors: a loop that was running cannot be freed."""
+    """Hubs of this forked child's ancestors, whose loops were running and cannot be freed."""
 
     def __init__(self) -> None:
         super().__init__("rlinf-weights")
@@ -189,9 +189,9 @@ class _Hub(LoopThread):
         self.sockets: set[_Sockets] = set()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop, except in a forked child. Take no lock: the garbage collector may call this."""
+        """Call back on the loop, except in a forked child. Takes no lock: the garbage collector may call this."""
         if self.process.is_here:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, because all links are closed
+            with contextlib.suppress(RuntimeError):  # the loop has ended because all links are closed
                 super().call(callback)
 
     @classmethod
@@ -212,7 +212,7 @@ class _Hub(LoopThread):
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the parent's hub without notifying listeners: threads that do not exist here may hold their locks."""
+        """Forget the parent's hub without notifying listeners, whose locks may be held by threads missing here."""
         cls.lock = threading.Lock()
         hub, cls.current = cls.current, None
         if hub is not None:
@@ -222,10 +222,10 @@ class _Hub(LoopThread):
 
 
 class _Sockets:
-    """Sockets of one link, which they refer to weakly. All methods but ``join`` run on the hub's loop.
+    """Sockets of one link, which they reference weakly. All methods but ``join`` run on the hub's loop.
 
     Attributes:
-        connection: the one to the other end, or to a candidate that has not named its model yet.
+        connection: connection to the other end, or to a candidate that has not named its model yet.
     """
 
     def __init__(self, hub: _Hub, link: SocketLink) -> None:
@@ -240,7 +240,7 @@ class _Sockets:
     # -- the beginning ----------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Accept one connection at a time; it becomes the link's connection or is closed."""
+        """Accept one connection at a time, which becomes the link's connection or is closed."""
         if self.listener is not None:
             self.hub.loop.add_reader(self.listener.fileno(), self._accept)
 
@@ -276,7 +276,7 @@ class _Sockets:
         return connection
 
     def _meet(self, pid: int) -> None:
-        """Open the link, and watch the other process."""
+        """Open the link, and start watching the other process."""
         link = self._link()
         if link is not None:
             link.is_here = pid == process.pid
@@ -288,14 +288,14 @@ class _Sockets:
             except ProcessLookupError:
                 self._exited()
             except OSError:
-                pass  # another pid namespace: rely on the end of the socket
+                pass  # another pid namespace: rely on the socket's end
             else:
                 self.hub.loop.add_reader(self._process, self._exited)
 
     def _on_frame(self, pid: int, kind: int, part: bytes) -> None:
         link = self._link()
         if link is None:
-            return  # the socket will be closed in a moment
+            return  # the socket is about to be closed
         if kind == _JOIN:
             name, mode = frames.unpack(part)
             if name != link.name:
@@ -317,7 +317,7 @@ class _Sockets:
     # -- close -----------------------------------------------------------------------------------------------------
 
     def _exited(self) -> None:
-        """Handle the end of the other process, after reading its last messages."""
+        """Handle the other process's end after reading its last messages."""
         if self.connection is not None:
             self.connection.drain()
         self._lose(f"is gone: its process has ended{_exit_status(self._process)}")
@@ -329,7 +329,7 @@ class _Sockets:
         elif self._process is None:
             self._lose(why)
         else:
-            # The socket of a dying process closes before the process exits.
+            # A dying process closes its socket before it exits.
             self.hub.loop.call_later(_EXIT_STATUS_S, self._lose, why)
 
     def _lose(self, why: str) -> None:
@@ -365,13 +365,13 @@ class _Sockets:
             os.close(self._process)
         link = self._link()
         if link is not None:
-            link._order = threading.RLock()  # another thread may have held it
+            link._order = threading.RLock()  # another thread may have held the lock
             link._sockets = link._finalizer = None
             link.error = link.error or self.hub.process.forked(f"the link to {link.label}")
 
 
 def _connect(notice: Notice) -> tuple[socket.socket, int]:
-    """Return a socket to the sender, and its pid.
+    """Return a socket connected to the sender, and the sender's pid.
 
     Raises:
         PeerLost: no process listens at the address any more.
@@ -396,8 +396,8 @@ def _network() -> int:
 
 
 def _exit_status(handle: int | None) -> str:
-    """Describe the exit of a child of this process, without reaping it."""
-    with contextlib.suppress(OSError, ValueError):  # the process is not a child of this one; or the signal has no name
+    """Describe how a child of this process exited, without reaping it."""
+    with contextlib.suppress(OSError, ValueError):  # no child of this process, or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -1,15 +1,15 @@
-"""Numbered messages from a sender to one receiver: heads in a torch store, tensors and answers by a process group.
+"""Numbered messages from a sender to one receiver: heads in a torch store, tensors and answers over a process group.
 
-    NODE_<rank>_in/<n>           sender → receiver   the head of message n; its tensor follows by the group
-    NODE_<rank>_count            sender → receiver   n of the last message
+    NODE_<rank>_in/<n>           sender → receiver   head of message n, whose tensor follows over the group
+    NODE_<rank>_count            sender → receiver   number of the last message
     NODE_<rank>_at/<g>/0/<side>  both                address of that side in group g (0: the sender), or "closed"
 
-No message overwrites another. All methods block, even if the store has stopped: each side calls them in its own thread,
-and ``interrupt`` in another one.
+No message overwrites another. All methods block, even if the store has stopped responding: each side calls them in its
+own thread, and calls ``interrupt`` in another thread.
 
-Gloo never releases a thread that waits in the middle of a tensor, even if the connection ends, but releases at once a
-thread that waits for a transfer that has not begun. So no thread waits for a tensor itself: the receiver waits for a
-byte that follows it, and the sender for the length of the answer; that wait ends as soon as the receiver's process
+Gloo never releases a thread that waits in the middle of a tensor, even if the connection ends, but immediately releases
+a thread that waits for a transfer that has not begun. So no thread waits for a tensor itself: the receiver waits for a
+byte that follows the tensor, and the sender for the length of the answer. Such a wait ends as soon as the other process
 does.
 """
 
@@ -35,33 +35,33 @@ from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerL
 logger = own_logger(__name__)
 
 _CLOSED: Final = b"closed"
-"""Value stored under a key whose awaited value will not come."""
+"""Value stored under an awaited key whose real value will not be set."""
 _VOID: Final = b"void"
 """Head of a message that its sender has abandoned."""
 
 _MAX_CONNECT_S: Final = 10.0
-"""Limit on connecting once both addresses are known: that cannot be interrupted."""
+"""Limit on connecting once both addresses are known, because connecting cannot be interrupted."""
 _MAX_WAIT_S: Final = 3600.0
 """Limit on one request to the store; longer waits repeat the request."""
 
 _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
-"""Tags: the tensor, the byte that follows it, and the two parts of the answer."""
+"""Tags of the tensor, of the byte that follows it, and of the answer's two parts."""
 _DONE, _FAILED, _UNTAKEN = b"+", b"-", b"!"
-"""First byte of an answer. The rest is the receiver's message; the reason why it could not apply the weights; or the
+"""First byte of an answer. The rest is the receiver's message, the reason why it could not apply the weights, or the
 reason why it could not even receive them, so that they are still in transit."""
 
 _BREAKS: Final = (RuntimeError, PeerLost, DeadlineExceeded, ClosedError)
-"""Errors that end a connection; Gloo's and the store's are RuntimeErrors."""
+"""Errors that end a connection; Gloo and the store raise RuntimeErrors."""
 
 
 class StoreMail:
     """One side of the exchange, used by one thread.
 
     Args:
-        store: any store of torch.distributed that can be cloned; all receivers may share it.
-        rank: rank of the receiver, from 1 on.
+        store: any torch.distributed store that can be cloned; all receivers may share it.
+        rank: the receiver's rank, starting at 1.
         is_sender: True for the sender's side.
-        backend: ``"gloo"``, or ``"nccl"`` for tensors that travel from GPU to GPU.
+        backend: ``"gloo"``, or ``"nccl"`` for tensors sent from GPU to GPU.
     """
 
     def __init__(self, store: Any, rank: int, is_sender: bool, backend: str) -> None:
@@ -73,27 +73,27 @@ class StoreMail:
         self._side = 0 if is_sender else 1
         self._device = "cuda" if backend == "nccl" else "cpu"
         self._id = uuid.uuid4().hex[:12]
-        """Identity of this sender: an earlier sender may have left entries in the store, which must be ignored."""
+        """Identity of this sender; entries that an earlier sender left in the store must be ignored."""
         self._number = 0
         self._generation = ""
-        """Name of the current or last group."""
+        """Name of the current group, or of the last."""
         self._group: Any = None
         self._carrier: Any = None
-        """Process group for the tensors: the same one, or NCCL's."""
+        """Process group that transfers the tensors: the same group, or NCCL's."""
         self._held: Sequence[Any] = ()
         """Tensors that Gloo may still read or write."""
         self._end = 0.0
-        """Deadline for the answer to the message received last."""
+        """Deadline for answering the last received message."""
         self._lock = threading.Lock()
-        """Guards the attributes that ``interrupt`` reads in another thread."""
+        """Guard of the attributes that ``interrupt`` reads in another thread."""
         self._stop = threading.Event()
         self._awaited = ""
         self._connection: TcpConnection | None = None
 
     @property
     def _store(self) -> Any:
-        """This object's own store client, which serves one caller at a time. Its thread creates it: torch resolves the
-        name of each address to which it connects, and a lost answer costs the resolver's five seconds."""
+        """This object's own store client, which serves one caller at a time. Its own thread creates it, because torch
+        resolves each address to which it connects, and a lost answer costs the resolver's five seconds."""
         if self._own is None:
             self._own = self._shared.clone()
         return self._own
@@ -102,14 +102,14 @@ class StoreMail:
         """Send a message; return the receiver's answer.
 
         Args:
-            stop: set before ``interrupt`` is called.
+            stop: event that is set before ``interrupt`` is called.
 
         Raises:
             DeadlineExceeded: there is no answer in time. Whatever the receiver does with the message, the next message
             uses another connection.
             PeerLost: the connection broke.
             ClosedError: the call was interrupted.
-            RemoteError: the receiver could not receive or apply the message; the text says why.
+            RemoteError: the receiver could not receive or apply the message; the error says why.
         """
         self._begin(stop)
         end = clock.monotonic() + timeout
@@ -136,7 +136,8 @@ class StoreMail:
         if answer.startswith(_UNTAKEN):
             self.part()
         if not answer.startswith(_DONE):
-            # Unpickle no part of the answer: any process may write to the store, and so act as the other side.
+            # Unpickle no part of the answer, because any process may write to the store and thus impersonate the other
+            # side.
             raise failures.rebuild(dataclasses.replace(failures.unpack(answer[1:]), pickled=None))
         return answer[1:]
 
@@ -157,15 +158,15 @@ class StoreMail:
         self._store.set(f"{self._name}_count", str(self._number))
 
     def receive(self, stop: threading.Event) -> tuple[dict[str, Any], torch.Tensor]:
-        """Wait indefinitely for a message; if one is cut off midway, wait for the next.
+        """Wait indefinitely for a message; if a message breaks off midway, wait for the next.
 
         Args:
-            stop: set before ``interrupt`` is called.
+            stop: event that is set before ``interrupt`` is called.
 
         Raises:
             PeerLost: the store does not answer.
             ClosedError: the call was interrupted.
-            Exception: there is no memory for the message; its sender gets the same error.
+            Exception: there is no memory for the message; the sender gets the same error.
         """
         self._begin(stop)
         while True:
@@ -195,7 +196,7 @@ class StoreMail:
 
     def _next_head(self) -> dict[str, Any]:
         if not self._number:
-            # If the last message was not taken, a restarted receiver begins with it.
+            # A restarted receiver begins with the last message if nobody took it.
             self._number = self._last()
             if self._number and self._store.check([self._key("in")]):
                 self._number -= 1
@@ -204,7 +205,7 @@ class StoreMail:
             found = self._wait(self._key("in"), clock.monotonic() + _MAX_WAIT_S)
             if found is None:
                 continue
-            # The last message may have been withdrawn after the one before it was taken: delete both.
+            # The last message may have been withdrawn after its predecessor was taken, so delete both.
             for number in (self._number, self._number - 1):
                 self._store.delete_key(self._key("in", number))
             if found == _VOID:
@@ -219,11 +220,11 @@ class StoreMail:
         work.wait(timeout)
 
     def answer(self, answer: bytes | BaseException, failed: bytes = _FAILED) -> None:
-        """Answer the message received last: applied, or the reason why not."""
+        """Answer the last received message: it was applied, or why it was not."""
         answer = failed + failures.pack_error(answer) if isinstance(answer, BaseException) else _DONE + answer
         if self._group is not None:
             try:
-                # Wait for each send: the connection may be closed right after this.
+                # Wait for each send, because the connection may be closed right afterwards.
                 self._group.send([torch.tensor([len(answer)])], 0, _LENGTH).wait(_until(self._end))
                 text = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
                 self._group.send([text], 0, _ANSWER).wait(_until(self._end))
@@ -231,7 +232,7 @@ class StoreMail:
                 self.part()
 
     def interrupt(self, stop: threading.Event) -> None:
-        """End the call that was given ``stop``, if it is running; this blocks while the store does not answer."""
+        """End the call that was given ``stop``, if it is running; blocks while the store does not answer."""
         with self._lock:
             if self._stop is not stop:
                 return
@@ -240,11 +241,11 @@ class StoreMail:
         if connection is not None:
             connection.end()
         if awaited:
-            with contextlib.suppress(RuntimeError):  # the store does not answer, and no thread waits for it
+            with contextlib.suppress(RuntimeError):  # the store does not answer, so no thread can be released
                 self._shared.clone().compare_set(awaited, "", _CLOSED.decode())
 
     def part(self) -> None:
-        """Close the connection; the next message uses another one."""
+        """Close the connection; the next message uses another connection."""
         with self._lock:
             connection, self._connection = self._connection, None
         groups = {self._group, self._carrier} - {None}
@@ -256,7 +257,7 @@ class StoreMail:
 
     def _begin(self, stop: threading.Event) -> None:
         if self._stop.is_set():
-            # The last call may have ended when it was interrupted, after its connection was closed.
+            # The last call may have returned when it was interrupted, after its connection was closed.
             self.part()
         with self._lock:
             self._stop = stop
@@ -271,7 +272,7 @@ class StoreMail:
 
             store = _Meeting(self, self._key("at", self._generation), end)
             limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
-            # Gloo waits five times as long for a connection; the other side may just have exited.
+            # Gloo waits five times as long for a connection, and the other side may just have exited.
             self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
             connection = _find_connection(store, self._side)
             with self._lock:
@@ -293,7 +294,7 @@ class StoreMail:
         from torch.distributed import DistNetworkError, DistStoreError
 
         store = self._store
-        # Check under the lock: ``interrupt`` comes either before this, or finds the key.
+        # Check under the lock, so that ``interrupt`` either precedes the check or sees the key.
         with self._lock:
             self._check()
             self._awaited = key

@@ -1,4 +1,4 @@
-"""Link between a publisher and one of its receivers: messages, tensors to other machines, and the error that ended it.
+"""Link between a publisher and one receiver: messages, tensors to other machines, and the error that ended it.
 
 A message is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long, without weights. A
 link keeps messages until it has a listener, and has no loop of its own: the thread that reads a message delivers it.
@@ -21,16 +21,16 @@ LinkMessage = list[Any]
 
 
 def no_match(what: str, names: Iterable[str], own: str) -> str:
-    """Return the end of a label that says which names the other side has instead of this side's.
+    """Return a suffix for a label, which says which names the other side has instead of this side's name.
 
     Args:
-        what: verb of the text: ``"sends weights of"``.
+        what: the verb: ``"sends weights of"``.
     """
     return f", which {what} {', '.join(map(repr, names))} and none of '{own}'"
 
 
 class LinkListener(Protocol):
-    """Listener of a link, called with one message at a time, in the thread that reads it. An error closes the link."""
+    """Listener of a link, called with one message at a time in the thread that reads it. An error closes the link."""
 
     def on_message(self, message: LinkMessage) -> None: ...
 
@@ -47,10 +47,10 @@ class WeightLink:
     Attributes:
         node: number of the other side's machine; None for this machine, where memory can be shared.
         is_here: True if the other side is known to be in this process.
-        address: plain data by which a third process can reach the other side over a link of this kind; None if it
-            cannot.
-        opened: settled once the other side is found and ``node`` is known; fails if it is not found.
-        error: error that ended the link; None while it is open.
+        address: plain data by which a third process can reach the other side over the same kind of link; None if
+        impossible.
+        opened: settled once the other side is found and ``node`` is known; fails if the other side is not found.
+        error: the error that ended the link; None while the link is open.
     """
 
     node: int | None = None
@@ -64,13 +64,13 @@ class WeightLink:
         self._listener: LinkListener | None = None
         self._kept: deque[LinkMessage] = deque()
         self._order = threading.RLock()
-        """Lock held while a message is delivered, so that messages are delivered in the order of their arrival."""
+        """Lock held while a message is delivered, so that messages are delivered in order of arrival."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.label} [{'ended' if self.error else 'open'}]>"
 
     def listen(self, listener: LinkListener) -> None:
-        """Set the listener, after delivering the messages that have arrived already."""
+        """Set the listener, after delivering the messages that have already arrived."""
         is_heard = True
         with self._order:
             self._listener, ended = listener, self.error
@@ -82,7 +82,7 @@ class WeightLink:
             self._close()
 
     def send(self, message: LinkMessage) -> None:
-        """Send a message, without a confirmation.
+        """Send a message without waiting for confirmation.
 
         Raises:
             PeerLost: the other side has ended.
@@ -93,21 +93,21 @@ class WeightLink:
         self._send(message)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
-        """Send the memory of a tensor to another machine; done once it has arrived. The memory must not change until
-        then.
+        """Send a tensor's memory to another machine; the work is done once it has arrived. The memory must not change
+        before then.
 
         Args:
             line: stream of tensors, which arrive in order; after a loss, the rest of the stream is unusable.
-            receiver: address of a third process that receives it; None for the other side.
+            receiver: address of a third process to send to; None sends to the other side.
         """
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
-        """Receive the next tensor of that stream, from the other side or from a third process, into this tensor."""
+        """Receive the stream's next tensor, from the other side or from a third process, into this tensor."""
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def close(self, error: Exception | None = None) -> None:
-        """Close the link for that reason, and notify the other side. Idempotent."""
+        """Close the link with this error as the reason, and notify the other side. Idempotent."""
         if self.error is None:
             self._end(error or ClosedError(f"the link to {self.label} is closed"))
         self._close()
@@ -132,7 +132,7 @@ class WeightLink:
             self._close()
 
     def _deliver(self, listener: LinkListener, message: LinkMessage) -> bool:
-        """Deliver one message to the listener. Return False if it raised, which closes the link."""
+        """Deliver one message to the listener. Return False if the listener raised, which closes the link."""
         try:
             listener.on_message(message)
         except Exception as error:
@@ -158,7 +158,7 @@ class WeightLink:
                 self._deliver_end(self._listener, error)
 
     def _told(self) -> Exception:
-        """Return the link's error, to be raised."""
+        """Return the link's error, ready to be raised."""
         error = self.error
         if isinstance(error, RLinfAsyncError):
             return error.with_traceback(None)

@@ -1,4 +1,4 @@
-"""Link between two workers of a run, on a private stream beside their other messages."""
+"""Link between two workers of a run, on a private stream next to their other messages."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _NAMES_LINE: Final = "names of weights"
-"""Stream on which two workers tell each other the names of their links."""
+"""Stream on which two workers exchange the names of their links."""
 
 _names: dict[tuple[str, int], set[str]] = {}
-"""Names of other workers' present and past links to this one, for errors."""
+"""Names of other workers' current and past links to this worker, for errors."""
 
 
 class LinkEnd:
     """State of one end that outlives the link object: its works, and the connection to the other worker.
 
     Attributes:
-        ids: this end's id, and the other end's once it is known.
-        works: unfinished works, in their order.
+        ids: this end's id, and the other end's id once known.
+        works: unfinished works, in order.
     """
 
     def __init__(self, group: str, rank: int, name: str) -> None:
@@ -45,28 +45,28 @@ class LinkEnd:
         self.exchange.send((*self.ids, message), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
-        """Say goodbye, and abandon unfinished works."""
+        """Send a goodbye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
             self.send(None)
         abandon_works(list(self.works))
 
     def drop(self) -> None:
-        """Leave on the client's loop: the garbage collector may call this under any lock."""
+        """Leave on the client's loop, because the garbage collector may call this under any lock."""
         if self.process.is_here:
-            with contextlib.suppress(RuntimeError):  # the run is over
+            with contextlib.suppress(RuntimeError):  # the run has ended
                 self._loop.call_soon_threadsafe(self.leave)
 
 
 class WorkerLink(WeightLink):
     """Link that ends when the other worker ends, with the framework's error, such as ``WorkerDied``.
 
-    Every message names the link from which it comes and, once known, the one to which it goes: a message for a closed
-    link does not reach the next link of that name. Waits for the other worker refer to the link weakly, so that a
-    dropped link is closed.
+    Every message names its source link and, once known, its target link, so that a message for a closed link does not
+    reach the next link of the same name. Waits for the other worker refer to the link weakly, so that a dropped link is
+    closed.
 
     Args:
         group, rank: group and rank of the other worker.
-        name: name of the stream, the same at both ends, such as the model's.
+        name: name of the stream, such as the model's name, equal at both ends.
 
     Raises:
         RuntimeError: this process is not a worker.
@@ -86,7 +86,7 @@ class WorkerLink(WeightLink):
 
     @property
     def mismatch(self) -> str:
-        """Text about the names of the other side's links to this worker, if none has this link's name."""
+        """Text that lists the names of the other side's links to this worker, if none has this link's name."""
         names = _names.get(self._here.member, set()).copy()
         if not names or self._name in names:
             return ""
@@ -134,12 +134,12 @@ class WorkerLink(WeightLink):
         return work
 
     def _listen(self, line: str, take: Callable[[WorkerLink, Work[Any]], bool]) -> None:
-        """Wait for the next message on a stream, after taking those that have arrived already."""
+        """Wait for the next message on a stream, after taking the messages that have already arrived."""
         while self.error is None:
             work = self._here.exchange.recv(*self._here.member, None, None, line)
             if not work.done():
                 self._begin(work, functools.partial(_go_on, line, take))
-                if self.error is not None:  # another thread, which has not seen this wait, has closed the link
+                if self.error is not None:  # another thread, unaware of this wait, has closed the link
                     work._lose_interest()
                 return
             if not take(self, work):
@@ -149,7 +149,7 @@ class WorkerLink(WeightLink):
         try:
             _names.setdefault(self._here.member, set()).add(work._result())
         except Exception:
-            return False  # the other stream sees the error, too
+            return False  # the other stream reports the error, too
         return True
 
     def _take(self, work: Work[Any]) -> bool:
@@ -163,7 +163,7 @@ class WorkerLink(WeightLink):
         if target not in (None, mine):
             return True
         if message is None:
-            if target is None and source != other:  # a goodbye of an unknown end that knows no link here
+            if target is None and source != other:  # goodbye of an unknown end that knows no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
@@ -172,7 +172,7 @@ class WorkerLink(WeightLink):
         return True
 
     def _end(self, error: Exception) -> None:
-        if self._here.process.is_here:  # in a forked child, a thread that is missing here may have held the lock
+        if self._here.process.is_here:  # in a forked child, a thread missing here may have held the lock
             super()._end(error)
 
     def _close(self) -> None:

@@ -25,13 +25,13 @@ _READ_ONLY: Final = 8
 """Flag values of ``cudaHostRegisterPortable`` and ``cudaHostRegisterReadOnly``."""
 
 _PAGE: Final = 2 << 20
-"""Size below which CUDA combines several allocations, and exports them together."""
+"""Size below which CUDA combines several allocations and exports them together."""
 
 _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
-    """Implementation of ``Gpus`` by CUDA."""
+    """Implementation of ``Gpus`` with CUDA."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -39,7 +39,7 @@ class Cuda:
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
         """Handles of allocated memory by address."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Opened memory by handle, with its number of users: a close affects the whole process."""
+        """Opened memory by handle, with its number of users, because closing it affects the whole process."""
 
     # -- devices of tensors ---------------------------------------------------------------------------------------
 
@@ -84,7 +84,7 @@ class Cuda:
         if after is None or device not in after:
             torch.cuda.synchronize(device)
         elif after[device] is not None:
-            # This thread may have computed some of the sources there.
+            # This thread may have computed some of the sources on its current stream.
             stream.wait_stream(torch.cuda.current_stream(device))
             stream.wait_event(after[device])
         try:
@@ -92,7 +92,7 @@ class Cuda:
                 torch._foreach_copy_(*as_integers(targets, sources), non_blocking=True)
                 done.record(stream)
         except BaseException:
-            stream.synchronize()  # the caller may change or free the tensors once it has the error
+            stream.synchronize()  # the caller may change or free the tensors after the error
             raise
         return done
 
@@ -129,12 +129,12 @@ class Cuda:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Allocate by CUDA, not by torch: expandable segments have no handles, and torch shares other blocks."""
+        """Allocate through CUDA, because torch's memory has no handles (expandable segments) or is shared."""
         pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
-                torch.cuda.empty_cache()  # CUDA cannot allocate memory that torch's cache holds
+                torch.cuda.empty_cache()  # CUDA cannot allocate memory held by torch's cache
                 _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device

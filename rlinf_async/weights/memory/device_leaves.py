@@ -1,4 +1,4 @@
-"""Leaves of a slot in the sender's GPU memory, for receivers on that GPU; frees retired leaves once unused."""
+"""Leaves of a slot in the sender's GPU memory, for receivers on that GPU; retired leaves are freed once unused."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = own_logger(__name__)
 
 
 class DeviceLeaves:
-    """Leaves of one slot on a GPU: allocated once and exported once.
+    """Leaves of one slot on a GPU, allocated and exported once.
 
     Attributes:
         memory, views: the whole memory, and the leaves in it.
-        name: plain data by which others open the memory: the GPU's uuid and a ``Handle``.
+        name: plain data with which other processes open the memory: the GPU's uuid and a ``Handle``.
 
     Raises:
-        Exception: there is no room on the GPU, or its memory cannot be shared.
+        Exception: the GPU has no room, or its memory cannot be shared.
     """
 
     def __init__(self, gpus: Gpus, manifest: Manifest, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class DeviceLeaves:
     def free(self) -> None:
         try:
             self._gpus.free(self.memory)
-        except Exception as error:  # the driver was unloaded, and the memory with it
+        except Exception as error:  # the driver was unloaded, which frees the memory
             logger.info("memory of weights on %s could not be freed: %s", self.device, error)
 
 
@@ -54,10 +54,12 @@ def retire(fd: int, leaves: DeviceLeaves) -> None:
     """Free device leaves without a writer as soon as no other process has them open.
 
     CUDA does not define the effect of freeing memory that another process has open, so the memory is kept until no
-    process has. The kernel tells whether one has, even a killed one; a notification would take a thread that only waits
-    and cannot be stopped. So the kernel is queried when more is packed or retired here, and the rest is freed when the
-    process exits. Receivers close such memory when they learn that their sender has ended. (A lease on the slot's file,
-    as the pool of messages takes, would also wait for mappings, and a model on the CPU may stay mapped for long.)
+    process has it open. Only the kernel knows, even of a killed process, but its notification would take a thread that
+    does nothing but wait and cannot be stopped. So the kernel is queried when more is packed or retired here, and the
+    rest is freed when the process exits. Receivers close such memory when they learn that their sender has ended. (A
+    lease on the slot's file, as the message pool uses, would also wait for mappings, and a model on the CPU may stay
+    mapped for long.)
+
     Args:
         fd: descriptor from ``SlotWriter.leave_gpu``; closed when the leaves are freed.
     """

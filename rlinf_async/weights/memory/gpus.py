@@ -1,4 +1,4 @@
-"""Interface of weights to GPUs (CUDA or a stand-in), and registration of mapped host memory with them."""
+"""Interface between weights and GPUs (CUDA or a stand-in), and registration of mapped host memory with GPUs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Marks: TypeAlias = Mapping[torch.device, Any]
 class Gpus(Protocol):
     """The GPUs of this process.
 
-    In a process that uses no GPU, ``places`` and ``mark`` find that out without initialising anything, and no other
+    In a process that uses no GPU, ``places`` and ``mark`` detect that without initialising anything, and no other
     method is called.
 
     Raises, in all other methods:
@@ -33,7 +33,7 @@ class Gpus(Protocol):
         """Return the GPUs of these tensors."""
 
     def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
-        """Return the GPU that has all of these tensors; None if there is none."""
+        """Return the GPU that holds all of these tensors; None if there is none."""
 
     def mark(self, devices: Iterable[torch.device]) -> Marks:
         """Return marks of the caller's current streams on these GPUs."""
@@ -44,8 +44,8 @@ class Gpus(Protocol):
         """Copy each source to its target, as ``copy_tensors`` does; complete on return.
 
         Args:
-            after: marks for which the copies wait on each GPU, besides the work of this thread. A mark at the beginning
-            does not wait at all; without a mark, the copies wait for all work of that GPU.
+            after: marks after which the copies start on each GPU, in addition to this thread's earlier work. A mark of
+            None does not wait at all; a GPU without a mark finishes all its work first.
         """
 
     def follow(self, marks: Marks) -> None:
@@ -55,7 +55,7 @@ class Gpus(Protocol):
         """Wait for all work of a GPU."""
 
     def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
-        """Register host memory, so that copies run at full speed, until ``unregister``."""
+        """Register host memory until ``unregister``, so that copies run at full speed."""
 
     def unregister(self, address: int, device: torch.device) -> None: ...
 
@@ -63,12 +63,12 @@ class Gpus(Protocol):
         """Return the GPU's unique id; empty if its memory must not be shared."""
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Return flat bytes that can be exported; they stay allocated until ``free``, even without the tensor."""
+        """Return flat bytes that can be exported; they stay allocated until ``free``, even if the tensor is dropped."""
 
     def free(self, memory: torch.Tensor) -> None: ...
 
     def export(self, memory: torch.Tensor) -> IpcHandle:
-        """Return a handle that this and other processes of the machine can ``open``."""
+        """Return a handle that this machine's processes can ``open``."""
 
     def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
         """Return exported memory as flat bytes, valid until ``shut``."""
@@ -77,15 +77,15 @@ class Gpus(Protocol):
 
 
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy between memory that no stream is using, without waiting for a stream."""
+    """Copy between memory that no stream uses, without waiting for a stream."""
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
 
 
 class Registrar:
-    """Registrar of mapped memory; does not retry a mode that was refused once.
+    """Registrar of mapped memory; a mode that was refused is not tried again.
 
-    GPUs that do not support read-only registration (``cudaErrorNotSupported``, 801) get memory that is writable for the
-    moment: it is protected again afterwards, and stays registered.
+    For GPUs that do not support read-only registration (``cudaErrorNotSupported``, 801), the memory is made writable
+    while it is registered, then protected again; it stays registered.
 
     Args:
         read_only: the memory is mapped read-only, from files that are open for writing.
@@ -95,14 +95,14 @@ class Registrar:
         self._gpus = gpus
         self._is_protected = read_only
         self._ways = [True, False] if read_only else [False]
-        """Modes to try next: True registers for reading only."""
+        """Modes to try next; True registers memory for reading only."""
 
     def register(self, memory: Any, device: torch.device) -> Callable[[], object] | None:
-        """Register memory; this takes a while, so call it in a thread.
+        """Register memory; slow, so call it in a thread.
 
         Returns:
-            A function that ends the registration, to be called before the memory is unmapped. None if CUDA refuses:
-            this is logged once, and copies are slower.
+            A function that ends the registration, to be called before the memory is unmapped. None if CUDA refuses,
+            which is logged once and makes copies slower.
         """
         while self._ways:
             try:
@@ -120,7 +120,7 @@ class Registrar:
     def _end(self, address: int, device: torch.device) -> None:
         try:
             self._gpus.unregister(address, device)
-        except Exception as error:  # the driver was unloaded, and its registrations with it
+        except Exception as error:  # the driver was unloaded, which ends its registrations
             logger.info("memory of weights could not be taken back from CUDA: %s", error)
 
     def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:

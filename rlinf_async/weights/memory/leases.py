@@ -1,5 +1,4 @@
-"""Leases of a sender's slots in a receiver: maps slots, leases them, and keeps them while tensors are mapped to
-them."""
+"""Leases of a sender's slots in a receiver: maps and leases slots, and keeps a slot while tensors are mapped to it."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ logger = own_logger(__name__)
 
 
 class Leased(NamedTuple):
-    """Version that may be read until it is released.
+    """Version that may be read until its release.
 
     Attributes:
-        views: its leaves; None, without a lease, if they are in GPU memory that is not open here.
+        views: the leaves; None, without a lease, if they are in GPU memory that is not open here.
         is_on_gpu: True if the views are in a GPU's memory.
     """
 
@@ -32,12 +31,12 @@ class Leased(NamedTuple):
 
 
 class Leases:
-    """Slots of one sender: mapped once, and unmapped once the sender no longer uses them.
+    """Slots of one sender, mapped once, and unmapped once the sender no longer uses them.
 
     Attributes:
         manifest: manifest of the weights; None before the announcement.
         device: GPU of the destination, if any.
-        gpu: uuid of the GPU whose memory this process can open; empty if none.
+        gpu: uuid of the GPU whose memory this process can open; empty if there is none.
     """
 
     def __init__(self, gpus: Gpus) -> None:
@@ -49,7 +48,7 @@ class Leases:
         self._layout = SlotLayout(0)
         self._most = 2
         self._known: dict[int, SlotReader] = {}
-        """Readers by inode, in the order of their last use."""
+        """Readers by inode, least recently used first."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
         """Finalizers of released slots that other tensors still use."""
@@ -86,10 +85,10 @@ class Leases:
         return is_here and reader.views_on_gpu is None
 
     def prepare(self, name: MemoryName) -> None:
-        """Map a slot, with leaves that are in it, or open leaves on the GPU; unmap slots that the sender no longer
+        """Map a slot that contains the leaves, or open its leaves on the GPU; unmap slots that the sender no longer
         uses.
 
-        Memory that could not be opened once is not tried again.
+        Memory that could not be opened is not tried again.
 
         Raises:
             TransferFailed: as for ``take``.
@@ -113,10 +112,10 @@ class Leases:
         """Lease a slot.
 
         Returns:
-            The lease; None if the slot has no version or is being written: a later version will come.
+            The lease; None if the slot has no version or is being written, in which case a later version will come.
 
         Raises:
-            TransferFailed: the slot cannot be read here, or differs from the announcement.
+            TransferFailed: this process cannot read the slot, or it differs from the announcement.
             ClosedError: the leases were released.
         """
         reader = self._find(name)
@@ -146,26 +145,26 @@ class Leases:
         return reader
 
     def release(self, reader: SlotReader) -> None:
-        """Release a slot, unless it is kept."""
+        """Release a slot unless it is kept."""
         if reader is not self._kept:
             reader.release()
 
     def keep(self, reader: SlotReader | None) -> None:
-        """Record that the receiver's tensors are now mapped to this slot instead of the one before."""
+        """Record that the receiver's tensors are now mapped to this slot instead of the previous slot."""
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
-        # Close it for good: the sender would write the next version over the values that these tensors show.
+        # Close a slot that other tensors still use, because the sender would write the next version over their values.
         if before.is_looked_at():
             self._close(before)
         else:
             before.release()
 
     def pinned(self, standing: int) -> int:
-        """Return the number of slots that other tensors use, including the one with the receiver's tensors.
+        """Return the number of slots that other tensors use, including the slot with the receiver's tensors.
 
         Args:
-            standing: number of the receiver's tensors that are mapped there.
+            standing: number of the receiver's tensors that are mapped to that slot.
         """
         self._pins = [pin for pin in self._pins if pin.alive]
         return len(self._pins) + (self._kept is not None and self._kept.is_looked_at(standing))
@@ -179,17 +178,17 @@ class Leases:
         return any(reader is not self._kept for reader in list(self._known.values()))
 
     def shed(self) -> None:
-        """Release all slots that are not kept; call this in a thread, like ``close``."""
+        """Release all slots that are not kept; slow, so call it in a thread."""
         for reader in list(self._known.values()):
             if reader is not self._kept:
                 self._close(reader)
 
     def forget(self) -> None:
-        """Release all slots, because no tensor is mapped to them any more."""
+        """Release all slots, once no tensor is mapped to them any more."""
         self._kept = None
         self.shed()
 
     def close(self) -> None:
-        """Release all slots for good; call this in a thread if they are large. Idempotent."""
+        """Release all slots permanently; call this in a thread if they are large. Idempotent."""
         self._is_closed = True
         self.forget()

@@ -1,20 +1,20 @@
-"""Shared memory of one slot (memfd): its layout, its locks and its writer.
+"""Shared memory of one slot (memfd): its layout, locks and writer.
 
-A slot is sealed anonymous memory, found by others under ``/proc``. Its readers hold a *lease*, a kernel read lock on it
-(an open-file-description lock); its writer holds a write lock. So no version is overwritten while it is read, and the
-kernel releases the lease of a killed process::
+A slot is sealed anonymous memory, which other processes find under ``/proc``. Its readers hold a *lease*, a kernel read
+lock on the slot (an open-file-description lock); its writer holds a write lock. So no version is overwritten while it
+is being read, and the kernel releases a killed process's lease::
 
     sender    SlotWriter ── claim, begin, pack, finish ──┐
                                                       /proc/<pid>/fd/<n>
     receiver  SlotReader ── lease, read, release ────────┘
 
     head    header │ extra: values of the model other than tensors
-    leaves  leaf │ leaf │ …                                          from a multiple of 2 MiB on
-    header  magic, manifest digest, sequence, version, number of bytes of extra, places of the leaves
+    leaves  leaf │ leaf │ …                                          starting at a multiple of 2 MiB
+    header  magic, manifest digest, sequence, version, size of extra in bytes, places of the leaves
 
-The sequence is odd while the slot is being written, which also reveals a slot that a dead sender has left half written.
-The leaves of a version may be in GPU memory, too, or instead. The leaves here are mapped at first use, and take no
-memory before they are written.
+The sequence is odd while the slot is being written, which also reveals a slot that a dead sender left half written. A
+version's leaves may also, or only, be in GPU memory. Leaves in the slot are mapped at first use, and use no memory
+until they are written.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from rlinf_async.weights.model.param_tree import Path
 Views: TypeAlias = dict[Path, torch.Tensor]
 
 LEASE_BYTE: Final = 0
-"""Byte that the slot's readers and its writer lock."""
+"""Byte on which the slot's readers and its writer hold their locks."""
 
 OPENED_BYTE: Final = 1
-"""Byte locked by readers that have the GPU leaves open, leased or not."""
+"""Byte locked by readers that have the GPU leaves open, with or without a lease."""
 
 IN_SLOT: Final = 1
 ON_GPU: Final = 2
-"""Places of a version's leaves: the slot itself, GPU memory that belongs to it, or both."""
+"""Places of a version's leaves: the slot itself, the slot's GPU memory, or both."""
 
 PUBLISHED: Final = 4
-"""Flag of a version that may be applied; without it, the writer may withdraw the version."""
+"""Flag of a version that may be applied; the writer may still withdraw a version without it."""
 
 HEADER_BYTES: Final = 4096
-"""Room for the header; the extra begins on a separate page."""
+"""Space for the header; the extra begins on a separate page."""
 
 _LEAVES_ALIGNMENT_BYTES: Final = 2 << 20
 _MIN_HEAD_BYTES: Final = 64 << 10
@@ -63,11 +63,11 @@ class SlotHeader(NamedTuple):
 
     Attributes:
         digest: digest of the manifest, padded with zeros to 32 bytes.
-        sequence: incremented when writing begins, and when it ends.
+        sequence: incremented when writing begins and when it ends.
         version: version of the weights.
         extra: size in bytes of the values other than tensors.
-        places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``, with the flag ``PUBLISHED``; the slot has memory only
-        for leaves that are in it.
+        places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``, with the flag ``PUBLISHED``; leaves that are not in
+        the slot use none of its memory.
     """
 
     digest: bytes
@@ -78,7 +78,7 @@ class SlotHeader(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if the slot holds a complete version: no writer is active, or has died while writing."""
+        """True if the slot holds a complete version: no writer is active, and none died while writing."""
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:
@@ -89,7 +89,7 @@ class SlotHeader(NamedTuple):
         """Read a header.
 
         Raises:
-            ValueError: the memory is not a slot.
+            ValueError: the memory is no slot.
         """
         magic, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
@@ -102,7 +102,7 @@ class SlotLayout(NamedTuple):
 
     Attributes:
         leaves: size of the packed leaves.
-        extra: initial size of the extra, which may grow to four times that.
+        extra: initial size of the extra, which may grow to four times this size.
     """
 
     leaves: int
@@ -122,14 +122,14 @@ class SlotLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the whole slot; only the head has memory at first."""
+        """Size of the whole slot, of which only the head has memory at first."""
         return self.leaves_offset + _round_up(self.leaves, _LEAVES_ALIGNMENT_BYTES)
 
     def check_room(self, label: str, slots: int = 1) -> None:
         """Check the available memory.
 
         Raises:
-            MemoryError: this machine, or this container, has too little memory left for that many slots.
+            MemoryError: this machine or container has too little memory for that many slots.
         """
         if slots * self.size > (left := available()):
             count = "one slot" if slots == 1 else f"{slots} slots"
@@ -140,12 +140,12 @@ class SlotLayout(NamedTuple):
 
 
 class MemoryName(NamedTuple):
-    """Name by which other processes of this machine find a slot, as plain data.
+    """Name by which this machine's other processes find a slot, as plain data.
 
     Attributes:
         path: path of the writer's descriptor.
-        inode: inode of the memory, because descriptor numbers are reused.
-        on_gpu: place of the leaves on a GPU: its uuid and a ``Handle``; None if they are only in the slot.
+        inode: inode of the memory, needed because descriptor numbers are reused.
+        on_gpu: how to open the leaves on a GPU: its uuid and a ``Handle``; None if they are only in the slot.
     """
 
     path: str
@@ -155,7 +155,7 @@ class MemoryName(NamedTuple):
 
 
 class Slot:
-    """A slot in this process: its head is mapped at once, its leaves at their first use."""
+    """A slot in this process, whose head is mapped at once and whose leaves are mapped at first use."""
 
     def __init__(self, fd: int, manifest: Manifest, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd
@@ -175,7 +175,7 @@ class Slot:
 
     @property
     def leaves(self) -> torch.Tensor:
-        """The packed leaves, as bytes."""
+        """The packed leaves as bytes."""
         if self._leaves is None:
             self._leaves = self._map()
         return self._leaves
@@ -188,7 +188,7 @@ class Slot:
 
     @property
     def views(self) -> Views:
-        """The leaves as tensors, in the order of the manifest."""
+        """The leaves as tensors, in the manifest's order."""
         if self._views is None:
             self._views = self._manifest.views(self.leaves)
         return self._views
@@ -206,15 +206,15 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close the slot. It is unmapped now (large memory in a thread), or with the last tensor mapped to it.
+        """Close the slot. It is unmapped now (use a thread for a large slot), or with the last tensor mapped to it.
 
-        Other processes continue to use it. Idempotent.
+        Other processes keep using it. Idempotent.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
             if self._unregister is not None:
-                self._unregister()  # unregister here, not wherever the last tensor is dropped
+                self._unregister()  # not later, in whatever thread drops the last tensor
             self._head, self._memory, self._views = memoryview(b""), None, None
             self._leaves = torch.empty(0, dtype=torch.uint8)
 
@@ -225,7 +225,7 @@ class SlotWriter(Slot):
     The first use of ``leaves`` allocates all their memory at once, so that packing causes no page faults.
 
     Attributes:
-        name_on_gpu: place of its leaves on a GPU, once allocated; see ``MemoryName``.
+        name_on_gpu: name of its leaves on a GPU, once allocated; see ``MemoryName``.
 
     Raises, also at the first use of ``leaves``:
         MemoryError, OSError: there is not enough memory, or no free file descriptor.
@@ -234,7 +234,7 @@ class SlotWriter(Slot):
     def __init__(self, manifest: Manifest, layout: SlotLayout, label: str = "weights") -> None:
         self._label = label
         self._header = SlotHeader(manifest.digest)
-        # One entry for each ``pin``: list append and pop need no lock.
+        # One entry per ``pin``, because list append and pop need no lock.
         self._uses: list[None] = []
         self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
@@ -272,12 +272,12 @@ class SlotWriter(Slot):
 
     @property
     def is_in_slot(self) -> bool:
-        """True if the leaves of its version are in the slot itself."""
+        """True if its version's leaves are in the slot itself."""
         return bool(self._header.places & IN_SLOT)
 
     @property
     def is_on_gpu(self) -> bool:
-        """True if the leaves of its version are in GPU memory."""
+        """True if its version's leaves are in GPU memory."""
         return bool(self._header.places & ON_GPU)
 
     @property
@@ -285,7 +285,7 @@ class SlotWriter(Slot):
         return bytes(self._extra(self._header.extra))
 
     def pin(self) -> None:
-        """Keep the slot from being written again until ``unpin``, which balances each call."""
+        """Keep the slot from being rewritten until ``unpin``, which must balance each call."""
         self._uses.append(None)
 
     def unpin(self) -> None:
@@ -303,17 +303,17 @@ class SlotWriter(Slot):
         lock(self._fd, fcntl.F_UNLCK)
 
     def begin(self) -> None:
-        """Mark the locked slot as being written: it holds no version now."""
+        """Mark the locked slot as being written, so that it holds no version."""
         self._set(sequence=self._header.sequence | 1)
 
     def finish(self, version: int, extra: bytes = b"", places: int = IN_SLOT) -> None:
-        """Mark the slot as holding a whole version.
+        """Mark the slot as holding a complete version.
 
         Args:
-            places: places of its leaves, ``IN_SLOT``, ``ON_GPU`` or both.
+            places: places of the leaves, ``IN_SLOT``, ``ON_GPU`` or both.
 
         Raises:
-            ValueError: the extra does not fit into its room.
+            ValueError: the extra does not fit into its space.
         """
         room = self._layout.extra_room
         if len(extra) > room:
@@ -326,7 +326,7 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
-        """Record that leaves on a GPU are now in the slot, too; readers continue."""
+        """Record that GPU leaves are now also in the slot; readers continue."""
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:
@@ -339,10 +339,10 @@ class SlotWriter(Slot):
         self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
-        """Keep other processes from opening its leaves on a GPU.
+        """Keep other processes from opening the leaves on a GPU.
 
         Returns:
-            A descriptor for the caller, whose lock on ``OPENED_BYTE`` is free once all processes have closed the
+            A descriptor that the caller owns; its lock on ``OPENED_BYTE`` is free once all processes have closed the
             leaves.
         """
         self._set(places=self._header.places & ~ON_GPU)
@@ -350,10 +350,10 @@ class SlotWriter(Slot):
 
 
 def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
-    """Take or release a lock on a slot, without waiting. Return False if another lock conflicts.
+    """Take or release a lock on a slot without waiting. Return False if another lock conflicts.
 
-    The lock belongs to the open file, not to the process: a lock through another descriptor of the same process
-    conflicts, too.
+    The lock belongs to the open file, not to the process, so locks through two descriptors of one process conflict,
+    too.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

@@ -1,4 +1,4 @@
-"""Slot of another process: leased, read and released; opens its leaves on a GPU."""
+"""Slot of another process: leases, reads and releases it, and opens its leaves on a GPU."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ logger = own_logger(__name__)
 
 
 class MemoryGone(TransferFailed):
-    """Failure to open another process's memory, which may have been freed."""
+    """Failure to open another process's memory, which may already have been freed."""
 
 
 class SlotReader(Slot):
-    """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
+    """Another process's slot, mapped read-only: writing to it causes SIGSEGV, not an exception.
 
-    Read its leaves only under a lease, once the header says that they are in the slot.
+    Read its leaves only under a lease, and only if the header says that they are in the slot.
 
     Attributes:
-        views_on_gpu: the leaves on a GPU, once they are open here.
+        views_on_gpu: the leaves on a GPU, once this process has opened them.
 
     Raises:
-        MemoryGone: the slot cannot be opened here: its owner has exited, or lives on another machine, in another PID
-        namespace or under another user.
+        MemoryGone: this process cannot open the slot, because its owner has exited, or runs on another machine, in
+        another PID namespace or as another user.
     """
 
     def __init__(self, name: MemoryName, manifest: Manifest, layout: SlotLayout) -> None:
         self.name = name
         try:
-            # Opened for writing, so that ``Registrar`` may unprotect it.
+            # Open for writing, so that ``Registrar`` can unprotect the memory.
             fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise MemoryGone(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
@@ -64,11 +64,11 @@ class SlotReader(Slot):
             os.close(fd)
             raise
         self._lease: int | None = None
-        """A separate descriptor, which owns the lock: closing it releases the lease here, but not in a forked child
-        that reads the same memory."""
+        """A separate descriptor that owns the lock: closing it releases the lease here, but not in a forked child that
+        reads the same memory."""
         self._shut: Callable[[], None] | None = None
         self._own_uses: list[tuple[torch.Tensor, int]] = []
-        """Memory of the leaves, here and on a GPU, each with the number of this reader's own tensors that share it."""
+        """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class SlotReader(Slot):
 
     @property
     def header(self) -> SlotHeader:
-        """The header, which is reliable only under a lease."""
+        """The header, reliable only under a lease."""
         return SlotHeader.unpack(self._head)
 
     @property
@@ -113,7 +113,7 @@ class SlotReader(Slot):
             os.close(lease)
 
     def is_looked_at(self, standing: int = 0) -> bool:
-        """True if tensors other than this reader's share the memory of the leaves.
+        """True if tensors of other users share the leaves' memory.
 
         Args:
             standing: number of the receiver's own mapped tensors, which do not count.
@@ -127,10 +127,10 @@ class SlotReader(Slot):
         return bytes(self._extra(header.extra))
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
-        """Open leaves on a GPU, if there are any yet, until ``close``; read these, too, only under a lease.
+        """Open leaves on a GPU, if there are any yet, until ``close``; they, too, may be read only under a lease.
 
         Raises:
-            Exception: the leaves cannot be opened here.
+            Exception: this process cannot open the leaves.
         """
         _, *facts = on_gpu
         handle = IpcHandle(*facts)
@@ -140,8 +140,8 @@ class SlotReader(Slot):
             )
         if not lock(self._fd, fcntl.F_RDLCK, OPENED_BYTE):
             return
-        # Their owner removes them from the header before it takes that lock: either this sees the removal, or they
-        # stay.
+        # The owner removes the leaves from the header before it takes that lock, so either this process sees the
+        # removal, or the leaves stay.
         try:
             if self.header.places & ON_GPU:
                 memory = gpus.open(handle, device)
@@ -159,11 +159,11 @@ class SlotReader(Slot):
     def leave(self) -> Pins:
         """Close the reader: release the lease, and close GPU memory.
 
-        Other tensors that are mapped to the leaves keep both until the last of them is dropped: no later version is
-        written to that memory meanwhile.
+        If other tensors are mapped to the leaves, both are kept until the last such tensor is dropped, so that no later
+        version is written to their memory.
 
         Returns:
-            The finalizers of such memory.
+            The finalizers of memory that was kept.
         """
         looked_at = self._looked_at()
         with contextlib.ExitStack() as ends:
@@ -171,7 +171,7 @@ class SlotReader(Slot):
                 ends.callback(os.close, self._lease)
             if self._shut is not None:
                 if looked_at:
-                    ends.callback(os.close, os.dup(self._fd))  # OPENED_BYTE stays locked as long as this file is open
+                    ends.callback(os.close, os.dup(self._fd))  # keeps OPENED_BYTE locked as long as this file is open
                 ends.callback(_shut, self._shut)
             left = [ends.pop_all()] * len(looked_at) if looked_at else []
             pins = [weakref.finalize(memory.untyped_storage(), _end_one, left) for memory in looked_at]
@@ -184,11 +184,11 @@ class SlotReader(Slot):
 
 
 Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
-"""Finalizers of memory, each alive as long as other tensors use that memory."""
+"""Finalizers of memory, each alive as long as other tensors use the memory."""
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
-    """Record that one block of memory was freed; the last one releases the lease."""
+    """Record that one block of memory was freed; the last block's end releases the lease."""
     ends = left.pop()
     if not left:
         ends.close()
@@ -202,6 +202,6 @@ def _shut(shut: Callable[[], None]) -> None:
 
 
 def _uses(memory: torch.Tensor) -> int:
-    """Return the number of tensors, here and elsewhere, that share the memory of this one."""
-    # No public function counts them. The storage object made here counts as one of them.
+    """Return the number of tensors, in this process, that share this tensor's memory."""
+    # No public function counts them. The storage object created here counts as one of them.
     return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)

@@ -1,4 +1,4 @@
-"""Slots of a sender: takes one for each version, packs, fills and replaces it."""
+"""Slots of a sender: takes a slot for each version, packs, fills and replaces it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ logger = own_logger(__name__)
 
 
 class Store:
-    """Room for several versions of one model; not thread-safe.
+    """Memory for several versions of one model; not thread-safe.
 
-    A slot that is still leased when its turn comes is left to its readers, and new memory replaces it, so that a
-    stopped reader delays no version. The kernel frees the old slot once its last reader has closed it.
+    A slot that is still leased when its turn comes is left to its readers and replaced by new memory, so that a stopped
+    reader delays no version. The kernel frees the old slot once its last reader has closed it.
 
-    The leaves of a version from a GPU may be there, in the slot, or in both places; ``fill`` copies them into the slot
-    when a receiver needs them there. GPU memory is allocated with the first version that uses it.
+    A version from a GPU may have its leaves on the GPU, in the slot, or in both; ``fill`` copies them into the slot
+    when a receiver needs them there. GPU memory is allocated for the first version that uses it.
 
     Args:
-        slots: number of slots, at least two: the latest version stays complete until the next one is.
+        slots: number of slots, at least two, because the latest version must stay complete until the next one is.
         extra: initial size in bytes of the values other than tensors.
         gpus: interface to the GPUs.
-        reserves: allocate memory for all slots now, not at the first use of each; weights on a GPU may never need it.
-        most: limit on slots; beyond ``slots``, one is added when all others are read or pinned.
+        reserves: allocate memory for all slots now instead of at first use; weights on a GPU may never need it.
+        most: limit on slots; above ``slots``, a slot is added when all others are being read or pinned.
 
     Attributes:
-        latest: the slot with the latest version.
+        latest: slot with the latest version.
 
     Raises:
         MemoryError, OSError: there is not enough memory, or no free file descriptor.
@@ -63,12 +63,12 @@ class Store:
         self._registrar = Registrar(gpus, read_only=False)
         self._copy_settled: Copy = functools.partial(copy_settled, gpus)
         self._device: torch.device | None = None
-        """The GPU that holds versions."""
+        """GPU that holds versions."""
         self._is_refused = manifest.nbytes == 0
         self._slots: list[SlotWriter] = []
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._before: SlotWriter | None = None
-        """The slot with the version before the latest, until it is overwritten."""
+        """Slot with the second-latest version, until it is overwritten."""
         if reserves:
             self.layout.check_room(label, slots)
         try:
@@ -88,7 +88,7 @@ class Store:
         return SlotWriter(self.manifest, self.layout, self._label)
 
     def take(self) -> SlotWriter:
-        """Return a locked slot for the next version: the oldest without readers.
+        """Return a locked slot for the next version: the oldest slot without readers.
 
         Raises:
             MemoryError, OSError: as for the constructor.
@@ -107,7 +107,7 @@ class Store:
                 self._slots.append(taken)
             else:
                 self._slots[self._slots.index(others[0])] = taken
-                self._close(others[0])  # a failure here leaves the new slot in place
+                self._close(others[0])  # the new slot stays even if this fails
         return taken
 
     def register(self, slot: SlotWriter, device: torch.device) -> None:
@@ -115,14 +115,14 @@ class Store:
         slot.register(self._registrar, device)
 
     def make_room(self, slot: SlotWriter, device: torch.device) -> bool:
-        """True if a slot can be packed on that GPU. A failed attempt is not repeated."""
+        """True if a slot can be packed on that GPU. After a failure, GPUs are not tried again."""
         if self._is_refused or self._device not in (None, device):
             return False
         if slot not in self._on_gpu:
             lacking = [each for each in self._slots if each not in self._on_gpu]
             made: list[DeviceLeaves] = []
             try:
-                for _ in lacking:  # all or none: room for a single version is useless
+                for _ in lacking:  # all or none, because room for a single version is useless
                     made.append(DeviceLeaves(self._gpus, self.manifest, device))
             except Exception as error:
                 for leaves in made:
@@ -149,17 +149,17 @@ class Store:
         """Copy a version into a taken slot, in the transport dtypes, in one pass over the memory.
 
         Args:
-            tensors: tensors in the order of the leaves.
+            tensors: tensors in the leaves' order.
             extra: packed values other than tensors.
-            copy: copies the tensors to their places.
-            on_gpu: pack into GPU memory, which has room.
-            fill: copies the packed leaves into the slot; None leaves them on the GPU.
+            copy: function that copies the tensors to their places.
+            on_gpu: pack into the slot's GPU memory, which ``make_room`` has allocated.
+            fill: function that copies the packed leaves into the slot; None leaves them only on the GPU.
 
         Raises:
             ValueError: the version does not fit.
         """
         try:
-            # May raise MemoryError: the views are created at first use.
+            # Creating the views, at first use, may raise MemoryError.
             views = list((self._on_gpu[slot] if on_gpu else slot).views.values())
             slot.begin()
             copy(views, tensors)
@@ -173,7 +173,7 @@ class Store:
         return slot
 
     def fill(self) -> None:
-        """Copy the latest version from the GPU into its slot. Do not call this while another one is being packed.
+        """Copy the latest version from the GPU into its slot. Do not call this while another version is being packed.
 
         Raises:
             RuntimeError: the copy from the GPU failed.
@@ -189,13 +189,13 @@ class Store:
         copy([slot.leaves], [on_gpu.memory])
 
     def withdraw(self, version: int) -> None:
-        """Withdraw a version that may have been packed: the one before it becomes the latest again."""
+        """Withdraw a version that may have been packed, so that its predecessor becomes the latest again."""
         if self.latest is not None and self.latest.version == version:
             withdrawn, self.latest, self._before = self.latest, self._before, None
             withdrawn.begin()
 
     def receive(self, slot: SlotWriter) -> torch.Tensor:
-        """Return the bytes of a taken slot, for the caller to fill and then call ``received``."""
+        """Return a taken slot's bytes, for the caller to fill before calling ``received``."""
         slot.begin()
         return slot.leaves
 
@@ -209,7 +209,7 @@ class Store:
         return slot
 
     def close(self) -> None:
-        """Close all slots; readers keep theirs. Idempotent."""
+        """Close all slots; readers keep the slots that they use. Idempotent."""
         slots, self._slots, self.latest = self._slots, [], None
         for slot in slots:
             self._close(slot)
@@ -223,5 +223,5 @@ class Store:
 
 
 def _age(slot: SlotWriter) -> tuple[bool, int]:
-    """Sort key: slots without a version first, then older ones."""
+    """Sort key: slots without a version first, then older versions."""
     return slot.is_whole, slot.version

@@ -1,4 +1,4 @@
-"""Copies of many tensors: large ones as raw memory, by independent threads; small ones by one call."""
+"""Copies of many tensors: large tensors as raw memory, by independent threads; small tensors in one call."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ DENSE: Final = frozenset(
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not dtype.is_complex and not str(dtype).startswith("torch.q")
 )
-"""Dtypes whose equal values are equal bytes, except for the sign of lazily negated ones."""
+"""Dtypes whose values are equal if their bytes are, except for lazily negated tensors."""
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 """Integer dtype by element size, for bitwise copies."""
 
 _TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Tensor types that are nothing but their memory."""
+"""Tensor types without state beyond their memory."""
 
 _STRIDED: Final = frozenset({torch.strided})
 _IS_CPU: Final = operator.attrgetter("is_cpu")
@@ -40,37 +40,37 @@ _SHAPE: Final = operator.attrgetter("shape")
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 _MAX_UNDIVIDED: Final = 32768
-"""Number of elements up to which torch copies a tensor in one thread; it divides larger ones among threads."""
+"""Number of elements up to which torch copies a tensor in one thread; it divides larger tensors among threads."""
 
 _LITTLE_BYTES: Final = 1 << 20
-"""Size in bytes up to which choosing the best method takes longer than copying."""
+"""Size in bytes below which choosing the best method takes longer than copying."""
 
 _SHARED_BYTES: Final = 32 << 20
-"""Size in bytes from which more than one thread is worthwhile."""
+"""Size in bytes above which several threads are worthwhile."""
 
 _MAX_THREADS: Final = 16
-"""Number of threads that saturates the memory bandwidth."""
+"""Number of threads that saturate the memory bandwidth."""
 
 _PIECE_BYTES: Final = 16 << 20
-"""Size in bytes of one move by a thread."""
+"""Size in bytes of one thread's move."""
 
 STEP_BYTES: Final = 16 << 20
-"""Bytes between two reports of ``copy_in_order``."""
+"""Bytes between two progress reports of ``copy_in_order``."""
 
 Tensors: TypeAlias = Sequence[torch.Tensor]
 
 Copy: TypeAlias = Callable[[Tensors, Tensors], None]
-"""Function that copies each tensor of the second sequence to its place in the first, as ``copy_tensors`` does."""
+"""Function that copies each tensor of the second sequence to its target in the first, as ``copy_tensors`` does."""
 
 
 def copy_tensors(targets: Tensors, sources: Tensors) -> None:
     """Copy each source to its target, converting dtype and device; complete on return.
 
-    Large copies use two threads or more, even if torch has only one: readers wait for the weights, and two threads on
-    free CPUs take two thirds of the time of one.
+    Large copies use at least two threads, even if torch uses one, because readers wait for the weights, and on free
+    CPUs two threads take two thirds of one thread's time.
 
     Raises:
-        Exception: torch cannot copy one of them; others may have been copied.
+        Exception: torch cannot copy one of the tensors; others may already have been copied.
     """
     nbytes = sum(map(_NBYTES, targets))
     if nbytes < _LITTLE_BYTES:
@@ -90,7 +90,7 @@ def copy_tensors(targets: Tensors, sources: Tensors) -> None:
 
 
 def _copy(targets: Tensors, sources: Tensors) -> None:
-    """Copy all by one call: ten thousand small tensors cost little more than a large one."""
+    """Copy all tensors in one call, in which ten thousand small tensors cost little more than a large one."""
     if targets:
         with torch.no_grad():  # torch keeps this setting per thread
             torch._foreach_copy_(list(targets), list(sources))
@@ -99,12 +99,12 @@ def _copy(targets: Tensors, sources: Tensors) -> None:
 def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
     """Copy raw memory.
 
-    Torch's threads wait for each other after every tensor, which takes long if one of them has no CPU; these threads do
-    not.
+    Torch's threads wait for each other after every tensor, which is slow if one of them has no CPU; these threads do
+    not wait.
 
     Args:
         targets, sources: pairs chosen by ``movable``.
-        threads: number of threads; 0 for as many as are worthwhile.
+        threads: number of threads; 0 chooses it by size.
     """
     pieces = [
         (target.data_ptr() + at, source.data_ptr() + at, min(_PIECE_BYTES, target.nbytes - at))
@@ -115,11 +115,11 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
         moves = [functools.partial(_MOVE, *piece) for piece in pieces]
         share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        increment_version(targets)  # a backward pass must notice that saved values have changed
+        increment_version(targets)  # backward passes must notice that saved values have changed
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:
-    """Return the indices, among these, of pairs that a move of raw memory copies correctly."""
+    """Return the indices, among these, of the pairs that can be copied as raw memory."""
 
     def are_moves(indices: Sequence[int]) -> bool:
         ours, theirs = [targets[index] for index in indices], [sources[index] for index in indices]
@@ -129,7 +129,7 @@ def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequenc
 
 
 def are_alike(targets: Tensors, sources: Tensors) -> bool:
-    """True if all of them are dense tensors on the CPU, and each pair has one dtype and shape."""
+    """True if all tensors are dense and on the CPU, and each pair has the same dtype and shape."""
     return (
         all(map(_are_plain, (targets, sources)))
         and all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
@@ -153,10 +153,10 @@ def _are_plain(tensors: Tensors) -> bool:
 
 
 def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls; each thread takes the next one as soon as it is free, so that a slow thread takes fewer.
+    """Make all calls; each thread takes the next call as soon as it is free, so that a slow thread makes fewer.
 
     Raises:
-        Exception: the first error of a call, once all threads have ended.
+        Exception: the first error of a call, raised once all threads have ended.
     """
     left = iter(list(calls))
 
@@ -169,7 +169,7 @@ def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
         return
     with ThreadPoolExecutor(threads - 1, thread_name_prefix="some of the weights") as helpers:
         helping = []
-        with contextlib.suppress(RuntimeError):  # no thread can start, for example when the interpreter exits
+        with contextlib.suppress(RuntimeError):  # no thread can start, for example at interpreter exit
             for _ in range(threads - 1):
                 helping.append(helpers.submit(work))
         work()
@@ -191,13 +191,13 @@ def copy_in_order(
     step: int = STEP_BYTES,
     copy: Copy = copy_tensors,
 ) -> None:
-    """Copy from the first to the last tensor, and report the progress.
+    """Copy the tensors in order, and report the progress.
 
     Args:
-        ends: ends of the targets, in bytes from the beginning of the first, ascending.
-        copied: called from time to time with the number of completed bytes.
-        step: bytes between two calls; a larger tensor is copied in parts where that is possible.
-        copy: copies several tensors.
+        ends: ends of the targets, in bytes from the beginning of the first target, ascending.
+        copied: called repeatedly with the number of bytes completed.
+        step: bytes between two reports; larger tensors are copied in parts if possible.
+        copy: function that copies several tensors.
     """
     first, before = 0, 0
     for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
@@ -218,11 +218,11 @@ def copy_in_order(
 
 
 def as_integers(targets: Tensors, sources: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the same memory, as integers if both tensors of a pair have one dtype and are on a GPU, for a bitwise
-    copy.
+    """Return the same memory, viewed as integers, for a bitwise copy, where both tensors of a pair have the same dtype
+    and are on a GPU.
 
-    On a GPU, torch copies many tensors through the dtype in which it computes, which makes all NaNs equal, and refuses
-    some dtypes that it only stores.
+    On a GPU, torch copies many tensors through its compute dtype, which makes all NaNs equal, and refuses some
+    storage-only dtypes.
     """
     pairs = [
         (target.view(INTEGERS[target.itemsize]), source.view(INTEGERS[source.itemsize]))

@@ -1,13 +1,13 @@
-"""Binary difference of two versions of packed weights, exact and in the fewest bytes.
+"""Binary difference between two versions of packed weights, exact and in the fewest bytes.
 
-Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, a part of a large
-leaf, or neighbouring small leaves of one element size.  Each piece takes the smallest of these forms:
+Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, part of a large leaf, or
+neighbouring small leaves of one element size. Each piece takes the smallest of these forms:
 
     same      nothing
-    gaps      16 bits per changed element for the number of skipped elements before it, then the new values
+    gaps      for each changed element, 16 bits that count the skipped elements before it; then the new values
     dense     the whole piece
 
-Values are absolute, so that applying a delta twice is harmless, and NaN or -0.0 are values like all others.
+Values are absolute, so applying a delta twice is harmless, and NaN and -0.0 need no special treatment.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import ALIGNMENT, Manifest, dtype_of
 
 PIECE: Final = 2 << 20
-"""Size in bytes of a piece on a CPU; both versions of it should stay in the cache."""
+"""Size in bytes of a piece on a CPU; both versions of a piece should stay in the cache."""
 
 GPU_PIECE: Final = 64 << 20
-"""Size in bytes of a piece on a GPU, where each call costs as much as comparing some megabytes."""
+"""Size in bytes of a piece on a GPU, where each call costs as much as comparing several megabytes."""
 
 _SMALL: Final = 64 << 10  # smaller leaves share a piece
 _SAME, _GAPS, _DENSE = range(3)
 _ESCAPE: Final = 0xFFFF  # a gap of this size skips as many elements and changes none
-_ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps with escapes
+_ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps including escapes
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,8 @@ class Delta:
     """The difference between two versions.
 
     Attributes:
-        head: forms of the pieces; some bytes per piece.
-        body: gaps and values, a one-dimensional uint8 tensor on the device of the comparison; at most
-            ``manifest.nbytes``.
+        head: forms of the pieces; a few bytes per piece.
+        body: gaps and values, a one-dimensional uint8 tensor on the comparison's device; at most ``manifest.nbytes``.
     """
 
     head: bytes
@@ -54,15 +53,15 @@ class Delta:
 
     @property
     def nbytes(self) -> int:
-        """Size of head and body."""
+        """Total size of head and body."""
         return len(self.head) + self.body.numel()
 
     def apply(self, manifest: Manifest, region: torch.Tensor | LeafMemory) -> None:
         """Turn the base into the new version, in place; the body must be on the region's device.
 
         Args:
-            manifest: the manifest with which the delta was made.
-            region: the base: packed, or as the tensors of a model.
+            manifest: the manifest used by ``encode``.
+            region: the base, packed, or as a model's tensors.
 
         Raises:
             WeightMismatch: the delta belongs to other weights or is damaged; nothing was written.
@@ -95,7 +94,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class _DeltaPiece:
-    """Elements of one size in a region; ``begin``, ``end`` and ``unit`` are in bytes."""
+    """Elements of equal size in a region; ``begin``, ``end`` and ``unit`` are in bytes."""
 
     begin: int
     end: int
@@ -119,7 +118,7 @@ class _DeltaPiece:
         return contextlib.nullcontext(region[self.begin : self.end])
 
     def nbytes(self, form: int, changed: int, gaps: int) -> int:
-        """Return the size of the piece's section of the body; values begin at a multiple of 8."""
+        """Return the size of the piece's section in the body; values begin at a multiple of 8."""
         positions = (0, 2 * gaps, 0)[form]
         values = (0, changed, self.count)[form] * self.unit
         return _padded(positions) + _padded(values)
@@ -137,15 +136,15 @@ def encode(
 
     Args:
         manifest: layout of both versions.
-        base: one-dimensional uint8 tensor of at least ``manifest.nbytes``; without it, the delta contains all of
-            ``new``.
-        new: the new version in the same form, or as the tensors of a model, on the same device.
+        base: one-dimensional uint8 tensor of at least ``manifest.nbytes``; without a base, the delta contains all of
+        ``new``.
+        new: the new version in the same form, or as a model's tensors, on the same device.
         piece: size of a piece, a multiple of 256.
-        snapshot: memory that also receives the new version, while it is in the cache; may be the base.
+        snapshot: memory that also receives the new version, while that is in the cache; may be the base.
 
     Returns:
-        A delta with its own memory. Head and body depend on the size of pieces but not on the device; every delta turns
-        the base into the same new version.
+        A delta with its own memory. Head and body depend on the piece size but not on the device; every delta turns the
+        base into the same new version.
     """
     table, sections = bytearray(), []
     for part in _pieces(manifest, piece):
@@ -166,7 +165,7 @@ def encode(
 
 
 def _pieces(manifest: Manifest, size: int) -> Iterator[_DeltaPiece]:
-    """Yield the pieces, which depend only on manifest and size, so that both sides get the same."""
+    """Yield the pieces, which depend only on manifest and size and are therefore equal on both sides."""
     begin = end = unit = 0
     for leaf in manifest.leaves:
         own = min(dtype_of(leaf.transport_dtype).itemsize, 8)
@@ -190,7 +189,7 @@ def _encode(piece: _DeltaPiece, before: torch.Tensor, after: torch.Tensor) -> tu
     changed = int(numpy.count_nonzero(different.numpy()) if different.device.type == "cpu" else different.sum())
     if not changed:
         return _SAME, 0, 0, []
-    # Compare with the least size of gaps first: most dense pieces are recognised without searching for positions.
+    # Compare with the smallest possible gaps first, so that most dense pieces need no search for positions.
     dense = piece.nbytes(_DENSE, changed, 0)
     if piece.nbytes(_GAPS, changed, changed) < dense:
         positions = _positions(different)
@@ -225,7 +224,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
 
 
-# On a CPU, numpy does the following about five times as fast as torch.
+# On a CPU, numpy performs these operations about five times as fast as torch.
 
 
 def _compared(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

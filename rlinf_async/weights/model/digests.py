@@ -1,4 +1,4 @@
-"""Digests of weights: SHA-256 of each tensor that a destination holds, in its own dtype."""
+"""Digests of weights: SHA-256 of each tensor that a destination holds, in the tensor's own dtype."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rlinf_async.weights.model.places import StackPart, piece_of
 from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
-_TOGETHER: Final = 64  # a thread hashes this many tensors at a time
+_TOGETHER: Final = 64  # tensors that a thread hashes at a time
 
 Parts: TypeAlias = Sequence[StackPart | Slice]
 
 Form: TypeAlias = tuple[int, str, Parts]
-"""Index of a leaf, dtype of a tensor that holds it, and the held part of the leaf (empty: all)."""
+"""Leaf index, dtype of the tensor that holds the leaf, and the part of the leaf that it holds (empty: all)."""
 
 
 def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor]]) -> tuple[bytes, bytes]:
     """Return packed forms of a destination's tensors (empty: all leaves in transport form), and their digests.
 
     Args:
-        held: for each tensor, the index of its leaf, the part of the leaf that it holds, and the tensor.
+        held: for each tensor, its leaf's index, the part of the leaf that it holds, and the tensor.
     """
     held = list(held)
     forms: list[Form] = [(leaf, dtype_name(tensor.dtype), parts) for leaf, parts, tensor in held]
@@ -40,7 +40,7 @@ def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor
 
 
 class ExpectedDigests:
-    """Digests of one packed version, in the forms in which receivers hold it; used by one thread."""
+    """Digests of one packed version, in the forms in which receivers hold it; for use by one thread."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -49,13 +49,13 @@ class ExpectedDigests:
         self._in_use: set[bytes] = set()
 
     def following(self) -> ExpectedDigests:
-        """Return digests for the next version, in the forms requested for this one."""
+        """Return digests for the next version, in the forms requested for this version."""
         others = ExpectedDigests(self._manifest)
         others._in_use = set(self._in_use or self._known)
         return others
 
     def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Hash a version in the forms requested for the one before."""
+        """Hash a version in the forms requested for the previous version."""
         if version != self._version:
             in_use, self._in_use = self._in_use or {b""}, set()
             self._version, self._known = version, {forms: self._of(forms, leaves) for forms in in_use}
@@ -91,7 +91,7 @@ def _as_sent(manifest: Manifest) -> list[Form]:
 
 
 def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.Tensor]) -> bytes:
-    """Return the digests, concatenated in the order of the forms."""
+    """Return the concatenated digests, in the forms' order."""
     found = [b""] * len(forms)
 
     def hash_some(numbers: range) -> None:
@@ -108,7 +108,7 @@ def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.T
 
 
 def _buffer(tensor: torch.Tensor) -> Any:
-    """Return the tensor's bytes, without torch's view, which takes ten times as long as the hash of a small tensor."""
+    """Return the tensor's bytes, bypassing torch's view, which takes ten times as long as hashing a small tensor."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_conj() or tensor.is_neg())
     if is_plain and tensor.is_cpu and tensor.is_contiguous():
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())

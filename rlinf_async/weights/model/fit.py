@@ -1,4 +1,4 @@
-"""Fit of weights to a destination: keys, shapes, dtypes, writability, ties and overlaps, judged before a write."""
+"""Fit of weights to a destination: keys, shapes, dtypes, writability, ties and overlaps, checked before any write."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
-_NAMED: Final = 5  # an error names at most this many problems
-_LISTED: Final = 20  # an error lists at most this many keys of each side
+_NAMED: Final = 5  # problems that an error names at most
+_LISTED: Final = 20  # keys of each side that an error lists at most
 _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 
 class Fit:
-    """Tensors of a destination, and the leaves that they get; raises if they do not fit.
+    """Tensors of a destination, and the leaves assigned to them; the constructor raises if they do not fit.
 
     Args:
         maps: remap tensors to the leaves instead of overwriting them.
         strict_dtype: refuse to cast.
-        mapped: tensors that are mapped to leaves now, and will get separate memory before a copy.
-        naming: names of the destination's tensors; None if they cannot be renamed.
+        mapped: tensors that are currently mapped to leaves, and get separate memory before a copy.
+        naming: mapping of the destination's tensor names; None if they cannot be renamed.
         shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that returns them.
 
     Attributes:
-        targets: tensors that are written, each once.
+        targets: tensors to write, each once.
         chosen: place and leaf index of each target.
         ties: pairs of places that are one tensor in the destination and several in the weights.
         maps: True if the tensors can be mapped.
@@ -55,7 +55,7 @@ class Fit:
         is_inference: True if some tensors were created under ``torch.inference_mode()``.
 
     Raises:
-        WeightMismatch: the weights do not fit; the text names the first five problems, and the keys of both sides.
+        WeightMismatch: the weights do not fit; the error names the first five problems, and both sides' keys.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Fit:
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
     ) -> Iterator[str]:
-        """Assign to each place its part of a leaf; yield problems with paths that have no place."""
+        """Assign its part of a leaf to each place; yield problems with paths that have no place."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            # A leaf that goes unchanged to one place is judged together with the place.
+            # A leaf that a single place takes unchanged is checked together with the place.
             if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
@@ -131,7 +131,7 @@ class Fit:
         """Choose the tensors to write, each once; return problems with shared memory.
 
         Args:
-            others: places without a leaf; such a place gets the values of a place with which it shares memory.
+            others: places without a leaf, each of which gets the values of a place with which it shares memory.
             mapped: ids of tensors that share memory only because they are mapped.
         """
 
@@ -144,7 +144,7 @@ class Fit:
         addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
         by_memory: dict[Any, tuple[TensorPlace, int]] = {}
         if len(addresses) == len(everything):
-            by_memory = dict(enumerate(self._pairs))  # no tensor is tied to another
+            by_memory = dict(enumerate(self._pairs))  # no tensors are tied
         else:
             for pair in self._pairs:
                 first = by_memory.setdefault(memory(pair[0]), pair)
@@ -157,7 +157,7 @@ class Fit:
             others = [place for place, of in tied if of is None]
         chosen = by_memory
         if self.maps:
-            # A copy to one of two objects in one memory reaches both; a mapping must be made for each object.
+            # A copy to one of two objects that share memory reaches both, but each object must be mapped separately.
             chosen = {}
             for pair in self._pairs:
                 chosen.setdefault(id(pair[0].tensor), pair)
@@ -178,7 +178,7 @@ class Fit:
 
     @functools.cached_property
     def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
-        """Return the destination's mappings, with their keys and the tensors and modules under these."""
+        """Return the destination's mappings, each with its keys and the tensors and modules under them."""
         found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for owner, key, item in self._held:
             if id(owner) not in found:
@@ -195,18 +195,19 @@ class Fit:
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
-        """True if they also have the same dtypes, devices and shapes; takes microseconds per tensor."""
-        # Compare one shape at a time: keeping ten thousand would trigger a garbage collection, which takes far longer.
+        """True if the tensor objects, dtypes, devices and shapes are still the same; takes microseconds per tensor."""
+        # Compare one shape at a time, because keeping ten thousand would trigger a garbage collection, which takes far
+        # longer.
         return self.is_held() and all(
             all(map(operator.eq, map(attribute, self.targets), form)) for attribute, form in self._forms
         )
 
     def check(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> None:
-        """Judge the values of a version.
+        """Check a version's values.
 
         Raises:
-            WeightMismatch: tensors that are tied in the destination would get different values; a value is meant for a
-            tensor, or has no place.
+            WeightMismatch: tensors that are tied in the destination would get different values; or a value is meant for
+            a tensor, or has no place.
         """
         problems = [
             f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "
@@ -227,14 +228,14 @@ class Fit:
             raise _mismatch(problems)
 
     def sources(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the source of each target: a leaf, or part of one."""
+        """Return each target's source: a leaf, or part of a leaf."""
         found = list(map(leaves.__getitem__, self._indices))
         for number, place in self._members:
             found[number] = place.of(found[number])
         return found
 
     def held(self) -> list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]]:
-        """Return the indices of leaves, their parts, and the tensors that hold them now."""
+        """Return the leaves' indices, their parts, and the tensors that now hold them."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
         held: list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]] = [
             (index, (*place.parts, *place.slices), place.tensor) for place, index in places
@@ -242,13 +243,13 @@ class Fit:
         return held + [(index, (), value.get()) for value, index in self._replaced]
 
     def replacements(self, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> list[tuple[ValuePlace, Any]]:
-        """Return values of the destination with their replacements; tensors as copies."""
+        """Return the destination's values with their replacements; tensors are copied."""
         given = [(self._values[path], value) for path, value in extra.items() if path in self._values]
         return given + [(value, leaves[index].detach().clone()) for value, index in self._replaced]
 
 
 def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
-    """Return the leaves (without memory for a manifest), and the index of each path's leaf."""
+    """Return the leaves (without memory for a manifest), and each path's leaf index."""
     if isinstance(weights, ParamTree):
         index = {path: number for number, path in enumerate(weights.tensors)}
         names = index | {path: index[owner] for path, owner in weights.aliases.items()}
@@ -280,7 +281,7 @@ def _why_copied(pairs: Sequence[tuple[TensorPlace, int]], parts: Sequence[torch.
 
 
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
-    """Return the reason why the source cannot be written to the target, or None."""
+    """Return why the source cannot be written to the target, or None."""
     if why := why_without_values(target, "in the destination") or why_without_values(source, "in the weights"):
         return why
     if is_sharded(source) and not is_sharded(target):
@@ -303,7 +304,7 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
 
 @functools.cache
 def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = "cpu") -> bool:
-    """True if torch copies one dtype to another, which ``can_cast`` does not tell."""
+    """True if torch can copy one dtype to the other, which ``can_cast`` does not tell."""
     target, source = torch.empty(1, dtype=there, device=to), torch.empty(1, dtype=here, device=of)
     try:
         torch._foreach_copy_(*as_integers([target], [source]))
@@ -313,7 +314,7 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if two values would differ bitwise once written to one tensor, except for NaNs made by a cast."""
+    """True if two values would differ bitwise once written to one tensor, ignoring NaNs produced by a cast."""
     if are_tied(one, other):
         return False
     both = [local_part(part) for part in (one, other)]
@@ -325,19 +326,19 @@ def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> boo
 
 
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if they are bitwise equal, with the same shape and dtype, on the same device."""
+    """True if the tensors are bitwise equal, with the same shape, dtype and device."""
     forms = ((each.shape, each.dtype, each.device) for each in (one, other))
     return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's bytes in row-major order, in one dimension; a view if it is contiguous."""
+    """Return a tensor's bytes in row-major order, in one dimension; a view if the tensor is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def with_one_nan(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the bytes of a cast tensor with all NaNs made equal: the NaN that a cast produces depends on the
+    """Return a cast tensor's bytes with all NaNs made equal, because the NaN that a cast produces depends on the
     processor."""
     tensor = tensor.detach().cpu().to(dtype)
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor

@@ -1,13 +1,13 @@
-"""Gathers whole tensors from shards (FSDP, DTensor) on one rank, bucket by bucket.
+"""Gathering of whole tensors from shards (FSDP, DTensor) on one rank, bucket by bucket.
 
-Every rank sends its shards of a bucket in one message to the gathering rank. No other rank ever has a whole tensor, and
-the gathering rank has only those of one bucket at a time.
+Every rank sends its shards of a bucket in one message to the gathering rank. No other rank ever holds a whole tensor,
+and the gathering rank holds only one bucket's tensors at a time.
 
-Every message names its call and the sender. The gathering rank combines only shards of one call. Shards of calls that
-were refused or failed there are discarded when the next call comes; until then their ranks wait. A rank that is ahead
+Every message names its call and sender. The gathering rank combines only shards of the same call. It discards shards of
+calls that it refused or that failed there when the next call arrives; until then their ranks wait. A rank that is ahead
 of the others raises ``TransferFailed``, and the next call works again. All of this requires that ranks make the same
-calls, whatever the outcome of each. A rank that does not make a call at all keeps the others waiting until torch's
-process group times out, and its next call is taken for the missing one.
+calls, whatever the outcome of each. A rank that omits a call keeps the others waiting until torch's process group times
+out, and its next call is mistaken for the missing one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ def gathers_here() -> bool:
 def gather_buckets(
     tree: ParamTree, call: GatherCall, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
-    """Yield the tensors of a tree in its order, whole on rank 0. Collective: every rank must iterate to the end.
+    """Yield a tree's tensors in order, whole on rank 0. Collective: every rank must iterate to the end.
 
     Args:
-        tree: the same paths on every rank; DTensors, whose meshes may differ, or plain tensors.
-        call: the current call; it may gather several trees, the same on every rank.
-        bucket_size: bytes after which a bucket is closed; tensors are not divided.
-        views: destinations of tensors that have their dtype and device.
+        tree: the same paths on every rank; DTensors, possibly on different meshes, or plain tensors.
+        call: the current call; it may gather several trees, equal on every rank.
+        bucket_size: size in bytes at which a bucket is complete; tensors are not split.
+        views: destinations for tensors with the same dtype and device.
 
     Yields:
-        ``{path: tensor}``: DTensors as new, whole tensors, on rank 0 only; plain tensors on every rank, without a copy.
+        ``{path: tensor}``: DTensors as new, whole tensors, on rank 0 only; plain tensors on every rank, uncopied.
 
     Raises:
         TransferFailed: on rank 0: another rank is not in this call, or has other weights.
@@ -53,12 +53,12 @@ def gather_buckets(
 
 
 def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: GatherCall) -> None:
-    """Pack the tensors of a tree, whole, on rank 0: shards are written to their places directly unless a dtype is cast.
+    """Pack a tree's tensors, whole, on rank 0; shards are written directly to their places unless a dtype is cast.
 
-    Collective, with the same errors, as ``gather_buckets``.
+    Collective, with the same errors as ``gather_buckets``.
 
     Args:
-        views: on rank 0, the place of each tensor, which is cast to its dtype (``Manifest.views``); elsewhere empty.
+        views: on rank 0, each tensor's place, to whose dtype it is cast (``Manifest.views``); elsewhere empty.
     """
     for whole in gather_buckets(tree, call, views=views):
         for path in whole.keys() & views.keys():
@@ -80,7 +80,7 @@ def _buckets(tensors: Mapping[Path, torch.Tensor], size: int) -> Iterator[dict[P
 
 
 class _Shard(NamedTuple):
-    """A rectangular part of a tensor that one rank sends."""
+    """A rectangular part of a tensor, sent by one rank."""
 
     path: Path
     rank: int
@@ -167,7 +167,7 @@ def _put(shards: Iterable[_Shard], flat: torch.Tensor, whole: Mapping[Path, torc
     for shard in shards:
         target = shard.of(whole[shard.path])
         end = begin + target.nbytes
-        # Copy first: a part of the message need not begin at a multiple of the element size.
+        # Copy first, because a part of the message may begin at any byte, not only at a multiple of the element size.
         target.copy_(flat[begin:end].clone().view(target.dtype).view(shard.shape))
         begin = end
 
@@ -178,10 +178,10 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
-    """Return the shards and their ranks; one replica sends, if possible the receiver. None if unsupported."""
+    """Return the shards and their ranks; one replica sends, if possible the receiver's. None if unsupported."""
     mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
-        return None  # partial sums, and the strided shards of tensor parallelism under FSDP
+        return None  # partial sums, and strided shards of tensor parallelism under FSDP
     receiver = (mesh == GATHERING_RANK).nonzero()
     replica = receiver[0].tolist() if len(receiver) else [0] * len(placements)
     found = []

@@ -1,6 +1,6 @@
-"""Calls that shards belong to: the header of every message of shards, and the treatment of messages of ended calls.
+"""Calls to which shards belong: the header of every message of shards, and handling of messages of ended calls.
 
-Shards are matched by the order in which they are sent, so a call that only one rank was refused, or has failed in,
+Shards are matched by the order in which they are sent, so a call that only one rank refused, or that failed there,
 would leave the ranks out of step forever. Each rank therefore counts each sender's calls, including refused ones, and
 the gathering rank discards shards of calls that have ended there.
 """
@@ -25,7 +25,7 @@ _senders: Final[list[weakref.ref[GatherCalls]]] = []
 
 
 class GatherCalls:
-    """Calls of one sender. Every rank makes the same calls in one order, and counts each before it can be refused."""
+    """One sender's calls. Every rank makes the same calls in the same order, and counts each before refusing it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -38,7 +38,7 @@ class GatherCalls:
 
     @property
     def place(self) -> int:
-        """Place among the senders of sharded weights, the same on every rank."""
+        """Position among the senders of sharded weights, the same on every rank."""
         with _lock:
             if self._place < 0:
                 self._place = len(_senders)
@@ -47,10 +47,10 @@ class GatherCalls:
 
 
 class GatherCall:
-    """One call of a sender. It gathers once, in one or more parts.
+    """One call of a sender, which gathers once, in one or more parts.
 
     Attributes:
-        number: number among its sender's calls.
+        number: number among the sender's calls.
     """
 
     def __init__(self, calls: GatherCalls, number: int) -> None:
@@ -59,19 +59,19 @@ class GatherCall:
         self._buckets = itertools.count()
 
     def found_sharded(self) -> None:
-        """Record that the sender's weights are sharded, before this rank alone could refuse the call."""
+        """Record that the sender's weights are sharded, before this rank alone can refuse the call."""
         _ = self._calls.place
 
     def header(self, *, awaits: bool) -> Header:
-        """Return the header of the next bucket."""
+        """Return the next bucket's header."""
         return Header(self._calls.place, self.number, next(self._buckets), 0, int(awaits))
 
 
 class Header(NamedTuple):
-    """Message that precedes the shards of one rank in one bucket.
+    """Message that precedes one rank's shards in one bucket.
 
     Attributes:
-        sender, call, bucket: the sender, its call and the call's bucket, counted alike on every rank.
+        sender, call, bucket: the sender, its call and the call's bucket, numbered alike on every rank.
         nbytes: size of the shards.
         awaits: 1 if the rank waits for permission before it joins a collective of all ranks, or skips the bucket.
     """
@@ -83,7 +83,7 @@ class Header(NamedTuple):
     awaits: int
 
     def is_over(self, header: Header) -> bool:
-        """True if that header, received in place of this one, belongs to a call that was refused, failed or was
+        """True if ``header``, received instead of this one, belongs to a call that was refused, failed or was
         abandoned."""
         if header.sender == self.sender:
             return (header.call, header.bucket) < (self.call, self.bucket)
@@ -94,10 +94,10 @@ class Header(NamedTuple):
         return calls is None or header.call <= calls.count
 
     def check(self, found: Header, rank: int) -> None:
-        """Compare a received header with this one.
+        """Check that a received header equals this header.
 
         Raises:
-            TransferFailed: they differ.
+            TransferFailed: the headers differ.
         """
         if found == self:
             return
@@ -114,7 +114,7 @@ class Header(NamedTuple):
 
 
 _arrived: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
-"""Headers whose shards were not received yet, by group, rank and kind of device."""
+"""Headers whose shards have not been received yet, by group, rank and kind of device."""
 
 
 def announce(header: Header, device: torch.device) -> bool:
@@ -131,7 +131,7 @@ def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
     """Wait until each of these ranks has reached this call and bucket, so that its shards come next.
 
     Raises:
-        TransferFailed: a rank is ahead, or has other weights. Its announcement is kept for its own call.
+        TransferFailed: a rank is ahead, or has other weights. Its announcement is kept for the call that it names.
     """
     for rank, (header, device) in expected.items():
         while header.is_over(found := _header_of(rank, device)):
@@ -144,7 +144,7 @@ def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
 
 
 def received(rank: int, device: torch.device) -> None:
-    """Record that a rank's shards were received."""
+    """Record that a rank's shards have been received."""
     _headers().pop((rank, device.type), None)
 
 

@@ -1,4 +1,4 @@
-"""A model's own tensors, read and written as if they lay in one packed region."""
+"""A model's own tensors, read and written as if they were one packed region."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlinf_async.weights.model.manifest import Manifest, dtype_of
 
 
 class LeafMemory:
-    """The region that a manifest describes, assembled from tensors section by section on demand.
+    """The region that a manifest describes, assembled on demand from tensors, section by section.
 
     Args:
         manifest: layout and dtypes.
-        tensors: tensors of the leaves, in the manifest's order, contiguous and of the leaves' shapes. Reading casts to
-            the transport dtype; writing needs tensors of that dtype.
+        tensors: the leaves' tensors in the manifest's order, contiguous and with the leaves' shapes. Reading casts to
+        the transport dtype; writing requires tensors of that dtype.
         device: device for assembled sections.
     """
 
@@ -28,14 +28,14 @@ class LeafMemory:
         self._flat = [tensor.detach().view(-1) for tensor in tensors]
 
     def read(self, begin: int, end: int) -> torch.Tensor:
-        """Return bytes ``begin`` to ``end``, which may be the tensors' own memory."""
+        """Return bytes ``begin`` to ``end``, possibly the tensors' own memory."""
         own = self._own(begin, end)
         if own is not None:
             return own
         buffer = torch.zeros(end - begin, dtype=torch.uint8, device=self.device)
         for items, dtype, octets in self._parts(begin, end):
             if items.dtype == dtype:
-                # Torch's own copy may change such values, so the bits are copied.
+                # Copy the bits, because torch's own copy may change such values.
                 buffer[octets].copy_(items.view(torch.uint8))
             else:
                 buffer[octets].view(dtype).copy_(items)
@@ -43,7 +43,7 @@ class LeafMemory:
 
     @contextlib.contextmanager
     def edit(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        """Yield bytes ``begin`` to ``end``; at the end of the block, changes are written to the tensors."""
+        """Yield bytes ``begin`` to ``end``; when the block ends, changes are written to the tensors."""
         buffer = self.read(begin, end)
         yield buffer
         if self._own(begin, end) is None:
@@ -51,7 +51,7 @@ class LeafMemory:
                 items.view(torch.uint8).copy_(buffer[octets])
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[torch.Tensor, torch.dtype, slice]]:
-        """Yield the elements of each leaf in the range, their transport dtype, and their position among the bytes."""
+        """Yield each leaf's elements in the range, their transport dtype, and their position in the range."""
         for index in range(max(bisect.bisect_right(self._offsets, begin) - 1, 0), len(self._leaves)):
             leaf = self._leaves[index]
             if leaf.offset >= end:
@@ -63,7 +63,7 @@ class LeafMemory:
                 yield self._flat[index][first:last], dtype, slice(low - begin, high - begin)
 
     def _own(self, begin: int, end: int) -> torch.Tensor | None:
-        """Return these bytes if they are the memory of a single tensor, else None."""
+        """Return these bytes if they are a single tensor's memory, else None."""
         parts = list(self._parts(begin, end))
         if len(parts) != 1:
             return None

@@ -19,12 +19,12 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, why_w
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
 ALIGNMENT: Final = 256
-"""Alignment in bytes; a multiple of every element size, of cache lines and of a GPU's memory accesses."""
+"""Alignment in bytes, a multiple of every element size, of cache lines and of GPU memory accesses."""
 
 _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
-_NAMED: Final = 5  # an error names at most this many keys
+_NAMED: Final = 5  # keys that an error names at most
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,9 @@ class Leaf:
 
     Attributes:
         path: key of the tensor.
-        dtype, transport_dtype: torch's names (``"float32"``) of its dtype at the sender, and of its dtype in the
-            memory.
+        dtype, transport_dtype: torch's names (``"float32"``) for its dtype at the sender, and for its dtype in memory.
         shape: shape of the whole tensor.
-        offset, nbytes: position in the memory, contiguous in row-major order; offsets are multiples of 256.
+        offset, nbytes: position in memory, contiguous in row-major order; offsets are multiples of 256.
     """
 
     path: Path
@@ -49,12 +48,12 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Leaves of a model in the order of their paths, and their positions in memory.
+    """A model's leaves in the order of their paths, and their positions in memory.
 
     Attributes:
         leaves: tensors with their own memory.
-        aliases: path → path of a leaf, for tied tensors.
-        nbytes: size of the memory for all leaves, a multiple of 256.
+        aliases: for tied tensors, path → path of the leaf.
+        nbytes: size of all leaves' memory, a multiple of 256.
         digest: 16 bytes that are equal only for equal manifests.
     """
 
@@ -65,16 +64,16 @@ class Manifest:
 
     @classmethod
     def of(cls, tree: ParamTree, transport_dtype: TransportDtype = None) -> Manifest:
-        """Lay out the tensors of a model.
+        """Lay out a model's tensors.
 
         Args:
             tree: tensors, of which only shapes and dtypes are read.
-            transport_dtype: dtype of floating-point tensors in the memory, its name, or a function of (dotted name,
-            dtype), which may return None for no cast. Integers and booleans are never cast.
+            transport_dtype: dtype of floating-point tensors in memory, its name, or a function of (dotted name, dtype),
+            which may return None for no cast. Integers and booleans are never cast.
 
         Raises:
-            WeightMismatch: a tensor is not dense in memory, such as a sparse one, or has no memory at all.
-            ValueError: there is no such dtype.
+            WeightMismatch: a tensor is not dense, or has no memory at all.
+            ValueError: torch has no such dtype.
         """
         rows = []
         for path, tensor in tree.tensors.items():
@@ -89,13 +88,13 @@ class Manifest:
 
     @cached_property
     def indices(self) -> Mapping[Path, int]:
-        """Index of every leaf by its path, and by the paths that are tied to it."""
+        """Index of every leaf by its path and by its tied paths."""
         found = {leaf.path: index for index, leaf in enumerate(self.leaves)}
         return found | {path: found[owner] for path, owner in self.aliases.items()}
 
     @cached_property
     def by_path(self) -> Mapping[Path, Leaf]:
-        """Every leaf by its path; tied ones under each of their paths."""
+        """Every leaf by its path; a tied leaf under each of its paths."""
         return {path: self.leaves[index] for path, index in self.indices.items()}
 
     def to_bytes(self) -> bytes:
@@ -104,7 +103,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """Return the manifest that ``to_bytes`` has encoded.
+        """Return the manifest encoded by ``to_bytes``.
 
         Raises:
             WeightMismatch: the data is not a manifest of this version of the framework.
@@ -120,10 +119,10 @@ class Manifest:
         return manifest
 
     def check(self, other: Manifest) -> None:
-        """Compare this side's manifest with the other side's.
+        """Check that this side's manifest equals the other side's.
 
         Raises:
-            WeightMismatch: they differ; the text names the first differing keys, and how they differ.
+            WeightMismatch: the manifests differ; the error names the first differing keys, and how they differ.
         """
         if self.digest == other.digest:
             return
@@ -142,7 +141,7 @@ class Manifest:
         raise WeightMismatch(f"the two sides have different weights: {'; '.join(differences[:_NAMED])}{more}")
 
     def views(self, memory: Any) -> dict[Path, torch.Tensor]:
-        """Return the leaves as tensors in a block of memory, without copying; tied ones once.
+        """Return the leaves as tensors in a block of memory, without copying; tied tensors once.
 
         Args:
             memory: at least ``nbytes`` writable bytes, whose start is a multiple of 16: a one-dimensional uint8 tensor
@@ -170,7 +169,7 @@ class Manifest:
         return views
 
 
-# Cached: called several times per leaf, and a model may have fifty thousand leaves.
+# Cached, because it is called several times per leaf, and a model may have fifty thousand leaves.
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return ``"float32"`` for ``torch.float32``."""
@@ -204,7 +203,7 @@ def _transported(path: Path, dtype: torch.dtype, transport_dtype: TransportDtype
 
 
 def _laid_out(rows: Iterable[tuple[Path, str, str, tuple[int, ...]]], aliases: Mapping[Path, Path]) -> Manifest:
-    # Both sides compute the offsets, which are never sent: no manifest can point outside its memory.
+    # Both sides compute the offsets, which are never sent, so that no manifest can point outside its memory.
     leaves, end = [], 0
     for path, dtype, transport_dtype, shape in rows:
         nbytes = prod(shape) * dtype_of(transport_dtype).itemsize
@@ -223,7 +222,7 @@ def _encode(leaves: Iterable[Leaf], aliases: Mapping[Path, Path]) -> bytes:
 
 def _checked(path: Any, dtype: str, transport_dtype: str, shape: Any) -> tuple[Path, str, str, tuple[int, ...]]:
     dtype_of(dtype)
-    # Use sets of types, not generators, which would take longer than all the rest.
+    # Use sets of types, not generators, which would take longer than everything else here.
     if (
         not _STRINGS.issuperset(map(type, path))
         or not _INTEGERS.issuperset(map(type, shape))

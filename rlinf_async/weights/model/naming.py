@@ -1,4 +1,4 @@
-"""Transport names of one side's tensors, and advice if the names of two sides differ."""
+"""Transport names of one side's tensors, and advice if the two sides' names differ."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _WRAPPERS: Final = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_c
 
 
 class Naming:
-    """Mapping of one side's tensor names to transport names.
+    """Mapping from one side's tensor names to transport names.
 
     Args:
         strip_prefix: prefix to remove from names that begin with it.
-        rename: applied afterwards: a function of the name; or a dict of new names by old names of tensors or modules.
+        rename: applied afterwards: a function of the name, or a dict from old names of tensors or modules to new names.
     """
 
     def __init__(self, strip_prefix: str = "", rename: Rename = None) -> None:
@@ -31,7 +31,7 @@ class Naming:
         return bool(self._prefix or self._rename)
 
     def of(self, path: Path) -> Path:
-        """Return the transport path of a tensor."""
+        """Return a tensor's transport path."""
         if path not in self._known:
             self._known[path] = self._renamed(path[len(self._prefix) :] if self._has_prefix(path) else path)
         return self._known[path]
@@ -51,7 +51,7 @@ class Naming:
         return path
 
     def tree_of(self, source: Any, select: Select) -> ParamTree:
-        """Return the weights of a source by their transport paths; errors as for ``ParamTree.of``."""
+        """Return a source's weights by their transport paths; errors as for ``ParamTree.of``."""
         return ParamTree.of(source, select, self.all_of) if self else ParamTree.of(source, select)
 
     def all_of(self, found: Mapping[Path, Any]) -> dict[Path, Any]:
@@ -76,7 +76,7 @@ UNCHANGED: Final = Naming()
 
 
 def advice(destination: Collection[Path], weights: Collection[Path]) -> str:
-    """Return advice for names that differ only by a prefix; empty if they differ otherwise."""
+    """Return advice for names that differ only by a prefix; an empty text for other differences."""
     unknown = [path for path in weights if path not in destination]
     if not unknown:
         return ""

@@ -1,4 +1,4 @@
-"""Overlap of tensors in memory: groups whose address ranges intersect, and pairs that share elements."""
+"""Overlap of tensors in memory: groups with intersecting address ranges, and pairs that share elements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlinf_async.weights.model.param_tree import local_part
 
 
 def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Yield groups of tensors whose address ranges intersect, as indices.
+    """Yield groups of tensors, as indices, whose address ranges intersect.
 
-    Interleaved columns of one matrix intersect without sharing an element.
+    Interleaved columns of a matrix intersect without sharing an element.
     """
     local = list(map(local_part, tensors))
     starts = list(map(torch.Tensor.data_ptr, local))
@@ -34,7 +34,7 @@ def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
 
 
 def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Iterator[tuple[int, int]]:
-    """Yield pairs that share elements, as indices; one for each intersecting group.
+    """Yield pairs that share elements, as indices; one pair for each intersecting group.
 
     Args:
         others: further tensors, indexed after ``tensors``; they may share elements with each other.
@@ -50,7 +50,7 @@ def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (
 def _first_overlap(tensors: Sequence[torch.Tensor], count: int) -> tuple[int, int] | None:
     unit, low = math.gcd(*(tensor.itemsize for tensor in tensors)), min(tensor.data_ptr() for tensor in tensors)
     high = max(tensor.data_ptr() + _stretch(tensor) for tensor in tensors)
-    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # index of the tensor that owns each element
+    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # for each element, the index of its owner
     for number, tensor in enumerate(tensors):
         if tensor.numel():
             units = tensor.itemsize // unit

@@ -1,4 +1,4 @@
-"""Tensors of a model by path: common form of all sources of weights."""
+"""Tensors of a model by path, the common form of all sources of weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlinf_async.errors import WeightMismatch
 Path: TypeAlias = tuple[str, ...]
 Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
-EXTRA_STATE: Final = "_extra_state"  # last part of the key under which torch stores the result of get_extra_state
+EXTRA_STATE: Final = "_extra_state"  # last key part under which torch stores the result of get_extra_state
 
 _DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
-"""Methods that convert other non-dense tensors than sparse ones to dense ones."""
+"""Methods that convert non-dense tensors other than sparse ones to dense tensors."""
 
 
 class ParamTree:
-    """Tensors by path, in the order of their paths; tied tensors once.
+    """Tensors in the order of their paths; tied tensors once.
 
     Attributes:
         tensors: tensors with their own memory, sorted by path; the source's objects, not copies.
-        aliases: maps a path to the path in ``tensors`` with the same memory and view.
-        extra: values other than tensors: the extra state of modules, and other values of dicts.
+        aliases: maps a path to the path in ``tensors`` that has the same memory and view.
+        extra: values other than tensors: modules' extra state, and other values in dicts.
     """
 
     __slots__ = ("aliases", "extra", "tensors")
@@ -52,20 +52,21 @@ class ParamTree:
 
     @classmethod
     def of(cls, source: Any, select: Select = "all", rename: Callable[[Mapping[Path, Any]], Any] = dict) -> ParamTree:
-        """Return the weights of a source, without copying any.
+        """Return a source's weights without copying them.
 
         Args:
-            source: a module (its parameters, persistent buffers and extra state, with the hooks of ``state_dict``), a
-                TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
-                tensors.
-            select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
-                function of (dotted name, value).
+            source: a module (its parameters, persistent buffers and extra state, with ``state_dict`` hooks), a
+            TensorDict, a dict with dotted or nested keys, or a ParamTree. In dicts, arrays and numbers count as
+            tensors.
+            select: ``"all"``; ``"trainable"``, which omits parameters that do not require a gradient; or a function of
+            (dotted name, value).
             rename: assigns other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
-            ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
-            WeightMismatch: (a KeyError) a key is not a string, or two keys mean the same path, or one path is a prefix
-            of another.
+            ValueError: the source has an unsupported type, or a lazy layer without a shape, or an array that torch
+            rejects.
+            WeightMismatch: (a KeyError) a key is not a string, two keys mean the same path, or one path is a prefix of
+            another.
         """
         if isinstance(source, ParamTree):
             found = dict(source.items()) | source.extra
@@ -110,14 +111,14 @@ class ParamTree:
         return self.tensors[self.aliases.get(path, path)]
 
     def items(self) -> Iterator[tuple[Path, torch.Tensor]]:
-        """Yield every path with its tensor, including tied ones."""
+        """Yield every path, including tied ones, with its tensor."""
         yield from self.tensors.items()
         for path, owner in self.aliases.items():
             yield path, self.tensors[owner]
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of all dense tensors, counting tied ones once; receivers accept no others."""
+        """Size in bytes of all dense tensors, counting tied ones once; receivers accept no other tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.layout is torch.strided)
 
     def to_state_dict(self) -> dict[str, Any]:
@@ -164,10 +165,10 @@ def path_of(name: str) -> Path:
 
 
 def key_path(key: Any, above: Path = ()) -> Path:
-    """Return the path of a mapping's key, which is a string or a tuple of strings, below another path.
+    """Return the path of a mapping's key, a string or a tuple of strings, below another path.
 
     Raises:
-        WeightMismatch: (a KeyError) the key is neither.
+        WeightMismatch: (a KeyError) the key is of another type.
     """
     if isinstance(key, str):
         return (*above, *key.split("."))
@@ -177,7 +178,7 @@ def key_path(key: Any, above: Path = ()) -> Path:
 
 
 def is_tensordict(value: Any) -> bool:
-    """True if it is a TensorDict. Does not import the library: before its import, no TensorDict exists."""
+    """True for a TensorDict. Does not import the library, because no TensorDict exists before its import."""
     library = sys.modules.get("tensordict")
     return library is not None and isinstance(value, library.TensorDictBase)
 
@@ -233,14 +234,14 @@ def _unwrapped(value: Any) -> Any:
 def _refuse_forks(found: Mapping[Path, Any]) -> None:
     before: Path | None = None
     for path in sorted(found):
-        # In sorted order, all paths below a path directly follow it.
+        # In sorted order, all paths below a path directly follow the path.
         if before is not None and path[: len(before)] == before:
             raise WeightMismatch(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
         before = path
 
 
 def is_chosen(path: Path, value: Any, select: Select) -> bool:
-    """True if ``select`` includes that value."""
+    """True if ``select`` includes the value."""
     if callable(select):
         return bool(select(name_of(path), value))
     return select == "all" or not _is_frozen(value)
@@ -257,7 +258,7 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
-    """Return why a tensor has no dense values to send or write, as text to follow its name; empty if it has.
+    """Return why a tensor has no dense values to send or write, as text to follow its name; empty if it has some.
 
     Args:
         where: text for the side (``"in the weights"``) in comparisons; empty for a source of weights.
@@ -285,7 +286,7 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if both are the same view of the same memory, so that they always have equal values."""
+    """True if both tensors are the same view of the same memory, so that their values are always equal."""
     return one is other or memory_of(one) == memory_of(other)
 
 
@@ -295,6 +296,6 @@ def memory_of(tensor: torch.Tensor) -> Any:
     if local.is_nested or not local.numel() or local.is_meta or local.layout is not torch.strided:
         return id(tensor)
     shape, steps = tuple(tensor.shape), local.stride()
-    if 1 in shape:  # a dimension of one element may have any stride
+    if 1 in shape:  # a dimension of size one may have any stride
         steps = tuple(0 if size == 1 else step for size, step in zip(local.shape, steps, strict=True))
     return local.device, local.data_ptr(), local.dtype, shape, steps, tensor.is_conj()

@@ -1,4 +1,4 @@
-"""Places of a destination: the tensors and values of modules, mappings and TensorDicts, found in one walk."""
+"""Places in a destination: the tensors and values of modules, mappings and TensorDicts, found in one walk."""
 
 from __future__ import annotations
 
@@ -37,11 +37,10 @@ class TensorPlace(NamedTuple):
     """One tensor of a destination.
 
     Attributes:
-        owner, key: the mapping that holds the tensor, and its key there.
-        parts: one for each enclosing lazy stack, the outermost first; empty if the place gets the whole leaf.
-        slices: slices of the leaf, or of its part, if ``tensor`` is a shard.
-        whole: the DTensor in the mapping, of which ``tensor`` is the local part; None if the mapping holds ``tensor``
-            itself.
+        owner, key: the mapping that holds the tensor, and the tensor's key in it.
+        parts: one for each enclosing lazy stack, outermost first; empty if the place takes the whole leaf.
+        slices: slices of the leaf, or of the leaf's part, if ``tensor`` is a shard.
+        whole: the DTensor in the mapping whose local part is ``tensor``; None if the mapping holds ``tensor`` itself.
     """
 
     path: Path
@@ -64,7 +63,7 @@ class TensorPlace(NamedTuple):
             shard: mesh and placements of plain tensors that are shards.
 
         Raises:
-            WeightMismatch: a shard has another shape than this rank's part of the leaf.
+            WeightMismatch: a shard's shape differs from this rank's part of the leaf.
         """
         if self.whole is not None and is_sharded(leaf):
             return self._replace(tensor=self.whole, whole=None)  # torch redistributes the leaf
@@ -96,7 +95,7 @@ class TensorPlace(NamedTuple):
         """Return this place's part of the leaf, as a view.
 
         Raises:
-            WeightMismatch: the leaf has another shape than such a stack.
+            WeightMismatch: the leaf's shape does not match the stack.
         """
         part = leaf
         for dimension, member, size in self.parts:
@@ -112,17 +111,17 @@ class TensorPlace(NamedTuple):
 
 
 def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor that a ``StackPart`` or ``Slice`` selects; either may be given as plain data."""
+    """Return the part of a tensor selected by a ``StackPart`` or ``Slice``, either possibly as plain data."""
     if len(part) == len(Slice._fields):
         return tensor.narrow(*part[:3])
     return tensor.select(*part[:2])
 
 
 class ValuePlace(NamedTuple):
-    """Place of a value other than a tensor: the extra state of a module, an entry of a mapping.
+    """Place of a value other than a tensor: a module's extra state, or an entry of a mapping.
 
     Attributes:
-        problem: returns the reason why a value cannot be put there; empty if it can.
+        problem: returns why a value cannot be put there; empty if it can.
     """
 
     get: Callable[[], Any]
@@ -131,7 +130,7 @@ class ValuePlace(NamedTuple):
 
 
 class _MemberValues(list[Any]):
-    """Values of the members of lazy stacks, in the order in which these were found."""
+    """Values of lazy stacks' members, in the order in which the members were found."""
 
 
 def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
@@ -172,12 +171,12 @@ def _member(values: Any, dimension: int, member: int, size: int) -> Any:
 
 @dataclass(frozen=True)
 class Places:
-    """All places of a destination by path.
+    """All places in a destination by path.
 
     Attributes:
-        tensors: places of tensors by path; several if stack members share the path; tied ones at each path.
-        refused: reasons why paths cannot be written, by path.
-        holders: ``(owner, key, holder)`` of each module and mapping below the first.
+        tensors: places of tensors by path; several if stack members share the path; tied tensors at each path.
+        refused: why paths cannot be written, by path.
+        holders: ``(owner, key, holder)`` of each module and mapping below the top level.
         stacks: lazy stacks with their members.
     """
 
@@ -193,7 +192,7 @@ class Places:
         """Find all places.
 
         Args:
-            naming: maps the destination's paths to the sender's.
+            naming: mapping from the destination's paths to the sender's.
 
         Raises:
             WeightMismatch: a key is not a string, or two keys mean the same path.
@@ -211,7 +210,7 @@ class Places:
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
-        # Checked before modules: TensorDictParams are both, and their _parameters may be copies.
+        # Check this before modules: TensorDictParams are both, and their _parameters may be copies.
         if is_tensordict(holder):
             inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
             if inner is not holder:
@@ -240,8 +239,8 @@ class Places:
                 self._walk(value, path, parts)
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
-            # Look twice: a source that returns a new tensor each time (h5, views of a TensorDict) would be written in
-            # vain.
+            # Look twice, because writing would be lost on a mapping that returns a new tensor each time (h5, views of a
+            # TensorDict).
             elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:
@@ -277,6 +276,6 @@ class Places:
 
 
 def _local(whole: Any) -> torch.Tensor:
-    """Return the tensor object inside a DTensor; while gradients are recorded, ``to_local`` returns a view of it."""
+    """Return the tensor object inside a DTensor, of which ``to_local`` returns a view while gradients are recorded."""
     local: torch.Tensor = whole._local_tensor
     return local

@@ -1,4 +1,4 @@
-"""Part of a whole tensor that one rank holds, by its device mesh and placements."""
+"""Part of a whole tensor that one rank holds, computed from its device mesh and placements."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from rlinf_async.errors import WeightMismatch
 
 Spec: TypeAlias = tuple[Any, Sequence[Any]]
-"""A DeviceMesh, and a placement for each of its dimensions."""
+"""A DeviceMesh, and a placement for each mesh dimension."""
 
 ShardOption: TypeAlias = Spec | Callable[[str, torch.Tensor], Spec | None] | None
 
 
 class Slice(NamedTuple):
-    """A contiguous part of a tensor along one dimension, of ``size`` elements."""
+    """A contiguous part of a tensor along one dimension of ``size`` elements."""
 
     dimension: int
     begin: int
@@ -25,12 +25,12 @@ class Slice(NamedTuple):
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
-    """True if it is a DTensor."""
+    """True for a DTensor."""
     return hasattr(tensor, "to_local") and hasattr(tensor, "placements")
 
 
 def cut(begin: list[int], shape: list[int], placement: Any, index: int, count: int) -> None:
-    """Narrow a rectangle to the chunk of one index of a mesh dimension, divided as by ``torch.chunk``."""
+    """Narrow a rectangle to the chunk at one index of a mesh dimension, divided as by ``torch.chunk``."""
     dim = placement.dim
     chunk = -(-shape[dim] // count)
     start = min(index * chunk, shape[dim])
@@ -41,7 +41,7 @@ def slices_of(whole: Sequence[int], spec: Spec) -> tuple[Slice, ...]:
     """Return this rank's slices of a tensor of that shape.
 
     Raises:
-        WeightMismatch: the placements do not describe such slices; the text says why, to follow the tensor's name.
+        WeightMismatch: the placements do not describe such slices; the error says why, to follow the tensor's name.
     """
     mesh, placements = spec
     begin, shape = [0] * len(whole), list(whole)

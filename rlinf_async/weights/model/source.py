@@ -1,4 +1,4 @@
-"""Sources of published versions: models, whose tensors are found fast after the first time, and functions that yield
+"""Sources of published versions: models, whose tensors are found quickly after the first time, and functions that yield
 ``(name, tensor)``."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _requires_grad: Final = attrgetter("requires_grad")
 
 
 class WeightSource:
-    """Extractor of the tensors of published objects, which must have the same layout as the first one.
+    """Extractor of tensors from published objects, all of which must have the same layout as the first.
 
     Args:
         tree: the first weights.
@@ -67,18 +67,18 @@ class WeightSource:
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._tied: dict[Path, list[Path]] = {}
-        """Further names of each leaf, by its path."""
+        """Each leaf's further names, by the leaf's path."""
         for path, owner in self.manifest.aliases.items():
             self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
-        """True if every rank has only a part of the tensors."""
+        """True if every rank has only part of the tensors."""
 
     def take(self, source: Any) -> tuple[list[torch.Tensor], bytes]:
-        """Return the tensors of the leaves, and the packed other values.
+        """Return the leaves' tensors, and the other values packed.
 
         Raises:
-            WeightMismatch: they differ from the announced ones; the text names the first differences.
+            WeightMismatch: they differ from the announced layout; the error names the first differences.
             SerializationError: a value other than a tensor cannot be pickled.
         """
         found = self._take_quickly(source)
@@ -86,7 +86,7 @@ class WeightSource:
             return found, b""
         tree = self._naming.tree_of(source, self._select)
         if len(tree) != len(self._names) or tree.aliases != self.manifest.aliases:
-            # A dict may have copies of tensors that are tied in the model: they are one leaf if their values are equal.
+            # A dict may have copies of tensors that are tied in the model; equal copies count as one leaf.
             owners = {self.manifest.aliases.get(path, path) for path, _ in tree.items()}
             if isinstance(source, nn.Module) or owners != {leaf.path for leaf in self.manifest.leaves}:
                 self.manifest.check(Manifest.of(tree, self._transport_dtype))
@@ -109,10 +109,10 @@ class WeightSource:
             )
 
     def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
-        """Copy each yielded tensor to its place before requesting the next one.
+        """Copy each yielded tensor to its place before requesting the next tensor.
 
         Raises:
-            WeightMismatch: they differ from the announced ones; the text names the first difference.
+            WeightMismatch: the tensors differ from the announced layout; the error names the first difference.
         """
         left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
         for path, tensor in items_of(source, self._select, self._naming):
@@ -132,7 +132,7 @@ class WeightSource:
         """Return the single value of a tensor with several names, some of which may be missing.
 
         Raises:
-            WeightMismatch: the names have different values, or none.
+            WeightMismatch: the names have different values, or are all missing.
         """
         there = [path for path in (owner, *self._tied.get(owner, ())) if path in tree]
         if not there:
@@ -209,14 +209,14 @@ def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
 
 
 def is_streamed(source: Any) -> bool:
-    """True if it is a function rather than a callable model."""
+    """True for a function that yields weights, as opposed to a callable model."""
     return callable(source) and not isinstance(source, nn.Module) and not hasattr(source, "items")
 
 
 def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path, torch.Tensor]]:
     """Yield each selected tensor, whole, with its transport path.
 
-    DTensors are gathered: all ranks of their mesh must iterate as well.
+    DTensors are gathered, so all ranks of their mesh must iterate, too.
 
     Raises:
         WeightMismatch: the function yields something other than a name and a tensor.
@@ -239,20 +239,20 @@ def _described(item: Any) -> str:
 
 
 def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
-    """Return tensors with the same names, shapes and dtypes but without memory; the real ones are dropped one by
+    """Return tensors with the same names, shapes and dtypes but without memory; the real tensors are dropped one by
     one."""
     found: dict[Path, torch.Tensor] = {}
     for path, tensor in items_of(source, select, naming):
         if path in found:
             raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
-        if not why_without_values(tensor):  # the manifest refuses other tensors by their names
+        if not why_without_values(tensor):  # the manifest refuses other tensors by name
             tensor = torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
         found[path] = tensor
     return ParamTree(found)
 
 
 def exhaust(source: Any, times: int) -> None:
-    """Iterate on a rank that sends nothing: yielding a tensor may require all ranks."""
+    """Iterate on a rank that sends nothing, because yielding a tensor may require all ranks."""
     for _ in range(times):
         for _ in items_of(source, "all", Naming()):
             pass

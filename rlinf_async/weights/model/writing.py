@@ -1,4 +1,4 @@
-"""Writes weights to a destination by copy or by map: all of them or, if any does not fit, none."""
+"""Writing of weights to a destination, by copying or mapping: all of them or, if any does not fit, none."""
 
 from __future__ import annotations
 
@@ -32,25 +32,25 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
         if plain:
             torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
-        for target, source in sharded:  # torch does not accept these together with others
+        for target, source in sharded:  # torch accepts no mix of these and other tensors
             target.copy_(source)
 
 
 def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Remap tensors to the memory of the sources."""
+    """Remap tensors to the sources' memory."""
     for target, source in zip(targets, sources, strict=True):
         target.data = source
-    # Assigning .data does not increment the version: a backward pass would use these values as those of its forward
-    # pass.
+    # Assigning .data does not increment the version, so a backward pass would use these values instead of those of its
+    # forward pass.
     # tests/weights/contract/kept.py::a_backward_pass_over_other_weights_is_refused
     increment_version(targets)
 
 
 @dataclass
 class Update:
-    """Weights that fit a destination and are not written yet.
+    """Weights that fit a destination and have not been written yet.
 
-    Attributes:
+    targets, sources: the destination's tensors, each once, and their new values.
         targets, sources: tensors of the destination, each once, and their new values.
         values: places of values other than tensors, with their new values.
     """
@@ -68,12 +68,12 @@ class Update:
         """Write in place: parameters remain the same objects.
 
         Args:
-            place: copies or maps the sources to the targets.
+            place: function that copies or maps the sources to the targets.
 
         Raises:
             Exception: raised by ``set_extra_state`` or ``place``; the old values are restored.
         """
-        # Write the other values first: a model may reject them, and they can be restored even if the tensors fail
+        # Write the other values first, because a model may reject them, and they can be restored if the tensors fail
         # later.
         before: list[tuple[ValuePlace, Any]] = []
         try:
@@ -92,15 +92,16 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
     """Compare weights with their model; write nothing.
 
     Args:
-        destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, a TensorDict.
-        weights: a dict with nested or dotted keys, a TensorDict or a ParamTree; some keys of the destination may be
-        missing. None is an empty update.
-        strict_dtype: refuse another dtype instead of casting it.
+        destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, or a
+        TensorDict.
+        weights: a dict with nested or dotted keys, a TensorDict or a ParamTree, which may lack some of the
+        destination's keys. None is an empty update.
+        strict_dtype: refuse other dtypes instead of casting them.
 
     Raises:
-        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype of another kind (floating point to
-        integer, complex to real); or two values were given for one tied tensor.
-        ValueError: one of them is of another type.
+        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype of another kind (floating point for
+        integer, complex for real); or one tied tensor has two values.
+        ValueError: the destination or the weights have an unsupported type.
     """
     if weights is None:
         return Update([], [], [])
@@ -118,10 +119,10 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
 
 
 def adopt(destination: Any, weights: Any, *, strict_dtype: bool = False) -> str:
-    """Remap the tensors of a model to the memory of weights that no other object uses.
+    """Remap a model's tensors to the memory of weights that no other object uses.
 
     Returns:
-        The reason why the weights were copied instead; empty if they were remapped.
+        The reason why the weights were copied instead; empty if they were mapped.
 
     Raises:
         WeightMismatch: the weights do not fit; the model is unchanged.
@@ -153,7 +154,7 @@ def _fitted(destination: Any, weights: Any, **options: Any) -> tuple[Fit, ParamT
 
 
 def _clone_aliases(update: Update) -> None:
-    """Clone sources that overlap a target: the destination may receive its own tensors in another order."""
+    """Clone sources that overlap a target, because a destination may receive its own tensors in another order."""
     count = len(update.targets)
     for met in meeting_in_memory([*update.targets, *update.sources]):
         if min(met) < count:
@@ -164,7 +165,7 @@ def _clone_aliases(update: Update) -> None:
 
 @contextmanager
 def in_turn(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Context manager: orders work after all earlier work on those GPUs, and completes it on exit."""
+    """Context manager: runs the block's work after all earlier work on those GPUs, and waits for it on exit."""
     gpus = [device for device in devices if device.type == "cuda"]
     for gpu in gpus:
         torch.cuda.synchronize(gpu)

@@ -1,4 +1,4 @@
-"""Application of versions to a receiver's destination: checks that they fit, leases and writes them between readers."""
+"""Application of versions to a receiver's destination: checks, leases and writes each version between readers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rlinf_async.weights.waiting.execution import WorkerThread
 logger = own_logger(__name__)
 
 MAX_PINNED: Final = 2
-"""Number of versions whose memory other tensors may pin before this receiver gets copies."""
+"""Versions whose memory other tensors may pin before this receiver copies instead of mapping."""
 
 
 class Applying:
@@ -33,11 +33,11 @@ class Applying:
 
     Args:
         maps: remap the destination's tensors to leased slots.
-        verify: ``"sha256"``: hash the destination after each version.
+        verify: ``"sha256"`` hashes the destination after each version.
         patience: seconds to wait for readers.
 
     Attributes:
-        extra: values other than tensors, from the version applied last.
+        extra: values other than tensors, from the last applied version.
         digests: version, packed forms and digests of the destination's tensors; None if they were not hashed.
     """
 
@@ -58,7 +58,7 @@ class Applying:
         self._patience = patience
         self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
-        """Lock held while leased memory is read: leases are released only before or after."""
+        """Lock held while leased memory is read; leases are released only before or after."""
         self._is_closed = False
         self._is_told = False
 
@@ -71,7 +71,7 @@ class Applying:
         """Check whether the weights fit the destination as it is now.
 
         Args:
-            offer: announced manifest, extra bytes and slots; by default those announced last.
+            offer: announced manifest, extra bytes and slots; by default the last announced ones.
 
         Raises:
             WeightMismatch, Exception: the weights do not fit, or there is no destination.
@@ -82,7 +82,7 @@ class Applying:
         packed, extra, slots = self._offer
         has_moved = self.destination.has_moved()
         manifest = Manifest.from_bytes(packed)
-        mapped = self.leases.keeps_one  # detaching mapped memory copies it
+        mapped = self.leases.keeps_one  # detaching copies mapped memory
         await self._worker_thread.do(self.destination.check, manifest, nbytes=None if mapped else 0)
         device = None if self._verify != "off" else self.destination.device
         if has_moved:
@@ -98,13 +98,13 @@ class Applying:
         return self.leases.take(name)
 
     async def apply(self, leased: Leased) -> float:
-        """Apply a leased version, unless it has been applied.
+        """Apply a leased version unless it has already been applied.
 
         Returns:
             Seconds during which readers were kept out.
 
         Raises:
-            ClosedError: this was closed meanwhile.
+            ClosedError: this object was closed in the meantime.
             Exception: the version could not be applied.
         """
         destination = self.destination
@@ -116,13 +116,13 @@ class Applying:
         assert leased.views is not None
         await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            # Registration takes a while: readers continue.
+            # Register before taking the gate, because registration is slow and readers can continue.
             await self._worker_thread.do(self._register, leased, nbytes=None)
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
-        cost = 0 if is_mapped else nbytes  # the unmapped memory of its own is freed
+        cost = 0 if is_mapped else nbytes  # mapping frees the tensors' own memory
         on_gpu = leased.is_on_gpu or bool(destination.places)
         async with self.gate.writing(self._patience):
-            # The version may have been applied another way meanwhile.
+            # Another path may have applied the version while this task waited.
             if self.reception.judge(version) is not Judgement.APPLY:
                 return 0.0
             begun = clock.monotonic()
@@ -160,9 +160,9 @@ class Applying:
         return verdict is Judgement.APPLY
 
     async def move_out(self) -> None:
-        """Release the memory of an ended sender, except memory to which tensors are mapped.
+        """Release an ended sender's memory, except memory to which tensors are mapped.
 
-        A GPU's memory vanishes with its sender, so tensors mapped there are moved, unless readers stay too long or the
+        A GPU's memory vanishes with its sender, so tensors mapped to it are moved, unless readers stay too long or the
         memory was already released.
         """
         if self.destination.device is None or self.destination.is_copied:
@@ -182,18 +182,18 @@ class Applying:
     async def close(self, *, is_copy: bool = False) -> None:
         """Give mapped tensors their own memory once readers have left, and release the slots. Idempotent.
 
-        A version that is being written is completed; one that waits for its turn is not written. If readers stay too
-        long, or the caller is cancelled meanwhile, mapped tensors and their memory stay.
+        A version being written is completed; a version waiting for readers is not written. If readers stay too long, or
+        the caller is cancelled, mapped tensors and their memory stay.
 
         Args:
-            is_copy: True in a forked child, in which the parent's readers and lock holders do not run. Mapped tensors
-            stay: torch's threads that would copy them exist only in the parent.
+            is_copy: True in a forked child, where the parent's readers and lock holders do not run. Mapped tensors
+            stay, because torch's threads that would copy them exist only in the parent.
         """
         self._is_closed = True
         if is_copy:
             self.leases.close()
             return
-        # If another thread's kernel read the memory after it is unmapped, the process would die by SIGSEGV.
+        # If another thread's kernel read the memory after it was unmapped, the process would die by SIGSEGV.
         waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
@@ -213,7 +213,7 @@ class Applying:
         release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
-        """True if too many versions are pinned, so that the next one must be copied. Logs this once."""
+        """True if too many versions are pinned, so that the next one must be copied. Logged once."""
         is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
         if is_pinned and not self._is_told:
             self._is_told = True
@@ -233,7 +233,7 @@ class Applying:
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         with self._writing:
-            if self._is_closed:  # the sender may write to the leased memory from now on
+            if self._is_closed:  # the sender may now overwrite the leased memory
                 raise ClosedError(f"the receiver of '{self._model_id}' is closed")
             assert leased.views is not None
             self.digests = None
@@ -248,13 +248,13 @@ class Applying:
             self.extra = extra
             if self._maps:
                 self.leases.keep(None if self.destination.is_copied else leased.reader)
-            # Must precede the return of readers, because forward passes may write to buffers.
+            # Hash before readers return, because forward passes may write to buffers.
             if self._verify == "sha256":
                 self.digests = (leased.header.version, *self.destination.digests(leased.views))
 
 
 def release_slots(destination: Destination | None, leases: Leases) -> None:
-    """Release all slots for good; mapped tensors get their own memory."""
+    """Release all slots permanently; mapped tensors get their own memory."""
     if destination is not None and leases.keeps_one:
         destination.detach()
     leases.close()

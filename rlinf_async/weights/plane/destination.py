@@ -1,5 +1,4 @@
-"""Destination of a receiver's weights: a module, mappings or a function; found before each version, checked,
-written."""
+"""Destination of a receiver's weights, a module, mappings or a function, found and checked before each write."""
 
 from __future__ import annotations
 
@@ -39,13 +38,13 @@ class Destination:
         find: returns the destination, which may change between versions, or raises the reason why there is none.
         maps: remap tensors to the sender's memory instead of overwriting them.
         strict_dtype: refuse to cast.
-        naming: maps the destination's names to the sender's.
+        naming: mapping from the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
 
     Attributes:
         places: GPUs of its tensors, after ``check``.
-        device: the GPU of all of its tensors; None if there are several, or a CPU.
-        is_whole: False after a write that failed midway, until a later one succeeds.
+        device: the single GPU that holds all of its tensors, else None.
+        is_whole: False after a write that failed midway, until a later write succeeds.
     """
 
     def __init__(
@@ -70,15 +69,15 @@ class Destination:
         self.device: torch.device | None = None
         self.is_whole = True
         self._holder: Any = _NOTHING
-        """The object to which versions are written; at first a placeholder that ``find`` never returns."""
+        """The object to which versions are written; initially a placeholder that ``find`` never returns."""
         self._found: Any = None
         self._manifest: Manifest | None = None
         self._fit: Fit | None = None
         self._mapped: Sequence[torch.Tensor] = ()
-        """Tensors mapped to the sender's memory, including those replaced in the destination since."""
+        """Tensors mapped to the sender's memory, even if the destination has replaced them since."""
         self._is_told = False
         self._is_first = True
-        """True until a version of the announced weights has been written."""
+        """True until the first version of the announced weights has been written."""
 
     @property
     def is_copied(self) -> bool:
@@ -95,15 +94,15 @@ class Destination:
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:
-        """Check the object that was found last; it replaces the former one if the weights fit.
+        """Check the last found object, which replaces the former one if the weights fit.
 
         Raises:
-            WeightMismatch: they do not fit.
+            WeightMismatch: the weights do not fit.
         """
         found = self._found
         fit = None if _is_function(found) else Fit(found, manifest, mapped=self._mapped, **self._options)
         if found is not self._holder:
-            self.detach()  # other users of its tensors keep their values when the slot is written
+            self.detach()  # other users of its tensors keep their values when the slot is overwritten
         self._is_first = self._manifest is not manifest
         self._holder, self._fit, self._manifest = found, fit, manifest
         targets = [] if fit is None else fit.targets
@@ -126,7 +125,7 @@ class Destination:
         return len(self._mapped)
 
     def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
-        """Write a version that was compared, without readers. It keeps references to the views only if it maps them.
+        """Write a compared version, without readers. References to the views are kept only if they are mapped.
 
         Args:
             views: all leaves, in the order of the manifest.
@@ -134,7 +133,7 @@ class Destination:
             copies: copy this version into new memory instead of mapping it.
 
         Raises:
-            Exception: raised by the user's function or by ``set_extra_state``; then nothing is written.
+            Exception: raised by the user's function or by ``set_extra_state``, in which case nothing is written.
         """
         if self._fit is None:
             self.is_whole = self._holder is None
@@ -143,7 +142,7 @@ class Destination:
             self.is_whole = True
             return
         if not self._fit.is_held():
-            # Other code has replaced some of the tensors just now: compare again.
+            # Other code has just replaced some of the tensors, so compare again.
             self.compare(views, extra)
         Update.of(self._fit, list(views.values()), extra).write(functools.partial(self._place, copies=copies))
 
@@ -155,11 +154,11 @@ class Destination:
             if self._mapped is not targets:
                 self._unmap(targets, lambda data: data)
             if self.device is not None:
-                self._gpus.settle(self.device)  # kernels of readers still use the former memory
+                self._gpus.settle(self.device)  # readers' kernels still use the former memory
             stand_in(targets, sources)
             self._mapped = targets
         else:
-            # Do not report the first version: the sender packs it before it knows where this receiver is.
+            # Do not report the first version, which the sender packs before it knows where this receiver is.
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):
                 self._tell(why)
             self._is_first = False
@@ -177,7 +176,7 @@ class Destination:
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:
-        """Return forms and digests of the written tensors as they are now; for a function, of its arguments."""
+        """Return forms and digests of the tensors just written; for a function, of its arguments."""
         assert self._manifest is not None
         views_held = ((index, (), view) for index, view in enumerate(views.values()))
         return digests_of(self._manifest, views_held if self._fit is None else self._fit.held())
@@ -204,7 +203,7 @@ class Destination:
         self._mapped = ()
 
     def detach(self) -> None:
-        """Give mapped tensors copies of their values, because the memory of the last version will be freed."""
+        """Give mapped tensors copies of their values, because the last version's memory will be freed."""
         was_mapped = bool(self._mapped)
         self._unmap()
         if was_mapped and self.device is not None:

@@ -1,5 +1,5 @@
-"""Versions in transit between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that serves its
-machine."""
+"""Versions in transit between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that receives for
+its whole machine."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ logger = own_logger(__name__)
 
 
 class HostMemory:
-    """Slots for versions that one receiver receives for all receivers of its machine.
+    """Slots for versions that one receiver receives on behalf of all receivers on its machine.
 
-    It works in its own thread and in the one that reads the link, because its owner may be busy.
+    It works in its own thread and in the thread that reads the link, because its owner may be busy.
 
     Args:
-        link: to the sender.
+        link: the link to the sender.
         manifest: packed manifest.
         extra, slots: as for ``Store``.
-        line: stream of the tensors.
+        line: stream that carries the tensors.
 
     Attributes:
         host: handler of the sender's messages.
@@ -40,7 +40,7 @@ class HostMemory:
     def __init__(self, link: WeightLink, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
         self._keep: Callable[[], object] = lambda: None
-        """Function that cancels the release of the store on this object's drop."""
+        """Function that cancels the release of the store when this object is dropped."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
         self.host = RelayHost(link, line, self._make_room, self._thread.submit)
@@ -59,7 +59,7 @@ class HostMemory:
         return _SlotRoom(self._store)
 
     def close(self) -> Work[None]:
-        """Abandon incoming versions and free the memory; receivers of this machine continue to read it."""
+        """Abandon incoming versions and free the memory; this machine's receivers can still read it."""
         closed: Work[None] = Work()
         self.host.close(ClosedError("the weights of this machine are not wanted here any more"))
         self._thread.submit(functools.partial(self._forget, closed))
@@ -92,19 +92,19 @@ class _SlotRoom:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        # Transfers may still write to this slot, so pin it for good; the store replaces it at its turn.
+        # Transfers may still write to this slot, so pin it permanently; the store replaces it at its turn.
         self._slot.pin()
-        self.memory = None  # an abandoned transfer may refer to this object for a while
+        self.memory = None  # an abandoned transfer may still hold a reference to this object
 
 
 class Outgoing(RelayJob):
     """A version in this machine's memory that is sent to other machines.
 
-    Its slot is not reused meanwhile; if the slot is replaced, its memory stays.
+    Its slot is not reused during the transfer; if the slot is replaced, its memory stays.
 
     Args:
         seconds: time limit for its receivers.
-        may_wait: send it to a machine only once an earlier version has landed there.
+        may_wait: send it to a machine only once an earlier version has arrived there.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Outgoing(RelayJob):
 
     @property
     def is_current(self) -> bool:  # type: ignore[override]
-        # The slot does not hold a later version.
+        # True only if the slot does not hold a later version.
         return self._store.latest is self.writer and self.writer.version == self.number
 
     def publish(self) -> Outgoing:
@@ -127,7 +127,7 @@ class Outgoing(RelayJob):
         return self
 
     def pin(self) -> None:
-        # The slot may be closed later, and memory for its leaves may be missing: take them now.
+        # Take the leaves now, because the slot may be closed later, and memory for its leaves may be missing.
         if self.body is None:
             self.body = self.writer.leaves
         self.writer.pin()

@@ -1,4 +1,4 @@
-"""Packs a version into a slot, from the CPU, a GPU or the shards of many ranks."""
+"""Packing of a version into a slot, from the CPU, a GPU or many ranks' shards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
-    """Receivers of a version; interface of ``ReceiverTable``."""
+    """A version's receivers; interface of ``ReceiverTable``."""
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
@@ -32,13 +32,13 @@ class Packing:
     """Packer of one model's versions.
 
     Args:
-        taker: source of the tensors.
-        tree: tensors of the first version.
-        store: the slots; None if another rank has them.
+        taker: extractor of the tensors.
+        tree: the first version's tensors.
+        store: the slots; None if another rank owns them.
         verify: as for ``Publisher``.
 
     Attributes:
-        verifying: comparison with the receivers' tensors; None if not requested.
+        verifying: comparison with receivers' tensors; None if not requested.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Packing:
 
     @property
     def nbytes(self) -> int | None:
-        """Size of a copy by ``pack`` in bytes; None if ``pack`` waits for a GPU or for other ranks."""
+        """Size in bytes of the copy that ``pack`` makes; None if ``pack`` waits for a GPU or for other ranks."""
         return None if self.taker.is_sharded or self._places else self.taker.manifest.nbytes
 
     def marks(self) -> Marks:
@@ -75,20 +75,20 @@ class Packing:
         marks: Marks,
         call: GatherCall | None = None,
     ) -> SlotWriter | None:
-        """Pack a version; return None if another rank does.
+        """Pack a version; return None if another rank packs it.
 
         Args:
             names: names of the recipients.
             call: the counted call, by which other ranks recognise it.
         """
         if self.taker.is_sharded and self._places:
-            self._gpus.follow(marks)  # shards are combined and sent in the streams of this thread
+            self._gpus.follow(marks)  # shards are combined and sent in this thread's streams
         store, streams = self.store, is_streamed(source)
         tensors, extra = ([], b"") if streams else self.taker.take(source)
         if store is None:
             self.taker.gather((), tensors, call)
             for device in self._places:
-                self._gpus.settle(device)  # sends were only enqueued, and the source may change from here on
+                self._gpus.settle(device)  # sends were only enqueued, and the source may change after this
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra}

@@ -1,4 +1,4 @@
-"""``Publisher``: the sender's side of the shared-memory plane."""
+"""``Publisher``: the sending side of the shared-memory plane."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ class Publisher:
     Methods may be called from any loop, one at a time.
 
     Weights on a GPU are packed after the work that was in the caller's current streams when ``publish`` was called: on
-    the GPU, if receivers on this machine use the same GPU, and in shared memory for all others. A refusal by CUDA is
+    the GPU for this machine's receivers on the same GPU, and in shared memory for all others. If CUDA refuses, this is
     logged once, and the weights then go through CPU memory.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers. They publish
-    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has whole tensors. A
-    rank that does not take part keeps the others waiting until torch's process group times out.
+    With sharded weights (FSDP, DTensor), every rank has a publisher, of which rank 0's has all receivers. They publish
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds whole tensors.
+    A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
         source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
-        given to ``publish``.
+        passed to ``publish``.
         model_id: name of the weights in errors.
         apply: ``"copy"`` or ``"map"``, as at the receivers; determines the number of slots.
-        slots: number of versions that fit; by default 2 to copy and 3 to map.
-        transport_dtype: dtype in which floating-point tensors travel, or a function of (name, dtype).
-        ack_timeout: seconds that receivers have to answer.
-        verify: ``"sha256"``: compare the receivers' tensors with the packed ones after each version.
+        slots: number of versions kept in memory; by default 2 to copy and 3 to map.
+        transport_dtype: dtype in which floating-point tensors are sent, or a function of (name, dtype).
+        ack_timeout: seconds within which receivers must answer.
+        verify: ``"sha256"`` compares the receivers' tensors with the packed ones after each version.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: maps the source's names to transport names.
-        chain_from: size in bytes from which receivers' machines forward a version to each other; by default 64 MiB.
-        behind: earlier versions that may be pending when one is published. A receiver that lacks more of them has
-        failed for the oldest, and the log names it once. With 0, only one version is pending at a time.
+        chain_from: size in bytes above which receivers' machines forward a version to each other; by default 64 MiB.
+        behind: earlier versions that may be pending when a version is published. A receiver that lacks more of them has
+        failed for the oldest, and the log names the receiver once. With 0, only one version is pending at a time.
         gpus: interface to the GPUs.
     """
 
@@ -114,9 +114,9 @@ class Publisher:
         self._packing: Packing | None = None
         self.worker_thread = WorkerThread(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
-        """Handles of pending versions, the oldest first."""
+        """Handles of pending versions, oldest first."""
         self._keep: Callable[[], object] = lambda: None
-        """Function that cancels the release of the store on this object's drop."""
+        """Function that cancels the release of the store when this object is dropped."""
         self._is_packing = False
         self._is_closed = False
         self._calls = GatherCalls()
@@ -126,17 +126,17 @@ class Publisher:
 
     @property
     def version(self) -> int:
-        """The version published last; 0 before the first."""
+        """The last published version; 0 before the first."""
         return self._receivers.ledger.version
 
     @property
     def manifest(self) -> Manifest | None:
-        """The manifest announced to the receivers; None before it is known."""
+        """The manifest announced to the receivers; None until it is known."""
         return None if self._packing is None else self._packing.taker.manifest
 
     @property
     def shown(self) -> ParamTree | None:
-        """Views of the latest version, in a slot that later versions use again."""
+        """Views of the latest version, in a slot that later versions will reuse."""
         latest = None if self._store is None else self._store.latest
         if latest is None or self.manifest is None or not latest.is_in_slot:
             return None
@@ -152,34 +152,34 @@ class Publisher:
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
-        """Receivers that may lack a published version, with the reason; they also get the next version."""
+        """Receivers that may lack a published version, with the reason; they still get the next version."""
         return self._receivers.quarantined
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
     def add(self, worker_id: Hashable, link: WeightLink) -> None:
-        """Add a receiver, which gets the latest version at once. It replaces a receiver with the same id."""
+        """Add a receiver, which gets the latest version immediately. It replaces a receiver with the same id."""
         self._check_open()
         self._receivers.add(worker_id, link)
 
     def remove(self, worker_id: Hashable) -> None:
-        """Remove a receiver, and close its link.
+        """Remove a receiver and close its link.
 
         Raises:
-            ValueError: there is no receiver of that id.
+            ValueError: there is no receiver with that id.
         """
         self._receivers.remove(worker_id)
 
     async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
-        """Wait until every receiver has connected and accepts the weights; receivers that refused them check again.
+        """Wait until every receiver has connected and accepted the weights; receivers that refused them check again.
 
         Args:
             weights: first version; by default receivers keep their own weights.
             source: replaces the constructor's source.
 
         Raises:
-            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; the text names it.
-            WeightMismatch: the weights do not fit a receiver; the note names it.
+            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; the error names it.
+            WeightMismatch: the weights do not fit a receiver, which the error's note names.
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
         """
@@ -213,7 +213,7 @@ class Publisher:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def next_call(self, *, sharded: bool = False) -> GatherCall:
-        """Count a call before this rank alone can refuse it: all ranks of sharded weights must count alike."""
+        """Count a call before this rank alone can refuse it, because all ranks of sharded weights must count alike."""
         call = self._calls.next()
         if sharded:
             call.found_sharded()
@@ -232,11 +232,11 @@ class Publisher:
         """Pack a version and publish it; return when the source may change.
 
         Args:
-            source: as in the constructor; by default that one.
-            worker_ids: ids of the recipients; by default all.
-            version: higher than the last one; by default the next number.
-            timeout: seconds that the receivers have; by default ``ack_timeout``.
-            call: counted call to which this belongs, if the caller counts.
+            source: as in the constructor, whose source is the default.
+            worker_ids: ids of the recipients; by default all receivers.
+            version: must be higher than the last version; by default the next number.
+            timeout: seconds within which receivers must answer; by default ``ack_timeout``.
+            call: counted call to which this belongs, if the caller counts calls.
             deliveries: further receivers, which get the version as a message; without ``worker_ids`` nothing is packed.
 
         Returns:
@@ -244,8 +244,8 @@ class Publisher:
 
         Raises:
             RuntimeError: another version is pending or, with ``behind``, is being packed.
-            ValueError: a receiver is unknown, or the version is not greater than the last one.
-            WeightMismatch: names, shapes or dtypes differ from the announced ones. Nothing was sent.
+            ValueError: a receiver is unknown, or the version is not higher than the last.
+            WeightMismatch: names, shapes or dtypes differ from those announced. Nothing was sent.
             ConfigError: as for ``connect``.
             TransferFailed: the weights are sharded, and another rank is not in this call. Nothing was sent.
         """
@@ -274,7 +274,7 @@ class Publisher:
                 await self._deliver(parcels, WeightsMessage(self.model_id, number, source, seconds))
             self._check_open()  # the publisher may have been closed during the wait
             verifying = None if self._packing is None else self._packing.verifying
-            # Pin first: a receiver may answer as soon as it has heard of the version.
+            # Pin first, because a receiver may answer as soon as it has been told of the version.
             if verifying is not None:
                 self.worker_thread.start(verifying.pin, number, nbytes=None)
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
@@ -294,11 +294,11 @@ class Publisher:
             if verifying is not None:
                 self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
-        # Also roll back after a cancellation, even if everything is packed.
+        # Roll back after a cancellation, too, even if everything is packed.
         except BaseException:
             self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
-                # Use up the number: a receiver has heard of it, and no other version may have it.
+                # A receiver has been told of the number, so use it up: no other version may have it.
                 self._receivers.publish(number, ())
             for delivery in parcels:
                 delivery.abandon()
@@ -312,18 +312,18 @@ class Publisher:
                 raise error
 
     async def collect(self, handle: SyncHandle) -> None:
-        """Wait for the answers to messages; the errors are those of ``SyncHandle.collect``."""
+        """Wait for the answers to messages; errors as for ``SyncHandle.collect``."""
         await handle.collect(self._receivers.answered)
 
     def waiting_for(self, handle: SyncHandle) -> list[Hashable]:
         return self._receivers.waiting_for(handle.version)
 
     def next_version(self, version: int | None) -> int:
-        """Return the number of the next version; the errors are those of ``publish``."""
+        """Return the next version's number; errors as for ``publish``."""
         return self._receivers.ledger.check(version)
 
     def _rollback(self, version: int) -> None:
-        # Removing the handle also ends its recorded operation.
+        # Settling the handle also ends its recorded operation.
         if (handle := self._handles.pop(version, None)) is not None:
             handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
@@ -336,7 +336,7 @@ class Publisher:
         """Return the outcome of the latest version at receivers added since, within ``timeout`` seconds.
 
         Raises:
-            ClosedError: this was closed meanwhile.
+            ClosedError: the publisher was closed during the wait.
         """
         version = self.version
 
@@ -356,7 +356,7 @@ class Publisher:
         """
         for handle in list(self._handles.values()):
             if handle._remaining() == 0:
-                handle._expire()  # no waiter has expired it
+                handle._expire()  # no waiter has done so
         if self._is_packing or (self._handles and not self._behind):
             version = next(iter(self._handles), self.version + 1)
             waiting = ", ".join(map(repr, self._receivers.waiting_for(version))) or "the packing"
@@ -365,7 +365,7 @@ class Publisher:
             )
 
     def _leave_behind(self) -> None:
-        """Fail the oldest pending versions, beyond ``behind``, for the receivers that lack them."""
+        """Fail the oldest pending versions, beyond ``behind``, for receivers that lack them."""
         for version in self._receivers.ledger.excess(self._behind):
             for name in self._receivers.waiting_for(version):
                 who = f"receiver {name!r} ({self._receivers.label(name)})"
@@ -387,7 +387,7 @@ class Publisher:
         names: Sequence[Hashable],
         call: GatherCall,
     ) -> tuple[SlotWriter | None, int]:
-        """Pack a version; return its writer, or None if another rank packs it, and its size in bytes."""
+        """Pack a version; return its size in bytes and its writer, which is None if another rank packs it."""
         if self._packing is None:
             self._adopt(await self._lay_out(source))
             self._check_open()
@@ -403,7 +403,7 @@ class Publisher:
 
     async def _lay_out(self, source: Any) -> Packing:
         if is_streamed(source):
-            # A streamed source may have to wait for other ranks, and computes its tensors.
+            # A streamed source computes its tensors, and may wait for other ranks.
             tree = await self.worker_thread.do(layout_of, source, self._select, self.naming, nbytes=None)
         else:
             tree = self.naming.tree_of(source, self._select)
@@ -413,7 +413,7 @@ class Publisher:
             extra = len(pack_extra(tree))
             facts = (taker.manifest, self._slots, extra, self.model_id, self._gpus)
             most = self._behind + 2
-            # Weights may stay on a GPU, and slots are packed one by one.
+            # Weights may stay on a GPU, and slots are then allocated at first use.
             on_gpu = bool(self._gpus.places(tree.tensors.values()))
 
             def make() -> None:
@@ -505,10 +505,10 @@ class Publisher:
     async def close(self, reason: str = "") -> None:
         """Close the links and free the memory; receivers keep their last version. Idempotent.
 
-        A cancellation is raised after all of this is done.
+        A cancellation is raised once everything has been closed.
 
         Args:
-            reason: sent to the receivers if the sender has failed.
+            reason: text to send to the receivers if the sender has failed.
         """
         self._is_closed = True
         for handle in list(self._handles.values()) if self._process.is_here else ():
@@ -519,14 +519,14 @@ class Publisher:
             await self._release(reason)
 
     async def _release(self, reason: str) -> None:
-        # Drop the packing explicitly: it refers to gigabytes, which otherwise wait for the collector to find a cycle.
+        # Drop the packing explicitly, because its gigabytes would otherwise wait until the collector finds the cycle.
         store, packing, self._packing, self._source = self._store, self._packing, None, None
         if packing is not None and packing.verifying is not None:
             packing.verifying.end()
         try:
-            if self._process.is_here:  # in a forked child, a thread that is missing here may have held the lock
+            if self._process.is_here:  # in a forked child, a thread missing here may have held the lock
                 self._receivers.close(reason)
-                self._changes.notify()  # wakes tasks that wait for receivers
+                self._changes.notify()  # wake tasks that wait for receivers
             if store is not None:  # no packing or transfer uses the store any more
                 await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:

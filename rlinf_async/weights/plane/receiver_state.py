@@ -1,4 +1,4 @@
-"""``ReceiverState``, a receiver as its sender knows it: agreement on the weights, pending versions, comparisons."""
+"""``ReceiverState``, a receiver as seen by its sender: agreement on the weights, pending versions, comparisons."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Agreement(Enum):
 
 
 class ReceiverState:
-    """One receiver of a publisher; the listener of its link.
+    """One receiver of a publisher, and the listener of its link.
 
     Args:
         heard: called with this object and each message.
         ended: called with this object and the error that ended the link.
 
     Attributes:
-        refusal: the error in state REFUSED, None in other states.
-        gpu: uuid of the GPU on which the receiver reads leaves; empty if none.
-        owed: announced versions without an answer.
+        refusal: the error in state REFUSED, otherwise None.
+        gpu: uuid of the GPU on which the receiver reads leaves; empty if there is none.
+        owed: announced versions that it has not answered.
         verifying: versions whose digests are being compared.
     """
 
@@ -53,7 +53,7 @@ class ReceiverState:
 
     @property
     def is_told(self) -> bool:
-        """True if the weights have been announced to it."""
+        """True if the weights have been announced to the receiver."""
         return self.state is not Agreement.NEW
 
     def answered(self, refusal: Exception | None) -> None:
@@ -70,7 +70,7 @@ class ReceiverState:
         """Send a message. If the link has ended, ``ended`` is called instead.
 
         Raises:
-            TransferFailed: the other side is not reading at the moment.
+            TransferFailed: the other side is currently not reading.
         """
         try:
             self.link.send(list(message))

@@ -1,7 +1,7 @@
-"""Receivers of one publisher: announcements, deliveries to each, and their answers.
+"""Receivers of one publisher: announcements and deliveries to each, and their answers.
 
 add ──► opened ──► HELLO ──► ACK of 0       HELLO also announces the latest version to a late receiver
-publish ──► PUBLISH to receivers on this machine; to the others once it has landed on theirs ──► ACK
+publish ──► PUBLISH to receivers on this machine; to others once it has arrived on their machine ──► ACK
 connect ──► PUBLISH of the latest version, or of 0 without memory, to receivers that refused it ──► ACK
 """
 
@@ -27,7 +27,7 @@ from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import VersionLedger
 
 _MOST_OWED: Final = 64
-"""Limit on unanswered versions of one receiver; further announcements would only fill memory."""
+"""Limit on one receiver's unanswered versions, beyond which announcements would only fill memory."""
 
 
 class ReceiverTable:
@@ -36,13 +36,13 @@ class ReceiverTable:
     Args:
         complete: called with each version once all receivers have answered it.
         changed: called after every change.
-        fill: called when a receiver needs the latest version in its slot; must lead to ``filled``.
-        chain_from: size in bytes from which machines forward a version to each other.
-        verify: called with a receiver that has applied a version, and its digests; must lead to ``verified``.
+        fill: called when a receiver needs the latest version in its slot; must lead to a call of ``filled``.
+        chain_from: size in bytes above which machines forward a version to each other.
+        verify: called with a receiver that has applied a version, and its digests; must lead to a call of ``verified``.
         ahead: True if versions are published while others are pending.
 
     Attributes:
-        seconds: time limit of the version published last.
+        seconds: time limit of the last published version.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class ReceiverTable:
         self._fill = fill
         self._verify = verify
         self._lacking: dict[ReceiverState, Any] = {}
-        """Receivers that wait for ``filled`` or for the end of packing, each with the memory that it could not open."""
+        """Receivers waiting for ``filled`` or for the end of packing, each with the memory that it could not open."""
         self._lock = threading.RLock()
-        """Lock, also held while messages are sent, so that these are sent in the order of the decisions."""
+        """Lock, also held while messages are sent, so that they are sent in the order of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Completed versions not yet passed to ``complete``."""
         self._present: dict[ReceiverState, bool] = {}
-        """Receivers added before the recipients of the current version were chosen. True: refused the weights since,
-        perhaps for a user that has left, so that no other code would answer for it."""
+        """Receivers added before the current version's recipients were chosen. True: it has refused the weights since
+        then, perhaps for a user that has left, so that no other code would answer for it."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -108,20 +108,20 @@ class ReceiverTable:
             return self.ledger.pending.get(version, [])
 
     def meant(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """Choose the recipients of the next version; later receivers get it, too, but no one waits for them.
+        """Choose the recipients of the next version; later receivers get it, too, but are not waited for.
 
         Raises:
-            ValueError: no receiver has that name.
+            ValueError: no receiver has such a name.
         """
         with self._lock:
             self._present = dict.fromkeys(self._receivers.values(), False)
             return self.check(names)
 
     def check(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """Return these names, or all of them.
+        """Return these names, or the names of all receivers.
 
         Raises:
-            ValueError: no receiver has that name.
+            ValueError: no receiver has such a name.
         """
         if names is None:
             return self.names
@@ -138,11 +138,12 @@ class ReceiverTable:
             self.remove(name)
         receiver = ReceiverState(name, link, self.on_message, self.on_end)
         with self._lock:
-            if self._is_closed:  # the new receiver's link would stay open
+            if self._is_closed:  # otherwise the new receiver's link would stay open
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
-        # Listen only now: messages of a receiver that the table lacks are dropped, and its first one may have arrived.
+        # Listen only now, because messages of a receiver missing in the table are dropped, and its first may have
+        # arrived.
         link.listen(receiver)
         link.opened._follow(lambda: self._greet([receiver]))
 
@@ -158,7 +159,7 @@ class ReceiverTable:
         return Ack("failed", version, ClosedError(f"receiver {name!r} of '{self._model_id}' was removed"))
 
     def is_published(self, writer: SlotWriter) -> bool:
-        """True if the version may be announced; a version that is only packed may still be withdrawn."""
+        """True if the version may be announced, because a version that is only packed may still be withdrawn."""
         return writer.version <= self.ledger.version
 
     def greet(self, store: Store) -> None:
@@ -178,7 +179,7 @@ class ReceiverTable:
                     continue
                 latest = store.latest
                 if latest is not None and not self.is_published(latest):
-                    # Wait until it is published or withdrawn.
+                    # Wait until the version is published or withdrawn.
                     continue
                 if latest is not None and not latest.is_in_slot:
                     self._fill()  # HELLO must name memory that every receiver can read
@@ -194,7 +195,7 @@ class ReceiverTable:
                     receiver.state = Agreement.NEW  # the next version tries again
 
     def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
-        """Announce to a receiver the weights, and the version in the memory of its machine."""
+        """Announce to a receiver the weights, and the version in its machine's memory."""
         store = self._store
         assert store is not None
         if memory is not None:
@@ -202,7 +203,7 @@ class ReceiverTable:
         receiver.send_message(messages.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
     def appoint(self, receiver: ReceiverState, line: int) -> None:
-        """Make a receiver the host of its machine: it receives versions for all receivers there."""
+        """Make a receiver the host of its machine, which receives versions for all receivers there."""
         store = self._store
         assert store is not None
         receiver.send_message(messages.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
@@ -220,12 +221,12 @@ class ReceiverTable:
         """Close all links.
 
         Args:
-            reason: the sender's error, sent to the receivers first; empty if it has not failed.
+            reason: the sender's error, sent to the receivers first; empty if the sender has not failed.
         """
         with self._lock:
             self._is_closed = True
-            # Empty the table before the links close: the end of a listed receiver's link would be recorded as its
-            # death.
+            # Empty the table before closing the links; otherwise the end of a listed receiver's link would be recorded
+            # as its death.
             receivers, self._receivers, self._present = list(self._receivers.values()), {}, {}
             self._relay.act(self._plan.close)
         for receiver in receivers:
@@ -244,8 +245,8 @@ class ReceiverTable:
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
-        """Record that the latest version is in its slot, or that copying failed. ``greet`` asks again for an
-        unpublished one."""
+        """Record that the latest version is in its slot, or that copying failed. For an unpublished version, ``greet``
+        asks again."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -279,11 +280,11 @@ class ReceiverTable:
         self._relay.act(self._plan.packed, version, nbytes)
 
     def abandon(self, version: int) -> None:
-        """Handle a version that could not be packed or published; the store has withdrawn it."""
+        """Handle a version that could not be packed or published, and that the store has withdrawn."""
         with self._lock:
             self._relay.act(self._plan.abandon, version, None if self._store is None else self._outgoing(self._store))
         if self._store is not None:
-            self.greet(self._store)  # receivers added after packing began have not been greeted
+            self.greet(self._store)  # receivers added during packing have not been greeted
 
     def publish(
         self,
@@ -296,20 +297,20 @@ class ReceiverTable:
         """Announce a packed version; return its receivers on other machines, to be passed to ``bring``.
 
         Args:
-            writer: writer of its slot; None if another process has the slot.
+            writer: writer of its slot; None if another process owns the slot.
             called: receivers without a link, which get the version as a message; ``answered`` reports the outcome.
         """
         far: list[ReceiverState] = []
         with self._settling():
             there = [self._receivers[name] for name in names if name in self._receivers]
-            # A receiver may find the memory of an earlier version overwritten: give it this version instead.
+            # A receiver may find an earlier version's memory overwritten, so give it this version instead.
             there_now = [each for each in self._receivers.values() if each.is_told and each.link.error is None]
             late = [each for each in there_now if each not in self._present or (self._ahead and each.owed)]
             gone = {name: self._removed(name, version) for name in names if name not in self._receivers}
             for name in called:
                 if name not in self.ledger.targets:
                     self.ledger.add(name)
-            # A greeted receiver may answer this version at once, so the ledger expects the answer first.
+            # A greeted receiver may answer at once, so let the ledger expect the answer first.
             if self.ledger.begin(version, (*names, *called), gone):
                 self._completed.append(version)
             if store is None or writer is None:
@@ -325,18 +326,18 @@ class ReceiverTable:
                 if error is not None:
                     self._failed(receiver.name, version, receiver.refusal or error)
                 elif not receiver.is_told:
-                    pass  # the greeting announces it
+                    pass  # the greeting will announce it
                 elif receiver.link.node is not None:
                     far.append(receiver)
                 else:
                     self._tell(receiver, version, list(writer.name), clock.monotonic())
-            for receiver in late:  # late receivers get the version with the answer to the previous one
+            for receiver in late:  # late receivers get the version when they answer the previous one
                 if receiver not in there and store is not None and writer is not None:
                     self._show(receiver, store, writer)
         return far
 
     def has_begun(self, version: int) -> bool:
-        """True if pieces of that version were sent to other machines while it was packed."""
+        """True if pieces of the version were sent to other machines while it was being packed."""
         return self._plan.job is not None and self._plan.job.number == version
 
     def bring(self, version: int, far: list[ReceiverState], store: Store, writer: SlotWriter) -> None:
@@ -359,7 +360,7 @@ class ReceiverTable:
             self._failed(receiver.name, version, error)
 
     def end(self, receivers: Iterable[ReceiverState], version: int, memory: Any, error: Exception | None) -> None:
-        """Announce a version that has landed on these receivers' machine, or record its failure."""
+        """Announce a version that has arrived on these receivers' machine, or record its failure."""
         with self._settling():
             for receiver in receivers:
                 if error is not None:
@@ -465,7 +466,7 @@ class ReceiverTable:
 
     def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in receiver.verifying:  # others are answered, and being compared
+            if version not in receiver.verifying:  # others are answered and being compared
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
@@ -484,7 +485,7 @@ class ReceiverTable:
             return self.ledger.finish(version)
 
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
-        """Return the outcome of a published version at a receiver added since; None if it is not known yet."""
+        """Return the outcome of a published version at a receiver added since; None while unknown."""
         with self._lock:
             receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
             if receiver is None or target is None:
@@ -496,7 +497,7 @@ class ReceiverTable:
 
     @contextlib.contextmanager
     def _settling(self) -> Iterator[None]:
-        """Hold the lock; then report completed versions and notify all waits."""
+        """Hold the lock; then report completed versions and wake all waits."""
         with self._lock:
             yield
             completed, self._completed = self._completed, []

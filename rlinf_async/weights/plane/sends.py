@@ -1,4 +1,4 @@
-"""``Sends``: sends of one model's versions, one at a time, and the report of each."""
+"""``Sends``: one model's sends, one at a time, and the report on each version."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlinf_async.weights.waiting.execution import SyncAdapter, Turns
 
 
 class Sends:
-    """Versions of ``publish`` or of a ``WeightSender``.
+    """Versions sent by ``publish`` or by a ``WeightSender``.
 
     Args:
         adapter: adapter that runs the sends.
-        make: creates the publisher at its first use.
+        make: creates the publisher at first use.
 
     Attributes:
-        last: handle of the version sent last.
-        untold: handles of versions whose outcome has not been reported to the user, the oldest first.
+        last: handle of the last version sent.
+        untold: handles of versions whose outcome has not been reported to the user, oldest first.
     """
 
     def __init__(self, adapter: SyncAdapter, make: Callable[[], Publisher]) -> None:
@@ -36,25 +36,26 @@ class Sends:
 
     @property
     def made(self) -> Publisher | None:
-        """The publisher, if it has been needed."""
+        """The publisher, if it already exists."""
         return self._made.get("publisher")
 
     @property
     def publisher(self) -> Publisher:
         made = self._made.get("publisher")
-        # Two threads may both create a publisher at the first send. The one stored first wins; the other has started
-        # nothing and is discarded. Take no lock: after a fork, a thread that does not exist in the child could hold it.
+        # Two threads may both create a publisher at the first send. The one stored first wins; the other publisher has
+        # started nothing and is discarded. Take no lock, because after a fork a thread missing in the child could hold
+        # it.
         # tests/weights/plane/test_sends.py::test_threads_that_send_first_at_once_have_one_publisher
         return self._made.setdefault("publisher", self._make()) if made is None else made
 
     @property
     def version(self) -> int:
-        """The version that was sent last; 0 before the first."""
+        """The last version sent; 0 before the first."""
         return 0 if self.made is None else self.made.version
 
     @property
     def is_outcome_unknown(self) -> bool:
-        """True if the outcome of the version sent last is unknown."""
+        """True if the outcome of the last version sent is unknown."""
         last = self.last
         return last is None or last.version != self.version or (last.done() and last.report is None)
 
@@ -69,12 +70,12 @@ class Sends:
         """Wait until all receivers have answered, and mark the version as reported.
 
         Args:
-            timeout: seconds of this wait.
-            patience: seconds for receivers added since, if ``timeout`` is None. With None, do not wait for these, and
-            include receivers that have left.
+            timeout: seconds that this call waits.
+            patience: seconds to wait for receivers added since, if ``timeout`` is None. None does not wait for them,
+            and includes receivers that have left.
 
         Raises:
-            DeadlineExceeded: some receivers have not answered; the text names them, and the version is still pending.
+            DeadlineExceeded: some receivers have not answered; the error names them, and the version is still pending.
             WrongAcknowledgement: as for ``SyncHandle.collect``; the version is still pending.
             ClosedError: the version was abandoned.
         """
@@ -87,19 +88,19 @@ class Sends:
                 raise
             if handle.report is None:
                 raise self._late(handle, timeout) from None
-            report = handle.report  # the last answer has arrived just now, and could not be requested later
+            report = handle.report  # the last answer has just arrived, and could not be requested later
         except Exception:
             if handle.done():
                 self.untold.pop(handle, None)
             raise
         if patience is not None:
-            # A rank that has left or was restarted may follow again: treat it as one added since.
+            # A rank that has left or was restarted may follow again, so treat it as added since.
             acks = _staying(report.per_worker)
             if late := [name for name in self.publisher.worker_ids if name not in acks]:
                 rest = patience if timeout is None else clock.rest(timeout, begun)
                 acks |= _staying(await self.publisher.catch_up(late, rest))
             report = dataclasses.replace(report, per_worker=acks)
-        # Removes this version only, because another task may have sent a later one meanwhile.
+        # Remove only this version, because another task may have sent a later version since.
         self.untold.pop(handle, None)
         return report
 
@@ -122,14 +123,14 @@ class Sends:
         )
 
     def tell_earlier(self) -> None:
-        """Raise the failure of an earlier version, once; a late receiver is not a failure."""
+        """Raise an earlier version's failure, once; a late receiver does not count as a failure."""
         for handle in list(self.untold):
             if not handle.done():
                 continue
             acks = {} if handle.report is None else handle.report.per_worker
             report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
             if handle is not self.last or report.failed:
-                self.untold.pop(handle, None)  # another task may wait for its delivery, and report it, too
+                self.untold.pop(handle, None)  # another task may be waiting for its delivery, and report it, too
                 report.raise_failures()
 
 

@@ -34,37 +34,37 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 logger = own_logger(__name__)
 
 _TRIES: Final = 3
-"""Number of requests for one version: before each of them, another host may have ended."""
+"""Limit on requests for one version, because the hosts of the requests may end one after another."""
 
 _LOOK_AGAIN_S: Final = 0.5
-"""Interval at which ``close`` checks another thread's loop, whose stop is not reported."""
+"""Interval at which ``close`` checks another thread's loop, which does not report when it stops."""
 
 
 class Subscriber(Versioned):
-    """Receiver of one model's weights, in complete versions only, from a link or through ``accept``.
+    """Receiver of one model's weights, in complete versions only, over a link or through ``accept``.
 
     With a link, call ``receive`` repeatedly, or ``serve`` once::
 
         async with Subscriber(link, model) as subscriber:
             await subscriber.connect()
             subscriber.serve()
-            async with subscriber.reading() as version:      # no update is applied meanwhile
+            async with subscriber.reading() as version:      # no update is applied in this block
                 samples = rollout(model), version
 
     When the sender has ended, the last complete version stays. Methods may be called from any loop, ``reading()`` also
     from any thread.
 
     Args:
-        link: link to the sender; None if only ``accept`` brings weights.
-        destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
-        that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
-        apply: ``"copy"``: the tensors are overwritten. ``"map"``: they are remapped to the sender's memory, and writing
-        to them ends the process by a fault; on a GPU, there is no fault, and other receivers see the write.
-        verify: ``"sha256"``: send digests of the destination to the sender.
+        link: link to the sender; None if weights arrive only through ``accept``.
+        destination: a module, nested dicts of tensors, or a TensorDict, whose tensors receive the weights; or a
+        function that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
+        apply: ``"copy"`` overwrites the tensors. ``"map"`` remaps them to the sender's memory; writing to them then
+        ends the process by a fault or, on a GPU, changes what other receivers see.
+        verify: ``"sha256"`` sends digests of the destination to the sender.
         ack_timeout: seconds to wait for readers to leave before a version is applied.
         find: returns the destination, which may change between versions, or raises the reason why there is none.
-        strict_dtype: refuse weights in another dtype than the destination's instead of casting them.
-        naming: maps the destination's names to the sender's.
+        strict_dtype: refuse weights whose dtype differs from the destination's instead of casting them.
+        naming: mapping from the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
         gpus: interface to the GPUs.
 
@@ -121,12 +121,12 @@ class Subscriber(Versioned):
         """Text of the error with which the sender closed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
-        """Function that cancels the release of the leases on this object's drop."""
+        """Function that cancels the release of the leases when this object is dropped."""
         self._serving: asyncio.Task[None] | None = None
         self._is_refused = False
-        """True if the announced weights do not fit, or are still being judged."""
+        """True if the announced weights do not fit, or are still being checked."""
         self._lacked: list[int] = []
-        """The version requested last, repeated once per request."""
+        """The last requested version, once for each request."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -138,7 +138,7 @@ class Subscriber(Versioned):
 
     @property
     def extra(self) -> Mapping[Path, Any]:
-        """Values other than tensors of the sender's model, from the applied version."""
+        """Values other than tensors in the sender's model, from the applied version."""
         return self._applying.extra
 
     def reading(self, timeout: float | None = None) -> Reading:
@@ -148,16 +148,16 @@ class Subscriber(Versioned):
 
         Raises:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
-            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         self._check_process()
         return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
-        """Wait until this version, or a later one, is applied; receive meanwhile, unless ``serve`` does.
+        """Wait until this version or a later one has been applied; meanwhile receive, unless ``serve`` does.
 
         Raises:
-            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
+            DeadlineExceeded: no such version has arrived within ``timeout`` seconds.
             PeerLost: the sender has ended.
         """
         await self._wait(lambda: self.version >= version, timeout, f"version {version}")
@@ -175,7 +175,7 @@ class Subscriber(Versioned):
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receive, unless ``serve`` does, until the condition named ``what`` is true. Return False at the timeout."""
+        """Receive, unless ``serve`` does, until the condition described by ``what`` holds. False at the timeout."""
         self._check_process()
         begun = clock.monotonic()
         while not condition():
@@ -206,7 +206,7 @@ class Subscriber(Versioned):
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
-            # Without a host, this process has ceased to be one, which the sender may not have known.
+            # Without a host, this process no longer is one, as the sender may not have known.
             if self._host is not None:
                 self._host.host.on_message(what, *facts)
             return
@@ -225,7 +225,7 @@ class Subscriber(Versioned):
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:
-        """Become the host of this machine if the facts name a stream, independently of the receiver's other work."""
+        """Become this machine's host if the facts name a stream; the receiver's other work does not delay this."""
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -238,7 +238,7 @@ class Subscriber(Versioned):
 
         Raises:
             DeadlineExceeded: the sender has not connected within ``timeout`` seconds.
-            WeightMismatch: its weights do not fit; the sender gets the same error.
+            WeightMismatch: the weights do not fit; the sender gets the same error.
             PeerLost: the sender has ended.
         """
         self._check_open()
@@ -249,19 +249,19 @@ class Subscriber(Versioned):
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
     async def begin(self, timeout: float | None) -> None:
-        """Connect, and wait until the first version is applied; the errors are those of both."""
+        """Connect, and wait until the first version has been applied; errors as for both."""
         begun = clock.monotonic()
         await self.connect(timeout)
         await self.wait_version(1, clock.rest(timeout, begun))
 
     async def receive(self, timeout: float | None = 0.001) -> bool:
-        """Apply the latest published version, if there is a new one.
+        """Apply the latest published version, if it is new.
 
         Args:
-            timeout: seconds to wait for one; None for no limit.
+            timeout: seconds to wait for a version; None waits forever.
 
         Returns:
-            True if there is a new version.
+            True if a new version was applied.
 
         Raises:
             WeightMismatch, Exception: the version could not be applied; the sender gets the same error, and the last
@@ -275,7 +275,7 @@ class Subscriber(Versioned):
         )
 
     def belongs_here(self) -> None:
-        """Make this process the owner; its forked children cannot use their copies."""
+        """Make this process the owner; copies in its forked children cannot be used."""
         self._process = self._process or OwnerProcess()
 
     def _listen(self) -> None:
@@ -285,7 +285,7 @@ class Subscriber(Versioned):
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Process received messages; ``enough`` also ends the wait, as another task may receive meanwhile."""
+        """Process received messages; ``enough`` also ends the wait, because another task may receive meanwhile."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))
@@ -304,16 +304,16 @@ class Subscriber(Versioned):
                 try:
                     await self._act(batch)
                 except asyncio.CancelledError:
-                    self._inbox.extendleft(reversed(batch))  # the next caller gets these messages
+                    self._inbox.extendleft(reversed(batch))  # leave the messages to the next caller
                     raise
         finally:
             self._is_taking = False
             self._changes.notify()
 
     def _next(self) -> list[LinkMessage]:
-        """Take one message, or several announced versions; of these only the last counts.
+        """Take one message, or several announced versions, of which only the last counts.
 
-        Take a query without memory alone: on another machine, an earlier version may land after it.
+        A query without memory is taken alone, because on another machine an earlier version may arrive after it.
         """
         inbox = self._inbox
         batch = [inbox.popleft()]
@@ -354,7 +354,7 @@ class Subscriber(Versioned):
             await self._apply([version], memory, None)
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Check announced weights: on the announcement, after a change of the model, and after a refusal.
+        """Check announced weights when announced, after a change of the model, and after a refusal.
 
         Raises:
             WeightMismatch, Exception: the weights do not fit, or there is no destination.
@@ -380,12 +380,12 @@ class Subscriber(Versioned):
             try:
                 leased = await applying.lease(MemoryName(*memory))
             except MemoryGone:
-                # The memory of an ended sender vanishes with it; the next wait raises the error of its end.
+                # An ended sender's memory vanishes with the sender; the next wait raises the error of that end.
                 # tests/weights/test_hosts_that_leave.py::test_memory_that_went_with_its_sender_is_told_as_its_end
                 if self._end is None and not self._lacks(versions[-1], memory):
                     raise
                 return
-            if leased is None:  # the slot is being rewritten: that version comes next
+            if leased is None:  # the slot is being rewritten, so that version comes next
                 return
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
@@ -393,7 +393,7 @@ class Subscriber(Versioned):
                     self._send(messages.NEED, leased.header.version, None)
                 return
             try:
-                # The slot holds a newer version, which may still be withdrawn before it is published.
+                # The slot holds a newer version, which may still be withdrawn before its publication.
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
@@ -403,7 +403,7 @@ class Subscriber(Versioned):
             self._changes.notify()  # the next version may have to wait for readers
         except Exception as error:
             self._acknowledge(pack_error(error))
-            self._check_open()  # a closed subscriber has no memory, and any error is possible
+            self._check_open()  # a closed subscriber has no memory, so any error is possible
             raise
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
@@ -435,8 +435,8 @@ class Subscriber(Versioned):
         """Write weights from a call, a store or a user's transport, without readers.
 
         Args:
-            version: number of the weights; None keeps the number if a sender at the link counts, else uses the next
-                one.
+            version: number of the weights; None keeps the number if a sender on the link counts versions, otherwise
+            uses the next number.
             sender: identity of the sender, if known.
 
         Returns:
@@ -458,14 +458,14 @@ class Subscriber(Versioned):
     def serve(self, within: contextlib.AbstractContextManager[object] | None = None) -> asyncio.Task[None]:
         """Receive in the background of the running loop, until ``close``.
 
-        Updates that cannot be applied are reported to the sender and logged here. When the sender has ended, the task
-        ends.
+        Updates that cannot be applied are reported to the sender and logged here. The task ends when the sender has
+        ended.
 
         Args:
-            within: context manager entered meanwhile.
+            within: context manager entered while the task runs.
 
         Raises:
-            RuntimeError: it is serving already, or no loop runs here.
+            RuntimeError: it is already serving, or this thread runs no loop.
         """
         self._check_open()
         if self._serving is not None:
@@ -486,7 +486,7 @@ class Subscriber(Versioned):
                 try:
                     await self._receive(None)
                 except Exception as error:
-                    # Compare the error object itself: the model may raise the same types of errors as a link.
+                    # Compare the error object itself, because the model may raise the same types of errors as a link.
                     if self._is_closed or error is self._end or isinstance(error, ProcessEnds):
                         logger.info("%r: nothing more will come: %s", self, error)
                         return
@@ -504,15 +504,15 @@ class Subscriber(Versioned):
     async def close(self) -> None:
         """Close the link and release the memory; once readers have left, mapped tensors get their own memory.
 
-        A close that has begun completes; a cancellation is raised afterwards. Idempotent.
+        A close that has begun completes, and a cancellation is raised afterwards. Idempotent.
         """
         if self._has_ended:
             return
         self._is_closed = True
-        async with contextlib.AsyncExitStack() as then:  # the last callback runs first
+        async with contextlib.AsyncExitStack() as then:  # callbacks run last to first
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
-            # Runs after the host is closed, because the last callback runs first.
+            # Runs after the host's close, because callbacks run last to first.
             then.push_async_callback(self._applying.close, is_copy=is_copy)
             then.push_async_callback(self._end_host)
             if self.link is not None:
@@ -520,7 +520,7 @@ class Subscriber(Versioned):
             await self._end_serving()
 
     async def _end_serving(self) -> None:
-        """Cancel the task and wait for its end, unless its loop is not running: the wait would never end."""
+        """Cancel the task and wait for its end, unless its loop has stopped and the wait would never end."""
         serving = self._serving
         if serving is None or self._process is None or not self._process.is_here:
             return

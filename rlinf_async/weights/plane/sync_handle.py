@@ -1,4 +1,4 @@
-"""Handle of one weight update: acknowledgements, deadline, report; its deliveries as messages."""
+"""Handle of one weight update: acknowledgements, deadline, report, and deliveries as messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class WeightsMessage(NamedTuple):
     """One version of the weights, as a message.
 
     Attributes:
-        timeout: seconds that the receivers have; None for no limit.
+        timeout: seconds within which receivers must answer; None for no limit.
     """
 
     model_id: str
@@ -27,7 +27,7 @@ class WeightsMessage(NamedTuple):
 
 
 class Delivery(Protocol):
-    """Delivery of a message to one receiver, or to several by one call."""
+    """Delivery of a message to one receiver, or to several in one call."""
 
     @property
     def names(self) -> Sequence[Hashable]:
@@ -35,7 +35,7 @@ class Delivery(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """True if a receiver may know the version: its number is then used up."""
+        """True if a receiver may know the version, whose number is then used up."""
 
     @property
     def nbytes(self) -> int:
@@ -49,7 +49,7 @@ class Delivery(Protocol):
         """
 
     async def end(self) -> Mapping[Hashable, Exception | None]:
-        """Wait for the answers; return each receiver's error, or None. Callers may repeat this after a cancellation.
+        """Wait for the answers; return each receiver's error, or None. May be called again after a cancellation.
 
         Raises:
             WrongAcknowledgement: a receiver has sent an unexpected answer; the call may be repeated.
@@ -62,18 +62,18 @@ class Delivery(Protocol):
 class SyncHandle(Work[SyncReport]):
     """A staged version, whose source may change. Awaiting the handle waits until every receiver has applied it.
 
-    Awaiting raises the error of the first receiver that failed; its notes name all of them, and ``report`` has the
-    outcome at the others. A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``.
+    Awaiting raises the error of the first receiver that failed; its notes name all failed receivers, and ``report`` has
+    the others' outcome. A receiver that has not answered by the deadline has failed with ``DeadlineExceeded``.
     Cancelling the last waiter abandons the wait, but the version stays published.
 
     Attributes:
         model: name of the weights.
         version: number of the version.
         report: outcome at each receiver; None until all have answered.
-        nbytes: size in bytes of the largest part sent to a receiver.
+        nbytes: size in bytes of the largest part sent to any receiver.
         deliveries: deliveries to receivers that get the version as a message.
         begun: time at which publishing began.
-        staged: seconds until the source could change.
+        staged: seconds until the source was free to change.
     """
 
     _kind = "weights"
@@ -110,7 +110,7 @@ class SyncHandle(Work[SyncReport]):
         self._at_deadline(self.version)
 
     def cancel(self) -> None:
-        """Abandon the wait; the next version may be published."""
+        """Abandon the wait, so that the next version may be published."""
         self.abandon(ClosedError(f"nobody waited for {self._describe()} any more"))
 
     def abandon(self, error: Exception) -> None:
@@ -121,7 +121,7 @@ class SyncHandle(Work[SyncReport]):
                 delivery.abandon()
 
     async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
-        """Wait until its deliveries have ended. Callers may repeat this after a cancellation.
+        """Wait until its deliveries have ended. May be called again after a cancellation.
 
         Raises:
             WrongAcknowledgement: a receiver has sent an unexpected answer; the call may be repeated.
@@ -140,7 +140,7 @@ class SyncHandle(Work[SyncReport]):
             raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:
-        """Settle the handle with the report of all answers."""
+        """Settle the handle with the report on all answers."""
         self.report = report
         try:
             report.raise_failures()

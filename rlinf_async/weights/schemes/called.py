@@ -17,16 +17,16 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class CallingScheme(WeightSyncScheme):
-    """Scheme that sends by calling the workers, whose end needs no transport: the call brings the weights.
+    """Scheme that sends by calling the workers, which need no transport because the call carries the weights.
 
     ``init_on_sender`` takes the workers, in the order of their ids: a worker group, or a list of groups of one rank or
     of other objects with the called method; and ``source_model``. ``init_on_worker`` takes ``model``, by default the
-    context's own. Both raise ``ConfigError`` for an option that has no meaning for such weights.
+    context's model. Both raise ``ConfigError`` for options that have no effect on such weights.
 
     Attributes:
-        handles: names under which the workers are found in the context or the arguments; the first one present counts.
-        missing: error text if none is present.
-        models: names under which the worker's model is found in its context.
+        handles: names under which the context or the arguments may hold the workers; the first one present counts.
+        missing: error text if none of these names is present.
+        models: names under which the worker's context may hold its model.
         instead: advice for an option that a call cannot support.
     """
 
@@ -64,7 +64,7 @@ class CallingScheme(WeightSyncScheme):
 class RPCWeightSyncScheme(CallingScheme):
     """Scheme that calls the workers' ``update_policy_weights_`` remotely; see ``RPCTransport``.
 
-    It takes the option ``ack_timeout``, and refuses ``apply="map"`` and others, because a call copies its argument.
+    It takes the option ``ack_timeout``, and refuses options such as ``apply="map"``, as a call copies its argument.
     """
 
     missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
@@ -76,7 +76,7 @@ class RPCWeightSyncScheme(CallingScheme):
             for no worker.
 
         Raises:
-            ConfigError: it is something else, which cannot be called.
+            ConfigError: the argument is something else, which cannot be called.
         """
         is_triple = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 3
         info, rref, collector_class = pipe_or_context if is_triple else (pipe_or_context, None, None)
@@ -102,10 +102,10 @@ class RPCWeightSyncScheme(CallingScheme):
 
 
 class WorkerModuleTransformSender(WeightSender):
-    """Sender to the one worker that hosts the model; that worker has id 0.
+    """Sender to the one worker that hosts the model, which has id 0.
 
-    The worker is found in the context, at the path that is the model's id (``"env.transform[0]"``), at its first use;
-    otherwise it is the one given to ``init_on_sender`` (TorchRL's RayModuleTransformSender).
+    At first use, the worker is looked up in the context under the model's id (``"env.transform[0]"``); if it is not
+    there, the worker given to ``init_on_sender`` is used (TorchRL's RayModuleTransformSender).
     """
 
     def __init__(self, scheme: Configuration) -> None:
@@ -117,7 +117,7 @@ class WorkerModuleTransformSender(WeightSender):
         return [0]
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add a candidate: all workers share one host, and each may lead to it."""
+        """Add a candidate, since all workers share one host and any of them may lead to it."""
         self._given.append(pipe_or_context)
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
@@ -134,21 +134,21 @@ class WorkerModuleTransformSender(WeightSender):
 
 
 class WorkerModuleTransformReceiver(WeightReceiver):
-    """Receiver of weights that calls bring to this worker; the end of a call is the acknowledgement (TorchRL's
+    """Receiver of weights that calls pass to this worker; the end of a call acknowledges them (TorchRL's
     RayModuleTransformReceiver)."""
 
 
 @register_weight_sync_backend("module_transform")
 class WorkerModuleTransformScheme(CallingScheme):
-    """Scheme for a model that a worker hosts (TorchRL's RayModuleTransformScheme).
+    """Scheme for a model hosted by one worker (TorchRL's RayModuleTransformScheme).
 
     The worker has a public method ``update_weights_tensordict(params)`` or ``update_weights_state_dict(state_dict)``,
-    according to the strategy, and calls ``receiver.apply_weights`` in it.
+    depending on the strategy, which calls ``receiver.apply_weights``.
 
     Args:
         strategy: ``"tensordict"`` or ``"state_dict"``.
-        options: ``ack_timeout``; ``strict_dtype``. ``apply="map"`` and others are refused, because a call copies its
-        argument.
+        options: ``ack_timeout`` and ``strict_dtype``. Others, such as ``apply="map"``, are refused, because a call
+        copies its argument.
 
     Raises:
         ConfigError: ``init_on_sender`` was given several workers, none of which is the host.
@@ -166,7 +166,7 @@ class WorkerModuleTransformScheme(CallingScheme):
         if found is None:
             host = _host_in(context, model_id)
             return None if host is None else [host]
-        # Several workers in a context are refused only at first use: until then the path may lead to the host.
+        # Refuse several workers in a context only at first use, because the path may lead to the host by then.
         return found if context is not None else [_the_host(found, model_id)]
 
     def create_transport(self, pipe_or_context: Any) -> WorkerActorTransport:
@@ -185,7 +185,7 @@ class WorkerModuleTransformScheme(CallingScheme):
 
 
 def _the_host(workers: Iterable[Any], model_id: str) -> Any:
-    """Return the only worker among these, which may occur several times; None if there is none."""
+    """Return the only worker in ``workers``, which may contain it several times; None if there is none."""
     hosts = {id(worker): worker for worker in workers}
     if len(hosts) > 1:
         raise ConfigError(
@@ -205,7 +205,7 @@ def _host_in(context: Any, path: str) -> Any:
     return host if is_host else None
 
 
-# TorchRL's names, without Ray and with it.
+# TorchRL's names, with and without Ray.
 ModuleTransformReceiver = RayModuleTransformReceiver = WorkerModuleTransformReceiver
 ModuleTransformScheme = RayModuleTransformScheme = WorkerModuleTransformScheme
 ModuleTransformSender = RayModuleTransformSender = WorkerModuleTransformSender

@@ -1,4 +1,4 @@
-"""Configuration of a scheme: its options, and the models that its sender and receiver find by their paths."""
+"""Configuration of a scheme: its options, and the lookup of its sender's and receiver's models by path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class Configuration(metaclass=abc.ABCMeta):
-    """Options of a scheme, its transports, and where it finds the weights of a model."""
+    """Options of a scheme, its transports, and the lookup of a model's weights."""
 
     needs_weights: ClassVar[bool] = True
     """True if a send without weights is an error."""
@@ -40,8 +40,8 @@ class Configuration(metaclass=abc.ABCMeta):
         """Return the weights that ``send(weights)`` sends.
 
         Args:
-            weights: a module, whose weights are extracted; the path of one in the context; None for the model
-            ``model_id`` of the context; or extracted weights, which are returned unchanged.
+            weights: a module, whose weights are extracted; a module's path in the context; None for the context's model
+            ``model_id``; or extracted weights, which are returned unchanged.
 
         Returns:
             The weights; None if none were given and the context has no model.
@@ -69,7 +69,7 @@ class Configuration(metaclass=abc.ABCMeta):
 
 
 def held(thing: Any) -> Callable[[], Any]:
-    """Return a function that returns the thing, or None once it is gone; objects without weak references are kept
+    """Return a function that returns the object, or None once it is gone; objects without weak references are kept
     alive."""
     try:
         return weakref.ref(thing)
@@ -77,7 +77,7 @@ def held(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # matches dots outside brackets
+_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # dots outside brackets
 _QUOTED: Final = re.compile(r"""(['"])(.*)\1""")
 
 
@@ -86,10 +86,10 @@ def _resolve_model(context: Any, model_id: str) -> Any:
 
     Args:
         context: object with the path's first attribute.
-        model_id: attributes separated by dots, each followed by any number of integers or quoted keys in brackets.
+        model_id: attributes separated by dots, each followed by any number of bracketed integers or quoted keys.
 
     Raises:
-        AttributeError: an attribute does not exist; the text names it and its object.
+        AttributeError: an attribute does not exist; the error names the attribute and its object.
         IndexError, KeyError: an index or key does not exist.
         ValueError: an index is neither an integer nor quoted.
     """

@@ -18,7 +18,7 @@ _MAX_WAIT_S: Final = 3600.0
 
 
 class _DistributedReceiver(WeightReceiver):
-    """The worker's end; its transport is silent before the first weights."""
+    """The worker's end, whose transport is silent before the first weights."""
 
     _is_told = False
 
@@ -46,14 +46,14 @@ class _DistributedReceiver(WeightReceiver):
 class DistributedWeightSyncScheme(WeightSyncScheme):
     """Scheme for the processes of a torch.distributed job; see ``DistributedTransport``.
 
-    ``init_on_sender`` takes ``store``, and ``num_workers`` (ranks 1 to that number) or ``ranks``; the id of a worker is
-    its rank minus one. ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.
+    ``init_on_sender`` takes ``store``, and ``num_workers`` (ranks 1 to that number) or ``ranks``; a worker's id is its
+    rank minus one. ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
         sync: accepted for TorchRL's callers; a send always waits until the workers have the bytes.
-        options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"``, a worker's tensors
-        are mapped to the memory in which the weights have arrived. Options of shared memory are refused.
+        options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``, where ``"map"`` maps a worker's
+        tensors to the memory in which the weights arrived. Options for shared memory are refused.
 
     Raises:
         ConfigError: an option would have no effect here.

@@ -1,4 +1,4 @@
-"""Schemes for processes of ``multiprocessing``, over their pipes."""
+"""Schemes for ``multiprocessing`` processes, over their pipes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class PipeScheme(WeightSyncScheme):
 @register_weight_sync_backend("multiprocessing")
 @register_weight_sync_backend("process")
 class MultiProcessWeightSyncScheme(PipeScheme):
-    """Scheme for processes of this machine, each with a ``multiprocessing.Pipe`` to the trainer.
+    """Scheme for processes on this machine, each with a ``multiprocessing.Pipe`` to the trainer.
 
-    The weights are copied once into shared memory that belongs to the sender alone, and every worker reads them there.
+    The weights are copied once into shared memory that belongs to the sender alone, from which every worker reads them.
     The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``
     or ``serve``; for every version, to a worker whose own loop reads the pipe and calls ``apply_weights(notice)``. All
-    other traffic uses a private socket, and other messages stay in the pipe.
+    other traffic uses a private socket, and the user's other messages stay in the pipe.
 
     Example:
         scheme = MultiProcessWeightSyncScheme()                      # in the trainer

@@ -1,4 +1,4 @@
-"""Scheme that does not synchronise, behind the usual interface."""
+"""Scheme without synchronisation, behind the usual interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async.weights.waiting.execution import at_once
 
 
 class NoTransport(SilentTransport):
-    """Transport that sends and receives nothing: methods return None at once, in a coroutine a ``Work`` of None."""
+    """Transport without effect: its methods immediately return None or, in a coroutine, a ``Work`` of None."""
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
         return at_once()
@@ -30,7 +30,7 @@ class NoTransport(SilentTransport):
 
 @register_weight_sync_backend("none")
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Scheme in which every model keeps its own weights: ``send`` returns at once, ``receive`` returns False.
+    """Scheme in which every model keeps its own weights: ``send`` returns immediately, ``receive`` returns False.
 
     It replaces another scheme to switch synchronisation off without changing other code.
     """
@@ -64,7 +64,7 @@ class _SendsNothing(WeightSender):
 
 
 class _KeepsItsOwn(WeightReceiver):
-    """Receiver that never gets weights."""
+    """Receiver that never receives weights."""
 
     async def _take(self, *weights: Any, **how: Any) -> bool:
         return True

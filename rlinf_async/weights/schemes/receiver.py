@@ -1,4 +1,4 @@
-"""``WeightReceiver``: a worker's end of a scheme."""
+"""``WeightReceiver``: the worker's end of a scheme."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _AT_ONCE: Final = 0.001
 """Seconds below which a transport that returns nothing is assumed not to have waited."""
 
 _TRIES: Final = 100
-"""Number of consecutive returns without a wait that ``serve`` allows: messages for others come in bursts."""
+"""Consecutive returns without a wait that ``serve`` allows, because messages for other users come in bursts."""
 
 _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
 """Errors after which no more weights can arrive."""
@@ -46,14 +46,14 @@ Write = Callable[[Any, Any], None]
 class WeightReceiver(Versioned):
     """Receiver of one model's weights in one worker; created by a scheme's ``init_on_worker``.
 
-    In a coroutine, ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and
-    return a ``Work``; elsewhere they block. The model always has one complete version: weights that do not fit are
-    refused before the first byte is written, and the sender learns the reason.
+    In a coroutine, ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start immediately
+    and return a ``Work``; elsewhere they block. The model always has one complete version: weights that do not fit are
+    refused before the first byte is written, and the sender learns why.
 
     Example:
         if await receiver.receive():                   # or once: task = receiver.serve()
             print("now at version", receiver.version)
-        async with receiver.reading() as version:      # no update comes in between
+        async with receiver.reading() as version:      # no update is applied in this block
             samples = rollout(model)
     """
 
@@ -85,7 +85,7 @@ class WeightReceiver(Versioned):
         self._context_ref = held(context)
 
     def _register_model(self, model_ref: Any) -> None:
-        """Set the model, or its path in the context, from the next version on."""
+        """Set the model, or its path in the context, for the next version and later ones."""
         self._model_ref = model_ref
 
     def _register_worker_transport(self, pipe: Any) -> None:
@@ -117,13 +117,13 @@ class WeightReceiver(Versioned):
             timeout: seconds to wait for weights.
 
         Returns:
-            True if the model has a new version; in a coroutine, a ``Work`` with that.
+            True if the model has a new version; in a coroutine, a ``Work`` of that.
 
         Raises:
             ValueError: there is no model; the weights belong to another model; or the model has a later version, or
             another sender's version with that number.
             DeadlineExceeded: readers have not left within ``ack_timeout``.
-            Exception: they do not fit. The sender gets each of these errors, too; the model is unchanged.
+            Exception: the weights do not fit. The sender gets each of these errors, too; the model is unchanged.
         """
         self._check_open()
         return self._adapter.run(self._receive(timeout), f"weights of '{self._model_id}'")
@@ -157,7 +157,7 @@ class WeightReceiver(Versioned):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Apply weights, and report the outcome to their sender; False if the model had them already."""
+        """Apply weights, and report the outcome to their sender; False if the model already had them."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -185,11 +185,10 @@ class WeightReceiver(Versioned):
         """Apply weights that arrived outside ``receive``, and acknowledge them (TorchRL's older name).
 
         Args:
-            weights: weights; or a notice that a sender has put into a pipe: then its version, or a later one, is
-            applied when the call ends.
-            version: version of the weights, if only calls bring them; a repeated version is acknowledged but not
-            applied. By default one more than the last; if a sender brings versions over a link, it stays, because the
-            sender counts.
+            weights: weights; or a notice that a sender has put into a pipe, in which case its version, or a later one,
+            has been applied when the call ends.
+            version: version of the weights, if they arrive only by calls; a repeated version is acknowledged but not
+            applied. By default one more than the last; if a sender on a link counts versions, the number stays.
 
         Raises:
             ValueError: there is no model; the model has a later version.
@@ -206,7 +205,7 @@ class WeightReceiver(Versioned):
         await self._take(self._model_id, weights, version, write=self._write)
 
     async def _apply_noticed(self, notice: Notice) -> None:
-        """Apply the version that waits at the sender's socket; the link acknowledges it."""
+        """Apply the version waiting at the sender's socket; the link acknowledges it."""
         if notice.model_id != self._name:
             notice.name_other(self._name)
             raise ValueError(
@@ -248,7 +247,7 @@ class WeightReceiver(Versioned):
 
     @property
     def _standing(self) -> Subscriber:
-        """The subscriber with its link, if the transport has one."""
+        """The subscriber, with its link if the transport has one."""
         self._check_open()
         if self._subscriber.link is None and isinstance(self._transport, LinkTransport):
             self._subscriber.link = self._transport.open_link(self._name)
@@ -257,35 +256,35 @@ class WeightReceiver(Versioned):
     # -- versions -----------------------------------------------------------------------------------------------
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """Return an ``async with`` block, around a use of the model, in which no update is applied.
+        """Return an ``async with`` block in which the model is used and no update is applied.
 
         The block's value is the model's version, to be stored with the results.
 
         Raises:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
-            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         return self._standing.reading(timeout)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Wait until the model has this version or a later one; another task or thread must ``receive`` or ``serve``
-        meanwhile.
+        """Wait until the model has this version or a later one, while another task or thread calls ``receive`` or
+        ``serve``.
 
         Raises:
-            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
+            DeadlineExceeded: no such version has arrived within ``timeout`` seconds.
         """
         return self._wait(self._standing.wait_version(version, timeout), f"version {version}")
 
     def wait_fresh(self, max_lag: int, timeout: float | None = None) -> Any:
-        """Wait until the model is at most ``max_lag`` versions behind the published one.
+        """Wait until the model is at most ``max_lag`` versions behind the published version.
 
         Raises:
-            DeadlineExceeded: the model was not that fresh within ``timeout`` seconds.
+            DeadlineExceeded: the model was still further behind after ``timeout`` seconds.
         """
         return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
-        only_waits = self._standing.link is None  # with a link, the receiver must receive while it waits
+        only_waits = self._standing.link is None  # with a link, receive while waiting
         return self._adapter.wait(waiting, what) if only_waits else self._adapter.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
@@ -293,10 +292,10 @@ class WeightReceiver(Versioned):
     def connect(self, timeout: float | None = 60.0) -> Any:
         """Connect to the sender; return once the model has the initial weights, or the latest version.
 
-        If calls bring the weights, there is no connection, and the method returns at once.
+        If weights arrive by calls, there is no connection, and the method returns immediately.
 
         Raises:
-            DeadlineExceeded: the sender, or its first version, has not arrived within ``timeout`` seconds.
+            DeadlineExceeded: the sender or its first version has not arrived within ``timeout`` seconds.
             WeightMismatch: the weights do not fit; the sender gets the same error.
             PeerLost: the sender has ended.
         """
@@ -318,12 +317,12 @@ class WeightReceiver(Versioned):
     def serve(self) -> asyncio.Task[None]:
         """Receive in the background of the running loop, until the task is cancelled.
 
-        An update that does not fit is reported to the sender, and logged here. The task ends with a ``ConfigError`` if
-        a user's transport cannot be awaited: its ``receive_weights`` is plain code, which would block the loop, or
-        repeatedly returns nothing without having waited.
+        An update that does not fit is reported to the sender and logged here. The task ends with a ``ConfigError`` if a
+        user's transport cannot be awaited, because its ``receive_weights`` is plain code, which would block the loop,
+        or repeatedly returns nothing without having waited.
 
         Raises:
-            RuntimeError: no loop runs here.
+            RuntimeError: this thread runs no loop.
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
@@ -339,7 +338,7 @@ class WeightReceiver(Versioned):
                 await self._receive(timeout, in_background=True)
                 took = clock.monotonic() - begun
             except Exception as error:
-                # DeadlineExceeded is also an OSError, but only means that an answer was late.
+                # DeadlineExceeded is an OSError, too, but only means that an answer was late.
                 is_transports = self._heard == heard and not isinstance(error, DeadlineExceeded)
                 if isinstance(error, _ENDS) and is_transports:
                     raise
@@ -353,7 +352,7 @@ class WeightReceiver(Versioned):
                     "time is over, or call receive() when something has come"
                 )
             if in_vain:
-                await asyncio.sleep(0)  # lets other tasks of this loop run
+                await asyncio.sleep(0)  # let other tasks of this loop run
             timeout = _PATIENCE
 
     def _check_open(self) -> None:
@@ -368,7 +367,7 @@ class WeightReceiver(Versioned):
         """
         self._is_closed = True
         if running_loop() is None:
-            # Another thread may be waiting for weights on the loop that this thread needs: end that wait.
+            # Another thread may be waiting for weights on the loop that this thread needs, so end that wait.
             self._subscriber.on_end(ClosedError(f"{self!r} is closed"))
         ends, self._transport = (self._subscriber, self._transport), None
         work = self._adapter.run(_close(*ends), f"the closing of {self!r}", abandonable=False)

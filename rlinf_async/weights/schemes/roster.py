@@ -1,4 +1,4 @@
-"""Workers of one sender by their ids, with their transports."""
+"""Workers of one sender by id, with their transports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WorkerRoster:
     """Workers of a ``WeightSender``."""
 
     _transport: TransportBackend | None
-    """Transport to all workers without their own."""
+    """Transport to all workers that have no transport of their own."""
 
     _transports: dict[int, TransportBackend]
 
@@ -45,7 +45,7 @@ class WorkerRoster:
         return self._scheme.create_transport(pipe_or_context)
 
     def _replaced(self, worker_id: int, pipe_or_context: Any) -> TransportBackend:
-        """Replace the transport of a worker; return the old one."""
+        """Replace a worker's transport; return the old one."""
         old = self._targets(worker_id)[worker_id]
         self._transports[worker_id] = self._way_to(pipe_or_context)
         return old
@@ -78,7 +78,7 @@ class WorkerRoster:
 
 
 async def close_all(transports: Iterable[TransportBackend]) -> None:
-    """Close the transports that can be closed, all at once."""
+    """Close, concurrently, the transports that can be closed."""
     closing: list[tuple[TransportBackend, Any]] = []
     for transport in transports:
         close = getattr(transport, "close", None)

@@ -30,16 +30,15 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""Schemes by name; a string names the module of this package that registers the scheme."""
+"""Schemes by name; a string names the module in this package that registers the scheme."""
 
 
 class WeightSyncScheme(Configuration):
-    """Synchronisation of one model: a picklable configuration, and in each process one end.
+    """Synchronisation of one model: a picklable configuration, and one end in each process.
 
-    ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or with
-    the first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy of it. In a coroutine,
-    ``connect``, ``close`` and the methods of sender and receiver start at once and return a ``Work``; elsewhere they
-    block.
+    ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or at the
+    first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy. In a coroutine, ``connect``,
+    ``close`` and the methods of sender and receiver start immediately and return a ``Work``; elsewhere they block.
 
     Args:
         strategy: form of extracted weights: ``"state_dict"`` or ``"tensordict"``.
@@ -66,9 +65,9 @@ class WeightSyncScheme(Configuration):
 
     @staticmethod
     def from_backend(name: str, **arguments: Any) -> WeightSyncScheme:
-        """Return a scheme by its name: ``none``, ``shared`` (or ``direct``, ``thread``), ``process`` (or
-        ``multiprocessing``), ``worker`` (or ``ray``), ``module_transform``, ``rpc``, ``distributed``, or one that
-        was registered.
+        """Return a scheme by name: ``none``, ``shared`` (or ``direct``, ``thread``), ``process`` (or
+        ``multiprocessing``), ``worker`` (or ``ray``), ``module_transform``, ``rpc``, ``distributed``, or a registered
+        name.
 
         Raises:
             ValueError: no scheme has that name.
@@ -94,7 +93,7 @@ class WeightSyncScheme(Configuration):
             model_id: id of the model: its path from the context, such as ``"policy"``.
             context: object with the model and the connections to the workers as attributes; held weakly.
             kwargs: the same values without a context; each scheme documents its own. ``source_model`` (or ``model``) is
-            the model that ``send()`` without weights sends, if the context does not have it.
+            the model that ``send()`` without weights sends, if the context has none.
 
         Raises:
             ValueError: there are no workers.
@@ -108,11 +107,11 @@ class WeightSyncScheme(Configuration):
         self._become_sender(sender, model_id, context, kwargs.get("source_model", kwargs.get("model")))
 
     def init_on_worker(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Make this a worker's end.
+        """Make this the worker's end.
 
         Args:
             model_id: as at the sender; the worker's model is looked up under that path when weights are applied, unless
-            the context's ``get_model`` or ``model=`` gives it.
+            the context's ``get_model`` or ``model=`` provides it.
             context, kwargs: as at the sender.
 
         Raises:
@@ -123,21 +122,21 @@ class WeightSyncScheme(Configuration):
         self._become_receiver(receiver, model_id, context, self._model_of(model_id, context, kwargs))
 
     def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Iterable[tuple[int, Any]] | None:
-        """Return the workers' ids, and for each the argument of ``create_transport``; None if there are none."""
+        """Return the workers' ids, each with the argument for ``create_transport``; None if there are no workers."""
         raise NotImplementedError
 
     def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> TransportBackend | None:
-        """Return the transport from the sender; None if only calls bring weights."""
+        """Return the transport from the sender; None if weights arrive only by calls."""
         raise NotImplementedError
 
     def _model_of(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the worker's model: the context's ``get_model``, ``model=``, or the id, for a later look-up."""
+        """Return the worker's model: the context's ``get_model``, ``model=``, or the id, for later lookup."""
         get_model = getattr(context, "get_model", None)
         found = get_model(model_id) if get_model is not None else kwargs.get("model")
         return model_id if found is None else found
 
     def init_on_receiver(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Make this a worker's end (newer TorchRL's name for ``init_on_worker``)."""
+        """Make this the worker's end (newer TorchRL's name for ``init_on_worker``)."""
         self.init_on_worker(model_id, context, **kwargs)
 
     def get_sender(self) -> WeightSender:
@@ -165,7 +164,7 @@ class WeightSyncScheme(Configuration):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
-        if self.options.select != "all":  # the function looks at the parameters themselves
+        if self.options.select != "all":  # the function needs the parameters themselves
             sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # checked before
         self._sender = sender
         self._initialized_on_sender = True
@@ -187,14 +186,14 @@ class WeightSyncScheme(Configuration):
         The other side must connect, too; a worker may instead ``receive`` or ``serve``.
 
         Args:
-            weights: at the sender: initial weights of the workers, version 1; by default the model's.
+            weights: at the sender: the workers' initial weights, version 1; by default the model's weights.
             timeout: seconds to wait for the other side.
 
         Returns:
             None; in a coroutine, a ``Work``.
 
         Raises:
-            DeadlineExceeded: a peer did not connect; the text names it.
+            DeadlineExceeded: a peer did not connect; the error names it.
             ValueError: the sender has no model, and no ``weights`` were given.
             RuntimeError: neither end has been initialised.
         """
@@ -203,7 +202,7 @@ class WeightSyncScheme(Configuration):
         return self.get_receiver().connect(timeout=timeout)
 
     def close(self) -> Any:
-        """Release the resources of both ends; in a coroutine, return a ``Work``. Idempotent."""
+        """Release both ends' resources; in a coroutine, return a ``Work``. Idempotent."""
         ends: list[WeightSender | WeightReceiver] = [end for end in (self._sender, self._receiver) if end is not None]
         self._sender = self._receiver = None
         self._initialized_on_sender = self._initialized_on_worker = False
@@ -253,7 +252,7 @@ class WeightSyncScheme(Configuration):
 
 
 def register_weight_sync_backend(name: str) -> Callable[[S], S]:
-    """Return a decorator that registers a scheme: ``WeightSyncScheme.from_backend(name)`` then creates one.
+    """Return a decorator that registers a scheme, which ``WeightSyncScheme.from_backend(name)`` then creates.
 
     Raises:
         ConfigError: another scheme has that name.
@@ -270,8 +269,8 @@ def register_weight_sync_backend(name: str) -> Callable[[S], S]:
 
 
 def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
-    """Return the first of these attributes of the context or, without a context, of these arguments; None without
-    any."""
+    """Return the first of these attributes of the context or, without a context, of these arguments; None if there is
+    none."""
     for name in names:
         found = kwargs.get(name) if context is None else getattr(context, name, None)
         if found is not None:

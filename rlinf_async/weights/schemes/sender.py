@@ -31,8 +31,8 @@ class SendRequest(NamedTuple):
     """Arguments of one send.
 
     Attributes:
-        links: transports by worker id to workers that read published weights.
-        deliveries: deliveries to the other workers; None if there can be none.
+        links: transports, by worker id, to workers that read published weights.
+        deliveries: deliveries to the other workers; None if none are possible.
         version: number of the version; None for the next.
         call: counted call, by which ranks of sharded weights recognise that they are in the same call.
     """
@@ -48,12 +48,12 @@ class SendRequest(NamedTuple):
 class WeightSender(WorkerRoster):
     """Sender of one model's weights to workers; created by a scheme's ``init_on_sender``.
 
-    In a coroutine, ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work``;
+    In a coroutine, ``send``, ``send_async``, ``wait_async`` and ``connect`` start immediately and return a ``Work``;
     elsewhere they block. The call itself refuses wrong arguments. A send that fails at some workers has reached the
     others.
 
-    If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own, and rank 0 sends whole ones to
-    the workers; the other ranks only take part, whichever workers they were given.
+    If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own shards, and rank 0 sends whole
+    weights to the workers; the other ranks only take part, whichever workers they were given.
 
     Example:
         report = await sender.send(model)          # every worker has applied it
@@ -81,7 +81,7 @@ class WeightSender(WorkerRoster):
 
     @property
     def _pending(self) -> SyncHandle | None:
-        """The handle of an async send whose outcome has not been reported."""
+        """Handle of an async send whose outcome has not been reported."""
         return next(iter(self._sending.untold), None)
 
     def __repr__(self) -> str:
@@ -90,7 +90,7 @@ class WeightSender(WorkerRoster):
 
     @property
     def version(self) -> int:
-        """The version that was sent last; 0 before the first."""
+        """The last version sent; 0 before the first."""
         return self._sending.version
 
     def _set_context(self, context: Any, model_id: str | None = None) -> None:
@@ -111,19 +111,18 @@ class WeightSender(WorkerRoster):
         """Send weights, and wait until the workers have applied them.
 
         Args:
-            weights: a module, a dict, a TensorDict, or the path of a module in the context; by default the scheme's
-                model.
+            weights: a module, a dict, a TensorDict, or a module's path in the context; by default the scheme's model.
             worker_ids: ids of the workers; by default all.
-            version: higher than the last one; by default the next number.
-            timeout: seconds that the workers have; by default the scheme's ``ack_timeout``.
+            version: must be higher than the last version; by default the next number.
+            timeout: seconds within which workers must answer; by default the scheme's ``ack_timeout``.
 
         Returns:
-            A ``SyncReport``; in a coroutine, a ``Work`` with it.
+            A ``SyncReport``; in a coroutine, a ``Work`` of one.
 
         Raises:
             RuntimeError: an earlier send has not ended.
-            ValueError: a worker is not registered, there is nothing to send, or a number is out of range. Nothing was
-            sent to any worker.
+            ValueError: a worker is not registered, there is nothing to send, or a number is out of range. No worker was
+            sent anything.
             TypeError: a version or timeout is not a number.
             DeadlineExceeded, PeerLost, Exception: the error of a worker; the notes name all failed workers.
         """
@@ -158,13 +157,13 @@ class WeightSender(WorkerRoster):
     ) -> Any:
         """Send weights; return once they may change. ``wait_async`` must follow.
 
-        The arguments and errors are those of ``send``; ``wait_async`` raises the errors of workers.
+        Arguments and errors are those of ``send``, but ``wait_async`` raises the workers' errors.
 
         Raises:
             RuntimeError: an earlier send has not ended; or a transport cannot send without waiting.
 
         Returns:
-            The version; in a coroutine, a ``Work`` with it.
+            The version; in a coroutine, a ``Work`` of it.
         """
         wanted = (self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
@@ -173,10 +172,10 @@ class WeightSender(WorkerRoster):
         """Wait until the workers have applied the weights of ``send_async``.
 
         Args:
-            timeout: seconds to wait; afterwards the send is still pending.
+            timeout: seconds to wait, after which the send is still pending.
 
         Returns:
-            A ``SyncReport``; in a coroutine, a ``Work`` with it.
+            A ``SyncReport``; in a coroutine, a ``Work`` of one.
 
         Raises:
             RuntimeError: nothing is pending.
@@ -205,7 +204,7 @@ class WeightSender(WorkerRoster):
         version: int | None,
         timeout: float | None,
     ) -> SendRequest:
-        self._check_open()  # the sender may have been closed during the search for its workers
+        self._check_open()  # the sender may have been closed during the search for workers
         check_seconds(timeout)
         if version is not None:
             version = self._sending.publisher.next_version(version)
@@ -249,7 +248,7 @@ class WeightSender(WorkerRoster):
         return await send(self._prepare(*wanted))
 
     async def _publish(self, wanted: SendRequest) -> SyncHandle:
-        self._check_open()  # another thread may have closed it while this one waited for its turn
+        self._check_open()  # another thread may have closed the sender during the wait
         weights, links, deliveries, version, timeout, call = wanted
         publisher = self._linked(links)
         facts: dict[str, Any] = {"version": version, "timeout": timeout, "call": call, "deliveries": deliveries}
@@ -261,7 +260,7 @@ class WeightSender(WorkerRoster):
         return handle
 
     def _shown(self) -> Any:
-        """Return views of the latest version, in the strategy's form; None if it is not in the CPU's memory."""
+        """Return views of the latest version, in the strategy's form; None if it is not in CPU memory."""
         tree = None if self._sending.made is None else self._sending.made.shown
         return None if tree is None else self._strategy.extract_weights(tree)
 
@@ -274,7 +273,7 @@ class WeightSender(WorkerRoster):
         return publisher
 
     async def _report(self, handle: SyncHandle, timeout: float | None = None) -> SyncReport:
-        """Wait for the workers. Callers may repeat this after a cancellation."""
+        """Wait for the workers. May be called again after a cancellation."""
         with contextlib.ExitStack() as stack:
             for transport in self._transports.values():
                 if isinstance(transport, LinkTransport):
@@ -308,14 +307,14 @@ class WeightSender(WorkerRoster):
     def connect(self, weights: Any = None, *, timeout: float | None = 60.0) -> Any:
         """Connect to the workers, each of which must connect, receive or serve; they start with the model's weights.
 
-        These weights are version 1. If a version was sent already, this only connects to the workers.
+        These weights are version 1. If a version was already sent, this only connects to the workers.
 
         Args:
             weights: initial weights; by default the scheme's model.
 
         Raises:
             ValueError: there are neither weights nor a model, and the workers need an announcement.
-            DeadlineExceeded: a worker did not connect, or did not apply them; the notes name it.
+            DeadlineExceeded: a worker did not connect, or did not apply the weights; the notes name it.
         """
         wanted = self._sending.publisher.next_call(), weights, None, None, timeout
         self._check_open()
@@ -344,7 +343,7 @@ class WeightSender(WorkerRoster):
         If weights are published, the successor gets the latest version as soon as it connects, receives or serves.
 
         Args:
-            pipe_or_worker: its new pipe, or its group and rank, as for ``init_on_sender``.
+            pipe_or_worker: the successor's pipe, or its group and rank, as for ``init_on_sender``.
 
         Raises:
             ValueError: no worker has that id.

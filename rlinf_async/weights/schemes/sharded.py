@@ -1,7 +1,7 @@
 """Sharded weights (FSDP, DTensor) in schemes: every rank of the trainer sends its shards, rank 0 sends to the workers.
 
-A publisher gathers bucket by bucket into the published memory.  For the other schemes rank 0 gathers a whole copy, in
-the CPU's memory.
+A publisher gathers bucket by bucket into the published memory.  For other schemes rank 0 gathers a whole copy in CPU
+memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rlinf_async.weights.model.shards import is_sharded
 
 
 def are_sharded(weights: Any) -> bool:
-    """True if this rank has only a part of the weights; never without a process group."""
+    """True if this rank has only part of the weights; never without a process group."""
     return dist.is_available() and dist.is_initialized() and _has_shards(weights)
 
 
@@ -34,12 +34,12 @@ def _has_shards(weights: Any) -> bool:
 
 
 def only_helps(weights: Any) -> bool:
-    """True if this rank has only a part of the weights, and another rank sends them to the workers."""
+    """True if this rank has only part of the weights, which another rank sends to the workers."""
     return are_sharded(weights) and not gathers_here()
 
 
 def gather_whole(weights: Any, call: GatherCall | None) -> Any:
-    """Return whole weights in the CPU's memory; None on ranks that only take part.
+    """Return whole weights in CPU memory; None on ranks that only take part.
 
     Collective. A rank that does not take part keeps the others waiting until torch's process group times out.
 

@@ -36,16 +36,16 @@ class _SharedSender(WeightSender):
 @register_weight_sync_backend("direct")
 @register_weight_sync_backend("shared")
 class SharedMemWeightSyncScheme(PipeScheme):
-    """Scheme for processes of this machine through shared memory, which each learns of over a pipe.
+    """Scheme for processes on this machine through shared memory, about which pipes notify them.
 
-    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, and shows the
-    weights packed last. A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves. The
-    message ``((model_id, notice), "register_shared_weights")`` notifies a worker's loop of registered weights; it
-    answers ``(None, "registered")``.
+    In contrast to ``MultiProcessWeightSyncScheme``, the sender has one transport for all workers, and shows the last
+    packed weights. A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves. The message
+    ``((model_id, notice), "register_shared_weights")`` notifies a worker's loop of registered weights; the loop answers
+    ``(None, "registered")``.
 
     Args:
-        policy_weights: TensorDicts by model id, which declare the models; no send writes to them.
-        auto_register: True allows sends of unregistered models.
+        policy_weights: TensorDicts by model id, which declare the models; sends do not write to them.
+        auto_register: True allows unregistered models to be sent.
 
     Raises:
         ConfigError: an option would have no effect here.
@@ -63,7 +63,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
 
     @property
     def policy_weights(self) -> dict[str, Any]:
-        """Weights sent last, by model id: views of the memory that workers read and that later versions overwrite; do
+        """Last weights sent, by model id: views of the memory that workers read and that later versions overwrite; do
         not write to them. Before the first send, the registered weights."""
         found = dict(self.transport.registered)
         sender = self._sender
@@ -72,7 +72,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
         return found
 
     def register_shared_weights(self, model_id: str, weights: Any) -> None:
-        """Register weights; the errors are those of ``SharedMemTransport.register_weights``."""
+        """Register weights; errors as for ``SharedMemTransport.register_weights``."""
         self.transport.register_weights(model_id, weights)
 
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
@@ -96,14 +96,14 @@ class SharedMemWeightSyncScheme(PipeScheme):
         return _SharedSender(self)
 
     def create_transport(self, pipe: Any) -> SharedMemTransport:
-        """Return the one transport, and register the pipe with it."""
+        """Return the shared transport, and register the pipe with it."""
         if pipe is not None:
             self.transport.register_pipe(pipe)
         return self.transport
 
     def prepare_weights(self, weights: Any, model_id: str, strategy: WeightStrategy, context: Any = None) -> Any:
         """Return the weights to send, as in the base class; for ``"policy"`` the context's ``_policy_weights_dict``
-        comes first."""
+        takes precedence."""
         if weights is None and model_id == "policy":
             known = getattr(context, "_policy_weights_dict", None)
             device = getattr(context, "policy_device", None)

@@ -1,4 +1,4 @@
-"""Options of every scheme: apply, dtypes, verification, deadlines; checks them, and refuses unsupported ones by
+"""Options of every scheme: apply, dtypes, verification, deadlines; checks them, and refuses unsupported options by
 name."""
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_SLOTS: Final = 64
-"""Limit on slots: each is a file and takes the memory of the weights, and slots beyond the number of late receivers
-stay unused."""
+"""Limit on slots, because each is a file as large as the weights, and slots beyond the number of late receivers stay
+unused."""
 
 
 @dataclass(frozen=True)
 class SyncOptions:
     """
     Args:
-        apply: ``"copy"``: a receiver's tensors are overwritten. ``"map"``: they are remapped to the memory that the
-        sender has written; nothing is copied, and writing to them ends the process by a fault or, on a GPU, is seen by
-        other receivers. A model on another GPU than the sender's is copied nevertheless. With
-        ``DistributedWeightSyncScheme``, that is the memory in which the weights have arrived. Weights that a call
-        brings as its argument are always copied.
-        slots: number of versions that fit into the memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
+        apply: ``"copy"`` overwrites a receiver's tensors. ``"map"`` remaps them to the memory that the sender has
+        written: nothing is copied, and writing to them ends the process by a fault or, on a GPU, changes what other
+        receivers see. A model on another GPU than the sender's is copied nevertheless. With
+        ``DistributedWeightSyncScheme``, the memory is the one in which the weights arrived. Weights passed as a call's
+        argument are always copied.
+        slots: number of versions kept in memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: dtype in which floating-point tensors are sent: a dtype, its name, or a function of (name,
-        dtype); None sends each in its own dtype.
-        behind: for ``publish``: earlier versions that may be pending when one is sent, at most 62; 2 by default.
-        ack_timeout: seconds that a receiver has to apply an update.
-        verify: ``"sha256"``: receivers hash their models' tensors once a version is applied, and the sender compares
-        the digests with its own; set it at both ends.
-        select: ``"all"``; ``"trainable"``: without parameters that do not require a gradient; or a function of (name,
-        tensor), which is given a module's parameters themselves.
-        strict_dtype: a receiver whose tensors have another dtype than the sent weights refuses these; by default it
-        casts them, as ``copy_`` does, if ``torch.can_cast`` allows it.
-        strip_prefix: prefix to remove from the names of this side's tensors: ``"module."``.
-        rename: transport names of this side's tensors, by their own names; or a function of these.
+        dtype); None keeps each tensor's dtype.
+        behind: for ``publish``: earlier versions that may be pending when a version is sent, at most 62; by default 2.
+        ack_timeout: seconds within which a receiver must apply an update.
+        verify: ``"sha256"``: receivers hash their models' tensors after applying a version, and the sender compares the
+        digests with its own; set it at both ends.
+        select: ``"all"``; ``"trainable"``, which omits parameters that do not require a gradient; or a function of
+        (name, tensor), which receives a module's parameters themselves.
+        strict_dtype: a receiver refuses weights whose dtype differs from its tensors'; by default it casts them, as
+        ``copy_`` does, if ``torch.can_cast`` allows it.
+        strip_prefix: prefix to remove from this side's tensor names: ``"module."``.
+        rename: dict from this side's tensor names to transport names; or a function of these names.
         shard: ``(mesh, placements)`` of a receiver's plain tensors that are shards; or a function of (name, tensor)
-        that returns these, or None for a whole tensor."""
+        that returns them, or None for a whole tensor."""
 
     apply: str = "copy"
     slots: int | None = None
@@ -111,7 +111,7 @@ class SyncOptions:
         """Return the options, checked by name.
 
         Raises:
-            ConfigError: an option is unknown; the text proposes a similar one.
+            ConfigError: an option is unknown; the error suggests a similar one.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -127,7 +127,7 @@ class SyncOptions:
         """Refuse options that would have no effect.
 
         Raises:
-            ConfigError: an option that is not among these was given; the text says why it would have no effect.
+            ConfigError: an option not in ``honoured`` was given; the error says why it would have no effect.
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -138,7 +138,7 @@ class SyncOptions:
         """Refuse one option.
 
         Raises:
-            ConfigError: that option was given; the text says why it would have no effect.
+            ConfigError: the option was given; the error says why it would have no effect.
         """
         others = (field.name for field in dataclasses.fields(self) if field.name != name)
         self.refuse_others(*others, owner=owner, why=why)

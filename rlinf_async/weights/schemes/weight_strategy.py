@@ -1,4 +1,4 @@
-"""Extraction of weights from a model as a state dict or a TensorDict, and their application to one."""
+"""Extraction of weights from a model as a state dict or a TensorDict, and their application to a model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rlinf_async.weights.model.writing import plan_update
 
 
 class WeightStrategy:
-    """Extracts weights from models and applies them to models (the interface is TorchRL's).
+    """Extracts weights from models and applies them to models (TorchRL's interface).
 
     Args:
         extract_as: ``"tensordict"`` or ``"state_dict"``; ``apply_weights`` recognises the form of its weights. Without
-        the package tensordict, nested dicts take its place.
-        keep_vars: as for torch's ``state_dict``: include the parameters themselves, which know whether they are
+        the package tensordict, nested dicts replace TensorDicts.
+        keep_vars: as for torch's ``state_dict``: include the parameters themselves, which show whether they are
         trained, instead of detached tensors.
-        strict_dtype: ``apply_weights`` refuses another dtype than the destination's instead of casting.
+        strict_dtype: ``apply_weights`` refuses dtypes that differ from the destination's instead of casting.
 
     Raises:
-        ValueError: ``extract_as`` is neither.
+        ValueError: ``extract_as`` has another value.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class WeightStrategy:
         return f"WeightStrategy({self.extract_as!r})"
 
     def extract_weights(self, source: Any) -> Any:
-        """Return the weights of a source, without copying: its tensors are those of the source.
+        """Return a source's weights without copying them.
 
         =============  ========================================  =================================================
         source         as ``"tensordict"``                       as ``"state_dict"``
@@ -63,7 +63,7 @@ class WeightStrategy:
         =============  ========================================  =================================================
 
         Raises:
-            ValueError: the source is of another type.
+            ValueError: the source has an unsupported type.
         """
         if self.extract_as == "tensordict":
             return _as_tensordict(source)
@@ -80,7 +80,7 @@ class WeightStrategy:
     def apply_weights(self, destination: Any, weights: Any) -> None:
         """Write weights into a destination in place, or raise and write nothing.
 
-        Dtypes are cast, memory moves between devices, parameters stay the same objects, and tied tensors are written
+        Dtypes are cast, values move between devices, parameters stay the same objects, and tied tensors are written
         once. Keys without weights are unchanged.
 
         Args:
@@ -90,14 +90,14 @@ class WeightStrategy:
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.
-            ValueError: the destination or the weights are of another type.
+            ValueError: the destination or the weights have an unsupported type.
         """
         if not isinstance(weights, Notice):
             plan_update(destination, weights, strict_dtype=self._strict_dtype).write()
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
-    """Return a strategy by its name; raise ValueError for an unknown name."""
+    """Return a strategy by name; raise ValueError for an unknown name."""
     if strategy not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(strategy, **options)
@@ -137,7 +137,7 @@ def _extra_states(module: nn.Module) -> dict[Path, Any]:
 
 
 def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
-    """Return the source with a TensorDict in place of each module, which would otherwise count as a value."""
+    """Return the source with each module, which would otherwise count as a value, replaced by a TensorDict."""
     found: dict[Any, Any] = {}
     for key, value in source.items():
         key_path(key)

@@ -38,15 +38,15 @@ class WorkerLinkTransport(LinkTransport):
         return self._link is None or self._link.error is None
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Refuse a single send.
+        """Refuse to send to a single worker.
 
         Raises:
-            NotImplementedError: always: a sender publishes to all its workers at once.
+            NotImplementedError: always, because a sender publishes to all its workers at once.
         """
         raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return None: weights arrive only over the link."""
+        """Return None, because weights arrive only over the link."""
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,12 +85,12 @@ class WorkerWeightSyncScheme(CallingScheme):
         class Trainer(Worker):
             async def train(self, scheme):
                 scheme.init_on_sender("policy", receivers="rollout", source_model=self.model)
-                async with scheme:                                 # every rank of "rollout" is there, and fits
+                async with scheme:                                 # every rank of "rollout" has connected
                     for batch in self.batches:
                         self.step(batch)
                         await scheme.get_sender().send_async()     # packed: the next step may begin
                         ...
-                        await scheme.get_sender().wait_async()     # everybody has it
+                        await scheme.get_sender().wait_async()     # every worker has applied it
 
         class Rollout(Worker):
             async def rollout(self, scheme):
@@ -100,12 +100,12 @@ class WorkerWeightSyncScheme(CallingScheme):
                     async with scheme.get_receiver().reading() as version:
                         samples = self.collect(), version
 
-    ``init_on_worker`` takes ``sender``, group and rank of the trainer, without which only calls bring weights; and
+    ``init_on_worker`` takes ``sender``, the trainer's group and rank, without which weights arrive only by calls; and
     ``model``.
 
-    A process that holds handles, such as the driver, can send, too: with ``remote_collectors=group``, it calls the
-    method ``update_policy_weights_(policy_or_weights)`` of every rank; the weights travel once to each node. Options of
-    shared memory, such as ``apply="map"``, are then refused.
+    A process that holds handles, such as the driver, can send, too: with ``remote_collectors=group``, it calls every
+    rank's ``update_policy_weights_(policy_or_weights)``; the weights are sent once to each node. Options for shared
+    memory, such as ``apply="map"``, are then refused.
     """
 
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
@@ -114,7 +114,7 @@ class WorkerWeightSyncScheme(CallingScheme):
         """Make this the trainer's end.
 
         Args:
-            kwargs: ``receivers``, in a worker: the name of a group, meaning all its present ranks, or a list of
+            kwargs: ``receivers``, in a worker: the name of a group, meaning all its current ranks, or a list of
             ``(group, rank)``, in the order of the workers' ids. Or ``remote_collectors``: a worker group, or a list of
             groups of one rank. ``source_model``.
 
@@ -145,7 +145,7 @@ class WorkerWeightSyncScheme(CallingScheme):
         """Return the transport to one worker.
 
         Args:
-            pipe_or_context: ``(group, rank)`` of the other worker; or a handle to call it.
+            pipe_or_context: ``(group, rank)`` of the other worker; or a handle with which to call it.
         """
         if isinstance(pipe_or_context, tuple):
             return WorkerLinkTransport(*pipe_or_context)

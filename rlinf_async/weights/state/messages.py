@@ -1,11 +1,11 @@
-"""Messages between a sender and its receivers over a link: lists of plain data, the first item being the kind.
+"""Messages between a sender and its receivers over a link: lists of plain data whose first item is the kind.
 
     sender -> receiver
       HELLO    manifest, extra, slots, memory, version     layout of the versions; the version already available, or 0
       PUBLISH  version, memory, moment                     a version is available in memory of this machine; 0
                                                            without memory asks: do the weights fit?
       LEAVE    reason                                      no version will follow, because the sender has failed
-      HOST     …, line                                     as HELLO; also allocate memory for your machine's receivers
+      HOST      …, line                                     as HELLO; also allocate memory for your machine's receivers
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as in ``RelayPlan``; the facts of
                                                            WHOLE are its extra
     receiver -> sender

@@ -1,4 +1,4 @@
-"""Report of one update: its acknowledgement by each worker, its bytes and seconds."""
+"""Report on one update: each worker's acknowledgement, and the update's size and duration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Ack:
     Attributes:
         status: ``"applied"``, or ``"failed"``.
         version: the sent version.
-        error: the reason why the worker lacks the version.
+        error: why the worker lacks the version.
         t_recv, t_apply: seconds from publishing until the worker received it, and seconds to apply it.
         t_pause: seconds during which readers of the worker's weights were kept out.
-        digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its dtype.
+        digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its own dtype.
 
-    The seconds are None for a failed worker, and if a call or torch's store brings the weights.
+    The seconds are None for a failed worker, and if the weights arrived by a call or through torch's store.
     """
 
     status: str
@@ -42,7 +42,7 @@ class SyncReport:
         bytes: size of the weights as sent to one worker.
         t_stage: seconds until the source was free to change.
         t_total: seconds until the last worker had answered.
-        is_known: False on ranks that do not send, and so do not know the outcome.
+        is_known: False on ranks that do not send, and therefore do not know the outcome.
     """
 
     version: int
@@ -58,8 +58,8 @@ class SyncReport:
         return {worker_id: ack.error for worker_id, ack in self.per_worker.items() if ack.error is not None}
 
     def __str__(self) -> str:
-        """Return a summary for people: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which
-        staging ...``."""
+        """Return a readable summary: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which staging
+        ...``."""
         if not self.is_known:
             return f"version {self.version}: rank 0 sends it, and knows who has it"
         failed = self.failed
@@ -73,7 +73,7 @@ class SyncReport:
         """Raise if a worker does not have this version.
 
         Raises:
-            BaseException: a copy of the first failed worker's error; its notes name all of them.
+            BaseException: a copy of the first failed worker's error; its notes name all failed workers.
         """
         failed = self.failed
         if not failed:

@@ -1,4 +1,4 @@
-"""Rules of versions: numbers that a sender may give, a receiver's judgement, and the ledger of which receiver has which
+"""Rules of versions: valid numbers at a sender, a receiver's judgement, and the ledger of which receiver has which
 version.
 
 Plain state without IO.
@@ -14,14 +14,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 _LARGEST: Final = (1 << 63) - 1
-"""Largest version: versions are sent as 8 bytes."""
+"""Largest version that fits into the 8 bytes in which versions are sent."""
 
 
 def number_of(version: Any) -> int:
-    """Return the number that ``version=`` gives.
+    """Return the number given as ``version=``.
 
     Raises:
-        TypeError: it is not an integer; a bool is not accepted.
+        TypeError: it is not an integer; a bool is refused, too.
         ValueError: it is negative, or does not fit into 8 bytes.
     """
     try:
@@ -36,10 +36,10 @@ def number_of(version: Any) -> int:
 
 
 def next_version(last: int, version: int | None = None) -> int:
-    """Return the number of the version that follows ``last``: the next one, or the one that the caller gives.
+    """Return the number of the version that follows ``last``: the next number, or the caller's.
 
     Raises:
-        ValueError: it is not greater than the last one, or does not fit into 8 bytes.
+        ValueError: it is not greater than ``last``, or does not fit into 8 bytes.
         TypeError: it is not an integer.
     """
     number = number_of(last + 1 if version is None else version)
@@ -49,13 +49,13 @@ def next_version(last: int, version: int | None = None) -> int:
 
 
 class Judgement(Enum):
-    """Judgement of weights that have reached a receiver."""
+    """Judgement on weights that have reached a receiver."""
 
     APPLY = auto()
     DUPLICATE = auto()
-    """The model already has them: acknowledge, but do not write."""
+    """The model already has these weights: acknowledge, but do not write."""
     STALE = auto()
-    """The model has later ones, or another sender's version with that number: do not write."""
+    """The model has a later version, or another sender's version with that number: do not write."""
 
 
 class Reception:
@@ -63,10 +63,10 @@ class Reception:
 
     Attributes:
         version: applied version; 0 before the first.
-        sender: sender of that version, if known.
+        sender: that version's sender, if known.
         published: latest version known to the receiver.
         is_whole: False after a write that failed midway, until a complete version is applied.
-        is_there: False after the destination was replaced, until a complete version is applied there.
+        is_there: False after the destination was replaced, until a complete version is applied to the new one.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Reception:
         self.published = max(self.published, version)
 
     def judge(self, version: int, sender: Any = None) -> Judgement:
-        """Judge a complete version by its number, whatever path it took.
+        """Judge a complete version by its number, however it arrived.
 
         a later version than the applied one                       APPLY
         the same one, if torn or missing in the destination         APPLY
@@ -110,7 +110,7 @@ class Reception:
         self.is_whole = self.is_there = True
 
     def overwritten(self, version: int, sender: Any = None) -> None:
-        """Record a version that may lack tensors: a torn destination stays torn.
+        """Record a version that may lack tensors, so that a torn destination stays torn.
 
         Raises:
             ValueError: as for ``applied``.
@@ -136,7 +136,7 @@ class Versioned:
 
     @property
     def version(self) -> int:
-        """The version in the model; 0 before the first. It never goes back."""
+        """The version in the model; 0 before the first. It never decreases."""
         return self._reception.version
 
     @property
@@ -146,7 +146,7 @@ class Versioned:
 
     @property
     def staleness(self) -> int:
-        """Number of versions by which the model is behind."""
+        """Number of versions by which the model lags behind."""
         return self._reception.staleness
 
 
@@ -155,8 +155,8 @@ class LedgerEntry:
     """One receiver in the ledger.
 
     Attributes:
-        acked: latest version that it has acknowledged; 0 if none.
-        trouble: reason why it may lack later versions; its next version must be complete.
+        acked: latest version that the receiver has acknowledged; 0 if none.
+        trouble: why the receiver may lack later versions; its next version must be complete.
     """
 
     acked: int = 0
@@ -172,7 +172,7 @@ class _VersionUnderWay:
 class VersionLedger:
     """Sent versions and their acknowledgements.
 
-    Acknowledgements are matched by version, never by order: a late, duplicate or unrelated one does not affect the
+    Acknowledgements are matched by version, never by order, so that late, duplicate or unrelated ones do not affect the
     awaited version.
     """
 
@@ -192,7 +192,7 @@ class VersionLedger:
         return complete
 
     def check(self, version: int | None) -> int:
-        """Return the number of the next version; the errors are those of ``next_version``."""
+        """Return the next version's number; errors as for ``next_version``."""
         return next_version(self.version, version)
 
     @property
@@ -206,7 +206,7 @@ class VersionLedger:
         Args:
             answers: answers on behalf of receivers that have already ended.
         """
-        # Check everything before the first change: a refused version must not use up its number.
+        # Check everything before the first change, because a refused version must not use up its number.
         waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
@@ -221,20 +221,20 @@ class VersionLedger:
     def answer(
         self, target: Any, version: int, answer: Any, trouble: Any = None, *, compared: Collection[int] = ()
     ) -> list[int]:
-        """Record a target's answer, which also answers earlier versions that it has skipped.
+        """Record a target's answer, which also answers earlier versions that the target has skipped.
 
         Args:
-            trouble: reason why the target lacks the version.
-            compared: versions that it has applied and that are being compared.
+            trouble: why the target lacks the version.
+            compared: versions that the target has applied and that are being compared.
 
         Returns:
-            The versions that are complete now, so that ``finish`` is due.
+            The versions that are now complete and must be passed to ``finish``.
         """
         earlier = [each for each in self._pending if each < version and each not in compared]
         return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
 
     def settle(self, target: Any, version: int, answer: Any, trouble: Any = None) -> bool:
-        """Record the outcome of that version alone at a target; True if it is complete now."""
+        """Record a target's outcome for that version alone; True if the version is now complete."""
         known = self.targets.get(target)
         if known is None:
             return False
@@ -252,7 +252,7 @@ class VersionLedger:
         return not sending.waiting
 
     def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
-        """Record that a receiver will not answer any more; return the versions that are complete now."""
+        """Record that a receiver will not answer any more; return the versions that are now complete."""
         return [version for version in list(self._pending) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:

@@ -1,4 +1,4 @@
-"""``SharedMemTransport``: registered weights of a sender, by model, and its workers' pipes."""
+"""``SharedMemTransport``: a sender's registered weights, by model, and its workers' pipes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class SharedMemTransport(SilentTransport):
-    """Registered weights by model, and the pipes of the workers that it notifies.
+    """Registered weights by model, and the pipes of the workers to notify.
 
-    Within a scheme the workers read the memory that the sender has packed, and
-    ``SharedMemWeightSyncScheme.policy_weights`` shows it. By itself this transport writes to the registered weights, in
+    Within a scheme the workers read the memory that the sender has packed, which
+    ``SharedMemWeightSyncScheme.policy_weights`` shows. By itself this transport writes to the registered weights, in
     the calling thread, and notifies no worker.
 
     Args:
         policy_weights: TensorDicts by model id.
-        auto_register: True registers a model at its first send, with a copy of the sent weights.
+        auto_register: True registers a model when it is first sent, with a copy of the sent weights.
 
     Raises:
         ValueError: a value is not a TensorDict.
@@ -45,7 +45,7 @@ class SharedMemTransport(SilentTransport):
             self.pipes.append(pipe)
 
     def register_weights(self, model_id: str, weights: Any) -> None:
-        """Register the weights of a model.
+        """Register a model's weights.
 
         Raises:
             ValueError: the weights are not a TensorDict.
@@ -86,7 +86,7 @@ class SharedMemTransport(SilentTransport):
         return at_once()
 
     def close(self) -> Any:
-        """Do nothing: registered weights stay."""
+        """Do nothing, because registered weights stay."""
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:

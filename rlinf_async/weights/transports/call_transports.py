@@ -1,4 +1,4 @@
-"""Transports that call a worker's method: its collector's, its hosted model's, or one by torch's rpc."""
+"""Transports that call a worker's method: its collector's, its hosted model's, or one reached by torch's rpc."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _METHODS: Final = {
 class WorkerTransport(CallTransport):
     """Transport to a worker with a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
 
-    If the method has a parameter ``version``, too, it gets the version, and may pass both on to
-    ``receiver.apply_weights``. ``model_id`` is not forwarded, because that worker knows its model. ``send_weights`` and
-    ``wait_ack`` raise an error of the method.
+    If the method also has a parameter ``version``, it receives the version, and may pass both on to
+    ``receiver.apply_weights``. ``model_id`` is not forwarded, because the worker knows its model. ``send_weights`` and
+    ``wait_ack`` raise the method's errors.
 
     Args:
-        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without it, a
-        send does nothing.
-        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors travel.
-        timeout: seconds that the worker has to accept the weights.
+        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without a
+        worker, a send does nothing.
+        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors are sent.
+        timeout: seconds within which the worker must accept the weights.
     """
 
     callee: Any = None
@@ -47,7 +47,7 @@ class WorkerTransport(CallTransport):
 
     @property
     def _method(self) -> tuple[str, str]:
-        """Name of the method, and of its argument."""
+        """Names of the method and of its argument."""
         return "update_policy_weights_", "policy_or_weights"
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
@@ -57,17 +57,17 @@ class WorkerTransport(CallTransport):
 
 
 class WorkerActorTransport(WorkerTransport):
-    """Transport to a model inside a worker, instead of its collector (TorchRL's RayActorTransport).
+    """Transport to a model inside a worker, instead of the worker's collector (TorchRL's RayActorTransport).
 
-    It calls ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)`` of the actor.
-    Methods with a leading underscore of a worker group cannot be called from outside, so for a group it calls the names
-    without it. A method with a parameter ``version`` gets the version.
+    It calls the actor's ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)``. A
+    worker group's methods with a leading underscore cannot be called from outside, so for a group the underscore is
+    omitted. A method with a parameter ``version`` receives the version.
 
     Args:
-        actor_ref: a group of one rank, or any object with these methods.  Without it, a send does nothing.
+        actor_ref: a group of one rank, or any object with these methods.  Without an actor, a send does nothing.
         update_method: ``"tensordict"`` or ``"state_dict"``.
-        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors travel.
-        timeout: seconds that the actor has to accept the weights.
+        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors are sent.
+        timeout: seconds within which the actor must accept the weights.
     """
 
     def __init__(
@@ -91,11 +91,11 @@ class WorkerActorTransport(WorkerTransport):
         return _METHODS[self.how]
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Do nothing: the end of the call is the acknowledgement."""
+        """Do nothing, because the end of the call is the acknowledgement."""
         return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Do nothing: the end of the call is the acknowledgement."""
+        """Do nothing, because the end of the call is the acknowledgement."""
         return at_once()
 
 
@@ -104,12 +104,12 @@ class RPCTransport(WorkerTransport):
 
     For a worker of this framework, ``collector_info`` is a group of one rank, whose ``update_policy_weights_`` is
     called. For torch.distributed.rpc, which torch no longer maintains, ``collector_info`` names the process and
-    ``collector_rref`` the object there, with which ``collector_class.update_policy_weights_`` is called; without one of
-    the first two, a send does nothing. A method with a parameter ``version`` gets the version. Torch cannot cancel a
-    call and runs several in any order: ``receiver.apply_weights``, if it gets the version, refuses older weights.
+    ``collector_rref`` the object in it with which ``collector_class.update_policy_weights_`` is called; if either is
+    missing, a send does nothing. A method with a parameter ``version`` receives the version. Torch cannot cancel a call
+    and runs several in any order; ``receiver.apply_weights``, given the version, refuses older weights.
 
     Args:
-        timeout: seconds that the worker has to accept the weights.
+        timeout: seconds within which the worker must accept the weights.
     """
 
     def __init__(
@@ -132,12 +132,12 @@ class RPCTransport(WorkerTransport):
 
         update = self.how.update_policy_weights_
         args = self._object, detached(weights)
-        # Set no torch deadline: the transport has its own.
+        # Set no torch deadline, because the transport has its own.
         future = rpc.rpc_async(callee, update, args=args, kwargs=told(update, version), timeout=0)
         return _TorchCall(future, self._describe())
 
     def wait_ack(self) -> Any:
-        """Wait for the end of the call; without one, return at once."""
+        """Wait for the end of the call; if there is none, return immediately."""
         return super().wait_ack() if self.is_pending else at_once()
 
 

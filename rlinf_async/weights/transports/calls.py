@@ -25,8 +25,8 @@ _NONE: Final = object()
 class CallTransport:
     """Base of transports by call; at most one call may be open.
 
-    The worker's exception is raised here as itself, and its death as ``WorkerDied``. A worker's method with a parameter
-    ``version`` gets the version of the weights.
+    The worker's exception is raised here as itself, and its death as ``WorkerDied``. If the worker's method has a
+    parameter ``version``, it receives the version of the weights.
 
     Args:
         timeout: seconds that the call may take; None for no limit.
@@ -42,7 +42,7 @@ class CallTransport:
         """The last call, awaited or not."""
         self._patience = timeout
         self.nbytes = 0
-        """Size in bytes of the weights sent last."""
+        """Size in bytes of the last weights sent."""
 
     @property
     def callee(self) -> Any:
@@ -66,7 +66,7 @@ class CallTransport:
             return None
         made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
         if inspect.iscoroutine(made) and running_loop() is not None:
-            made = self._adapter.run(made, self._describe())  # must start now, even if nobody awaits it
+            made = self._adapter.run(made, self._describe())  # start now, even if nobody awaits it
         self._open = made if isinstance(made, Work) else None
         return made
 
@@ -76,18 +76,18 @@ class CallTransport:
     def send_weights(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Call, and wait for the end of the call.
+        """Call, and wait for the call to end.
 
         Args:
-            version: version of the weights; None lets the worker count by itself.
-            timeout: seconds for this call; by default the transport's.
+            version: version of the weights; None lets the worker count versions itself.
+            timeout: seconds for this call; by default the transport's timeout.
         """
         return self._adapter.run(self._finish(self._call(weights, version, timeout)), self._describe())
 
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Start the call; on return the weights are copied. ``wait_ack`` waits for the end of the call."""
+        """Start the call; on return the weights have been copied. ``wait_ack`` waits for the call to end."""
         callee = self.callee  # a group's call copies them itself
         ours = weights if callee is None or isinstance(callee, WorkerGroup) else copied(weights)
         self._pending = self._call(ours, version, timeout)
@@ -95,15 +95,15 @@ class CallTransport:
 
     @property
     def is_pending(self) -> bool:
-        """True if the end of a send has not been awaited."""
+        """True if nobody has awaited the last send's end."""
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
-        """Wait for the end of the call that ``send_weights_async`` has made.
+        """Wait for the end of the call made by ``send_weights_async``.
 
         Raises:
-            RuntimeError: nothing was sent.
-            DeadlineExceeded: the call took too long; it has been cancelled.
+            RuntimeError: nothing has been sent.
+            DeadlineExceeded: the call took too long, and has been cancelled.
             Exception: raised by the call.
         """
         if not self.is_pending:
@@ -112,7 +112,7 @@ class CallTransport:
         return self._adapter.run(self._finish(pending), self._describe())
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return None: the call itself brings the weights."""
+        """Return None, because the call itself carries the weights."""
         return at_once()
 
     def check_connection(self) -> bool:
@@ -143,7 +143,7 @@ class CallTransport:
 
 
 async def finish(result: Any, timeout: float | None, what: str) -> Any:
-    """Return the result of a call, awaiting it if necessary; cancel the call with the last waiter.
+    """Return the result of a call, awaiting it if necessary; cancelling the last waiter cancels the call.
 
     Raises:
         DeadlineExceeded: the call took longer than ``timeout`` seconds.
@@ -178,16 +178,16 @@ def cancel(work: Work[Any]) -> None:
 
 
 def told(method: Any, version: int | None) -> dict[str, int]:
-    """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
+    """Return ``version=`` as an argument for a method with a parameter of that name, else no argument."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # the object is not a function, or has no signature
+    except (TypeError, ValueError):  # no function, or no signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
 
 def method_of(callee: Any, name: str) -> Any:
-    """Return a method as its author wrote it: for a group, that of the worker's class."""
+    """Return a method as its author wrote it; for a group, the method of the worker's class."""
     return getattr(callee._worker_cls if isinstance(callee, WorkerGroup) else callee, name, None)
 
 
@@ -201,13 +201,13 @@ def detached(weights: Any) -> Any:
 
 
 def copied(weights: Any) -> Any:
-    """Return copies, which share memory if tensors are tied; other values are copied, too."""
+    """Return copies, which share memory where tensors are tied; other values are copied, too."""
     clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clone(tensor: torch.Tensor) -> torch.Tensor:
         memory = memory_of(tensor)
         if memory not in clones:
-            clones[memory] = tensor.detach().clone(), tensor  # the tensor must stay alive, because its id is in the key
+            clones[memory] = tensor.detach().clone(), tensor  # keeps the tensor alive, because its id is in the key
         return clones[memory][0]
 
     def copy_of(value: Any) -> Any:
@@ -221,7 +221,7 @@ def copied(weights: Any) -> Any:
             return same
         if isinstance(value, Mapping):
             return {key: copy_of(part) for key, part in value.items()}
-        # Torch's own copy of a parameter refuses sparse ones, and ignores ties to other tensors.
+        # Torch's own copy of a parameter refuses sparse parameters, and ignores ties to other tensors.
         found = value.parameters() if isinstance(value, nn.Module) else ()
         memo = {id(each): nn.Parameter(clone(each), each.requires_grad) for each in found if not is_lazy(each)}
         return copy.deepcopy(value, memo)
@@ -230,7 +230,7 @@ def copied(weights: Any) -> Any:
 
 
 def size_of(weights: Any) -> int:
-    """Return the size of the tensors, tied ones once; 0 for anything but weights."""
+    """Return the total size of the tensors, counting tied ones once; 0 for anything but weights."""
     try:
         return ParamTree.of(weights).nbytes
     except (KeyError, ValueError):

@@ -25,22 +25,22 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-"""Limit in seconds for the thread to return: it may wait for a store that has stopped, or for a new store client."""
+"""Limit in seconds for the thread to return, which may wait for a stopped store, or for a new store client."""
 
 
 class DistributedTransport:
     """Transport to one worker of a torch.distributed job.
 
-    A store signals that weights come and that they were applied; the packed weights travel by a private process group,
-    because the job's default group may be in use, or may not exist. Weights are copied before they are sent. Without a
-    store or a rank, the transport neither sends nor receives.
+    A store announces weights and their application; a private process group carries the packed weights, because the
+    job's default group may be in use, or may not exist. Weights are copied before they are sent. Without a store or a
+    rank, the transport neither sends nor receives.
 
     Args:
         store: a ``TCPStore``, or another store that can be cloned.
-        rank: rank of the worker, counted from 1; 0 is the trainer.
-        sync: accepted for TorchRL's callers; the copy is kept until the worker answers either way.
+        rank: the worker's rank, counted from 1; 0 is the trainer.
+        sync: accepted for TorchRL's callers; the copy is always kept until the worker answers.
         backend: ``"gloo"``, or ``"nccl"`` if each end has its own GPU.
-        timeout: seconds in which the worker has to answer.
+        timeout: seconds within which the worker must answer.
     """
 
     carries_version: Final = True
@@ -61,22 +61,22 @@ class DistributedTransport:
         self._transport_dtype = transport_dtype
         self.timeout = timeout
         self.version: int | None = None
-        """The version that was sent or received last."""
+        """The last version sent or received."""
         self.sender: str | None = None
-        """Sender of the version received last; another sender counts from the beginning."""
+        """Sender of the last received version; another sender's count starts anew."""
         self.nbytes = 0
-        """Packed size in bytes of the weights sent last."""
+        """Packed size in bytes of the last weights sent."""
         self._adapter = SyncAdapter()
-        # The other thread may still be sending the previous version.
+        # A separate thread, because the other may still be sending the previous version.
         self._packing = WorkerThread(f"packing for rank {rank}")
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
         self._mail: StoreMail | None = None
         self._stop = threading.Event()
-        """Event to interrupt the calls made since the last ``give_up``."""
+        """Event that interrupts the calls made since the last ``give_up``."""
         self._sending: _ThreadCall | None = None
         self._receiving: _ThreadCall | None = None
-        """Call that receives a message; if its waiter is cancelled, the next one gets the message."""
+        """Call that receives a message; if its waiter is cancelled, the next waiter gets the message."""
 
     def __repr__(self) -> str:
         return f"<DistributedTransport rank {self._rank} by {self._backend}>"
@@ -90,14 +90,14 @@ class DistributedTransport:
 
         Args:
             version: version of the weights; by default one more than the last.
-            timeout: seconds for this message; by default the transport's. After a cancellation or a close meanwhile,
-            the caller does not wait for the worker, even if that has stopped.
+            timeout: seconds for this message; by default the transport's timeout. After a cancellation or a close, the
+            caller does not wait for the worker, even if that has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
             PeerLost: the connection broke.
             WrongAcknowledgement: the worker has sent an unexpected answer.
-            RemoteError: the worker could not apply it; the text says why.
+            RemoteError: the worker could not apply the weights; the error says why.
             SerializationError: a value other than a tensor cannot be pickled; nothing was sent.
         """
         return self._adapter.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
@@ -122,13 +122,13 @@ class DistributedTransport:
             raise ClosedError(f"{self!r} was closed while it packed")
         version = (self.version or 0) + 1 if version is None else version
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
-        # From here on the thread continues by itself: it can send the copy even if the source changes.
+        # From here on the thread continues by itself, and can send the copy even if the source changes.
         patience = self.timeout if timeout is None else timeout
         self._sending = _ThreadCall(self._thread, mail.send, head, packed, patience, stop)
         self.version, self.nbytes = version, packed.numel()
 
     def wait_ack(self) -> Any:
-        """Wait for the worker; the errors are those of ``send_weights``."""
+        """Wait for the worker; errors as for ``send_weights``."""
         return self._adapter.run(self._wait_ack(), f"the answer of {self!r}")
 
     async def _wait_ack(self) -> None:
@@ -180,7 +180,7 @@ class DistributedTransport:
         receiving = self._receiving
         with contextlib.suppress(Exception):  # the message's error is raised below, unless this was closed
             await receiving.async_wait(timeout)
-        # The transport was closed meanwhile, or nothing has arrived.
+        # The transport was closed during the wait, or nothing has arrived.
         if self._receiving is not receiving or not receiving.done():
             return None
         self._receiving = None
@@ -194,11 +194,11 @@ class DistributedTransport:
         return head["model_id"], weights
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Report to the sender that the weights received last were applied."""
+        """Report to the sender that the last received weights were applied."""
         return self._adapter.run(self._answer(message.encode()), f"the answer to {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
-        """Report to the sender that the weights received last could not be applied."""
+        """Report to the sender that the last received weights could not be applied."""
         return self._adapter.run(self._answer(error), f"the answer to {self!r}")
 
     async def _answer(self, answer: bytes | BaseException) -> None:
@@ -209,7 +209,7 @@ class DistributedTransport:
     # -- both ---------------------------------------------------------------------------------------------------
 
     def check_connection(self) -> bool:
-        """True if there is a store that answers."""
+        """True if there is a store and it answers."""
         try:
             return self._store is not None and self._store.check([f"NODE_{self._rank}_count"]) is not None
         except RuntimeError:
@@ -227,7 +227,8 @@ class DistributedTransport:
         left behind, and ends when the store answers or the process exits.
         """
         ending: list[_ThreadCall] = []  # all of these start in threads at once
-        # Interrupt pending calls only: without any, an answer may still have to be sent before the connection closes.
+        # Interrupt pending calls only; if there are none, an answer may still have to be sent before the connection
+        # closes.
         if self._sending is not None or self._receiving is not None:
             ending.append(self._interrupt())
         if self._mail is not None:

@@ -68,7 +68,7 @@ class MPTransport(LinkTransport):
             DeadlineExceeded: the other side does not read, or does not answer.
             PeerLost: the other side has exited.
             WrongAcknowledgement: the other side sent an unexpected answer.
-            RemoteError: the other side could not apply the weights; the text says why.
+            RemoteError: the other side could not apply the weights; the error says why.
         """
 
         async def send() -> None:
@@ -89,7 +89,7 @@ class MPTransport(LinkTransport):
         """Return ``(model_id, weights)``; None if nothing arrives within ``timeout`` seconds.
 
         Raises:
-            ValueError: another kind of message arrives.
+            ValueError: another kind of message arrived.
             PeerLost: the other side has exited.
         """
         return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
@@ -149,14 +149,14 @@ class MPTransport(LinkTransport):
         return SocketLink(name)
 
     def register(self, name: str) -> None:
-        """Notify the receiver's loop at once of a registered model, before there is a version."""
+        """Immediately notify the receiver's loop of a registered model, before there is a version."""
         link = self.invite(name)
         if name in self._registered and not self._has_posted:
             self._posts = [(link.notice(0), _REGISTER)]
             self._look()
 
     def announce(self, version: int) -> None:
-        """Put a notice into the pipe, unless an unread one is there or the receiver waits at the link."""
+        """Put a notice into the pipe, unless it contains an unread notice or the receiver waits on the link."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return
@@ -178,7 +178,7 @@ class MPTransport(LinkTransport):
             self._name_others()
 
     def _look(self) -> bool:
-        """Write and read as much as possible now. Return False if no more messages are expected."""
+        """Write and read as much as is possible now. Return False if no more messages are expected."""
         link = self._link
         if link is None or link.error is not None:
             return False
@@ -211,7 +211,7 @@ class MPTransport(LinkTransport):
             link.label = "the other end of the pipe" + no_match("sends weights of", self._mail.notices, link.name)
 
     def _name_others(self) -> None:
-        """Tell each sender of another model, once, that its notice was found while looking for this model's."""
+        """Tell each sender of another model, once, that its notice was found while searching for this model's."""
         link = self._link
         if link is not None and not self._invites and not link.is_joined:
             for other in list(self._mail.notices.values()):
@@ -220,7 +220,7 @@ class MPTransport(LinkTransport):
                     other.name_other(link.name)
 
     def close(self) -> Any:
-        """Drop the pipe, which stays open; in a coroutine, return a ``Work``."""
+        """Drop the pipe without closing it; in a coroutine, return a ``Work``."""
         self._adapter.release()
         return super().close()
 

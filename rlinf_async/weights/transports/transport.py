@@ -14,24 +14,24 @@ from rlinf_async.weights.waiting.execution import at_once
 class TransportBackend(Protocol):
     """Transport to one receiver (TorchRL's interface).
 
-    In a coroutine, the transports of this package start at once and return a ``Work`` to await; elsewhere they block. A
+    In a coroutine, this package's transports start immediately and return a ``Work`` to await; elsewhere they block. A
     user's transports may do either, may be plain blocking code, and may return any awaitable.
 
     A transport may have further members, which callers look up:
 
     ``send_weights_async(model_id, weights)``
-        Like ``send_weights``, but complete once ``weights`` may change; then ``wait_ack()`` waits for the receiver.
+        Like ``send_weights``, but returns once ``weights`` may change; ``wait_ack()`` then waits for the receiver.
     ``wait_ack()``
         Waits for the receiver; raises its error if the update failed there.
     ``send_ack(message="updated")``, ``check_ack(message="updated")``
         The receiver's acknowledgement that it has applied the last weights, and the sender's check of it.
     ``carries_version``
         True if ``send_weights`` and ``send_weights_async`` take the version and its time limit in seconds as further
-        arguments, and the receiver's transport has the version as ``version``. Otherwise the receiver counts.
+        arguments, and the receiver's transport has an attribute ``version``. Otherwise the receiver counts versions.
     ``nbytes``
-        Size in bytes of the weights sent last, as sent.
+        Size in bytes of the last weights sent, as sent.
     ``give_up()``
-        Abandons the last send; called from within a loop, so it must not wait.
+        Abandons the last send; must not wait, because it is called within a loop.
     ``check_connection() -> bool``
         True if the other side can be reached, as far as known.
     ``close()``
@@ -46,16 +46,16 @@ class TransportBackend(Protocol):
 
 
 class LinkTransport:
-    """Transport whose ends share memory: its link connects a publisher and a subscriber."""
+    """Transport whose ends share memory, because its link connects a publisher and a subscriber."""
 
     _link: Any = None
 
     def invite(self, name: str) -> WeightLink:
-        """Return the sender's end for the model of that name; created at its first use."""
+        """Return the sender's end for the model of that name, created at first use."""
         return self.open_link(name)
 
     def open_link(self, name: str) -> WeightLink:
-        """Return the receiver's end for the model of that name; created at its first use."""
+        """Return the receiver's end for the model of that name, created at first use."""
         if self._link is None:
             self._link = self._make_link(name)
         link: WeightLink = self._link
@@ -68,7 +68,7 @@ class LinkTransport:
         """Announce a version to a receiver that has not connected, or that needs a notice of each version."""
 
     def watching(self) -> AbstractContextManager[None]:
-        """Context manager for waits for the other side: services the pipe meanwhile."""
+        """Context manager: services the pipe during waits for the other side."""
         return contextlib.nullcontext()
 
     def check_connection(self) -> bool:
@@ -86,15 +86,15 @@ class SilentTransport:
     """Base of transports without a reverse direction."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return None: weights do not arrive as messages."""
+        """Return None, because weights do not arrive as messages."""
         return at_once()
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Do nothing: acknowledgements do not use this transport."""
+        """Do nothing, because acknowledgements do not use this transport."""
         return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Do nothing: acknowledgements do not use this transport."""
+        """Do nothing, because acknowledgements do not use this transport."""
         return at_once()
 
     def check_connection(self) -> bool:

@@ -1,7 +1,7 @@
-"""Waits of any loop and thread: for a condition, and at the gate between readers of the weights and their writer.
+"""Waits in any loop and thread: for a condition, and at the gate between readers and writers of the weights.
 
 reading()  any number at a time, in any task and thread
-writing()  one, alone; a reader that comes while it waits or writes reads afterwards
+writing()  one at a time, without readers; a reader that arrives while it waits or writes must wait its turn
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ConditionVar:
     """Condition variable for waits in any loop: ``notify``, from any thread, makes all waits check their conditions.
 
     Args:
-        model: name of the weights, for reports of the run.
+        model: name of the weights, for reports on the run.
     """
 
     def __init__(self, model: str) -> None:
@@ -50,7 +50,7 @@ class ConditionVar:
             what: description of the awaited event.
         """
         begun = clock.monotonic()
-        with self._lock:  # must precede the first check: a change after it is then notified
+        with self._lock:  # before the first check, so that later changes are notified
             self._waits += 1
         if what:
             self._awaited.append(what)
@@ -99,13 +99,13 @@ class _Pass(Work[None]):
 
 
 class Reading:
-    """One block of reading: ``async with`` or ``with``; its value is the version that is read.
+    """One block of reading: ``async with`` or ``with``; its value is the version being read.
 
-    A reader inside another block of the same task enters at once, even while a writer waits.
+    A reader inside another block of the same task enters immediately, even while a writer waits.
 
     Args:
-        first: awaitable to await before entering; its error is raised.
-        owner: object to keep alive until the block ends, because it may own the memory that is read.
+        first: awaitable to await before entering, whose error is raised.
+        owner: object to keep alive until the block ends, because it may own the memory being read.
     """
 
     def __init__(
@@ -193,12 +193,12 @@ class ReadingGate:
         """Return a ``with`` or ``async with`` block in which no update is applied; its value is the version.
 
         Raises:
-            DeadlineExceeded: on entering: the turn did not come within ``timeout`` seconds.
+            DeadlineExceeded: on entering: the reader's turn did not come within ``timeout`` seconds.
         """
         return Reading(self, timeout)
 
     def is_read_here(self) -> bool:
-        """True if the caller itself is inside a reading() block: waiting for its end would never end."""
+        """True if the caller is itself inside a reading() block, so that waiting for readers would never end."""
         outer = self._here.get()
         return outer is not None and outer.is_open
 
@@ -227,12 +227,12 @@ class ReadingGate:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
-        """Take the turn, or return a pass to wait for it.
+        """Take the turn, or return a pass with which to wait for it.
 
         Args:
-            outer: enclosing block of the reader; while it is open, no writer runs.
+            outer: the reader's enclosing block; while it is open, no writer runs.
         """
-        with self._lock:  # another thread that leaves that block first marks it closed, and then takes the lock
+        with self._lock:  # another thread that leaves that block marks it closed, then takes the lock
             at_once = outer is not None and outer.is_open
             if at_once or not (self._writes or self._waiting or (writes and self._readers)):
                 self._take(writes)
@@ -248,7 +248,7 @@ class ReadingGate:
             self._readers += 1
 
     def _withdraw(self, turn: _Pass) -> None:
-        """Stop waiting; give up a turn that has come meanwhile."""
+        """Stop waiting; give up a turn that has already come."""
         with self._lock:
             waits = turn in self._waiting
             if waits:
@@ -267,7 +267,7 @@ class ReadingGate:
         self._next()
 
     def _next(self) -> None:
-        """Wake the waits at the head of the queue whose turn it is."""
+        """Wake the waits at the head of the queue whose turn has come."""
         coming: list[Any] = []
         with self._lock:
             while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):

@@ -1,4 +1,4 @@
-"""Runs coroutines for blocking callers, and runs functions that would block a loop in a thread."""
+"""Coroutines run for blocking callers, and functions that would block a loop run in a thread."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class SyncAdapter:
 
     In a coroutine, ``run`` starts a task on the running loop. Elsewhere it blocks: the coroutine runs in the calling
     thread, on a loop that this adapter keeps and that is idle between calls. Only one thread at a time may ``run``;
-    ``wait`` is for coroutines that only wait, while another thread runs the awaited work.
+    ``wait`` is for coroutines that only wait while another thread runs the awaited work.
 
-    A forked child has its own loops, and drops its copies without affecting the parent's.
+    A forked child has its own loops, and drops its copies without affecting the parent's loops.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class SyncAdapter:
         """Start a coroutine.
 
         Args:
-            abandonable: cancel it when its last waiter is cancelled.
+            abandonable: cancel the coroutine when its last waiter is cancelled.
 
         Returns:
             In a coroutine, a ``Work``; elsewhere the result.
@@ -72,7 +72,7 @@ class SyncAdapter:
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
-        """Close the loop for blocking calls, unless a call is running there or about to."""
+        """Close the loop for blocking calls, unless a call is running on it or about to."""
         blocking = self._blocking
         if blocking.lock.acquire(blocking=False):
             try:
@@ -84,7 +84,7 @@ class SyncAdapter:
 
 
 class _BlockingLoop:
-    """Loop of one process for blocking calls."""
+    """One process's loop for blocking calls."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -92,7 +92,7 @@ class _BlockingLoop:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that shares no state with forked processes' loops, as an epoll-based loop would."""
+    """Return a loop that shares no state with forked processes' loops, unlike an epoll-based loop."""
     return asyncio.SelectorEventLoop(selectors.PollSelector())
 
 
@@ -109,7 +109,7 @@ def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]
 
 def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
     with contextlib.suppress(RuntimeError):  # the loop is already closed
-        # A thread with a running loop cannot run another one; in a forked child, the tasks belong to the parent.
+        # A thread with a running loop cannot run another loop; in a forked child, the tasks belong to the parent.
         if process.is_here and running_loop() is None:
             runner.close()
         elif not (loop := runner.get_loop()).is_running():
@@ -117,21 +117,21 @@ def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
 
 
 class Turns:
-    """Coroutines of an adapter that run one at a time, in order, even if one of them is cancelled."""
+    """Coroutines of an adapter that run one at a time, in order, even if some are cancelled."""
 
     def __init__(self, adapter: SyncAdapter) -> None:
         self._adapter = adapter
         self._works: dict[Task, int] = {}
-        """Unfinished coroutines, with their loops' threads: a cancelled one does not end earlier ones."""
+        """Unfinished coroutines, with their loops' threads; a cancelled coroutine does not end earlier ones."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        """Start a coroutine, as ``SyncAdapter.run`` does, once the earlier ones have ended.
+        """Start a coroutine, as ``SyncAdapter.run`` does, once the earlier coroutines have ended.
 
         Raises:
-            RuntimeError: it would block the thread whose loop runs an earlier one.
+            RuntimeError: it would block the thread whose loop runs an earlier coroutine.
         """
         before = self._works = self._running
-        # Example: a worker's ``def`` method runs after an ``async def`` method was cancelled while weights were packed.
+        # Example: a worker's ``def`` method runs after an ``async def`` method was cancelled while packing weights.
         if running_loop() is None and threading.get_ident() in before.values():
             raise RuntimeError(
                 f"{what} would block the event loop of this thread, on which one before it has not ended: "
@@ -201,12 +201,12 @@ class WorkerThread:
         self._executor: ThreadPoolExecutor | None = None
 
     async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
-        """Call a function; in the thread, if it copies so much that it would block the loop.
+        """Call a function, in the thread if it copies so much that it would block the loop.
 
-        The function cannot be stopped: a cancellation is raised once it has returned.
+        The function cannot be stopped, so a cancellation is raised once it has returned.
 
         Args:
-            nbytes: size of its copy in bytes; None if it also waits.
+            nbytes: size of the function's copy in bytes; None if the function also waits.
 
         Raises:
             asyncio.CancelledError: the caller was cancelled; its cause is the function's error, if any.

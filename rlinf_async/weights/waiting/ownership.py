@@ -13,7 +13,7 @@ from rlinf_async.errors import ForkedProcessError
 
 
 class OwnerProcess:
-    """Process that made an object; its forked children have copies of the object without its threads and loops."""
+    """Process that created an object, of which forked children have copies without its threads and loops."""
 
     def __init__(self) -> None:
         self.pid = process.pid
@@ -30,7 +30,7 @@ _resettable: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def reset_in_children(thing: Any) -> None:
-    """Call ``thing._reset()`` in each forked child: threads that do not exist there may hold its locks."""
+    """Call ``thing._reset()`` in each forked child, because threads missing there may hold its locks."""
     _resettable.add(thing)
 
 
@@ -43,10 +43,10 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[[], object]:
-    """Call functions when the owner, to which none of them refers, is dropped; return a function that cancels this.
+    """Call functions when the owner, which none of them references, is dropped; return a function that cancels this.
 
     Args:
-        what: description of the owner for a ``ResourceWarning``; empty for none.
+        what: description of the owner for a ``ResourceWarning``; empty for no warning.
     """
     finalizer = weakref.finalize(owner, _drop, OwnerProcess(), what, releases)
     finalizer.atexit = False
@@ -55,7 +55,7 @@ def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[
 
 def _drop(process: OwnerProcess, what: str, releases: tuple[Callable[[], object], ...]) -> None:
     if not process.is_here:
-        return  # the copy in a forked child: its memory ends with the child
+        return  # in a forked child, the copy's memory ends with the child
     for release in releases:
         release()
     if what:
