@@ -214,8 +214,7 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """Stop a lost node's far side within a second, even if it does not answer; a remote one by closing its stdin.
-        """
+        """Stop a lost node's far side within a second, even if it does not answer; if remote, by closing its stdin."""
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
