@@ -52,8 +52,7 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """Create a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes four lists.
-        """
+        """Create a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes 4 lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
         self.taken: deque[tuple[int, int]] = deque()

@@ -133,8 +133,7 @@ async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "c
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return the sum of all queues' counts; ClosedError if the channel is closed and empty, NodeLost if a node is lost.
-    """
+    """Return the sum of all queues' counts; ClosedError if the channel is closed and empty, NodeLost if a node is."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

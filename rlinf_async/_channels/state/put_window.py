@@ -74,8 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit the waiting puts, then this one, even beyond the window. Return all; True if this one would have fit.
-        """
+        """Admit the waiting puts, then this one, even beyond the window. Return all; True if this one had room."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes
