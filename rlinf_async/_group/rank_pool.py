@@ -219,8 +219,7 @@ class RankPool:
         return () if any(self.standing[rank] is Standing.AWAY for rank in ranks) else ranks
 
     def _rank_of_key(self, request: PoolRequest) -> int:
-        """Return a conversation's rank; bind a conversation that is new or has lost its rank to the least loaded one.
-        """
+        """Return a conversation's rank; bind one that is new or has lost its rank to the least loaded rank."""
         conversation = request.ranks, request.key
         old = self._bound.pop(conversation, None)
         eligible = self._eligible(request.ranks) or [
