@@ -32,8 +32,7 @@ _BURST_WINDOW_S: Final = 200e-6
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
 """Number of requests at which a batch is sent without waiting for more, so that the daemon works on them while others
-follow. A large item has its own frame; several such frames are sent together.
-"""
+follow. A large item has its own frame; several such frames are sent together."""
 
 
 Large = tuple[Put, bytes | int, Any]

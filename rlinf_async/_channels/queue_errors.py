@@ -29,8 +29,7 @@ class QueueEnd:
 
     Attributes:
         put, get: error for later puts, and for later gets.
-        closed: True if the channel was closed; False if the connection is lost, so that the queue's contents are
-        unknown.
+        closed: True if the channel was closed; False if the connection is lost and the contents unknown.
     """
 
     put: BaseException

@@ -620,7 +620,7 @@ class NodeClient:
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""This process's clients, including those not yet ready or already closed."""
+"""Clients of this process, including those not yet ready or already closed."""
 
 
 def _all_closed() -> bool:

@@ -104,8 +104,7 @@ class DirectCalls:
         """Split targets into slots with a socket that keeps their next frame in order, and the other slots.
 
         Args:
-            prefers_daemon: use a socket only if a relayed frame would overtake its content, because it is full or
-            broken.
+            prefers_daemon: use only a full or broken socket, whose content a relayed frame would overtake.
         """
         find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
         sockets: list[tuple[int, Connection]] = []

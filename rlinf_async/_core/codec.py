@@ -171,8 +171,7 @@ def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | No
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value of a body; SerializationError if the body is malformed or the value cannot be rebuilt in this
-    process.
+    """Return the value of a body; SerializationError if it is malformed or its value cannot be rebuilt here.
 
     A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it. Everything else is
     copied, so that only memory that was read-only at the sender is read-only here.

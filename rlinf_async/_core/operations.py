@@ -121,8 +121,7 @@ def _check_of(kind: Any) -> Callable[[Any], bool]:
 class Operation(Generic[Answer]):
     """A request that a daemon answers itself; subclasses are frozen dataclasses of plain data.
 
-    The methods are defined here once, because ``dataclass`` would generate them per class, which costs 25 ms at every
-    start.
+    The methods are defined here once, because generation by ``dataclass`` per class costs 25 ms at every start.
     """
 
     checks: ClassVar[dict[str, Callable[[Any], bool]]]

@@ -1,6 +1,5 @@
 """A group's members in a caller's process, shared by its views: queues and sends calls, ends late calls, handles
-deaths.
-"""
+deaths."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Threads that run event loops: boundary on a stack between the frames that run the loop and the frames that the loop
-runs.
-"""
+runs."""
 
 from __future__ import annotations
 

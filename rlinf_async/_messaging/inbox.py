@@ -280,8 +280,7 @@ class Inbox:
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
         """Fail the receives that depend on an ended peer. If its name already refers to another process (``is_back``),
-        drop the peer's queued messages, which no receive can take.
-        """
+        drop the peer's queued messages, which no receive can take."""
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)

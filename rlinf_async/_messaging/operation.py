@@ -185,9 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it must go back because the receive is done; raise if its content does not
-        fit.
-        """
+        """Take the message. Return False if it must go back because this is done; raise if its content does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:

@@ -270,8 +270,7 @@ class Devices:
 
     Attributes:
         own: GPU of this worker; None if unknown or absent.
-        is_awaited: True if a peer waits for this GPU's announcement, so that ``detect_gpu`` must be called on a user
-        thread.
+        is_awaited: True if a peer waits for this GPU's announcement: a user thread must call ``detect_gpu``.
     """
 
     def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:

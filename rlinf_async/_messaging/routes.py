@@ -50,8 +50,7 @@ class Route:
 
     Attributes:
         channel: channel that carries the shards; None for peer-to-peer sends.
-        queue_size: number of shards that this rank sends or takes per call in decoupled mode; 0 for one shard with its
-        whole part.
+        queue_size: number of shards that this rank sends or takes per call in decoupled mode; 0 for one whole shard.
     """
 
     group: str

@@ -113,8 +113,7 @@ class Metrics:
         """Return the gauge with this name and these labels, the same object each time.
 
         Args:
-            labels: labels, each with few values, because every combination is a metric, and a process may have only
-            512.
+            labels: labels, each with few values, because every combination is one of at most 512 metrics.
         """
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name

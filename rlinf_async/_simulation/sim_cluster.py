@@ -311,8 +311,7 @@ class SimCluster:
     def stop_node(self, node: int, seconds: float) -> None:
         """Stop a daemon, as by SIGSTOP, and continue it later; its workers keep running.
 
-        A node other than node 0 ends once its lease has expired, because its guardian, which is not stopped, kills the
-        daemon.
+        A node other than node 0 ends once its lease has expired, when its guardian, which is not stopped, kills it.
         """
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].stop_for(seconds)

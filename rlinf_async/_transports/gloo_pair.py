@@ -20,19 +20,16 @@ from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
 """Bytes that the peer may send ahead, if they belong to two transfers, so that the next transfer's message travels
-together with the last transfer's memory.
-"""
+together with the last transfer's memory."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
 """Gloo tries to connect for up to five times this long, uninterruptibly. A shorter timeout is dangerous: when Gloo
 gives up, it frees memory that its own thread still uses, and the process dies; a distant peer takes tenths of a second
-to answer. tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network
-"""
+to answer. tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
 """Timeout for one chunk that the peer is sending, after which the pair is closed. Nothing interrupts Gloo within a
-chunk, not even the end of its connection, so a thread may linger this long when a pair breaks.
-"""
+chunk, not even the end of its connection, so a thread may linger this long when a pair breaks."""
 
 _MAX_TAGS: Final = 1 << 31
 

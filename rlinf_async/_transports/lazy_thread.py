@@ -64,8 +64,7 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; a later job retries.
-        """
+        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; later jobs retry."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():

@@ -18,8 +18,7 @@ from rlinf_async.errors import TransferFailed
 class PeerStore(Store):
     """Keys and values that two processes share while they create a process group.
 
-    ``publish`` is called with each key and value on the thread that sets them; they must reach the other store's
-    ``on_set``.
+    ``publish`` is called with each key and value that a thread sets, and must deliver them to the peer's ``on_set``.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
@@ -54,8 +53,7 @@ class PeerStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         """Return once all keys are set, or raise TransferFailed once the store is closed. Torch's timeout is ignored,
-        because the peer may be busy for a long time.
-        """
+        because the peer may be busy for a long time."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self.check(keys))
             if self._is_closed:

@@ -106,8 +106,7 @@ Received = Sequence[int]
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
 """Function that opens another connection within the given seconds, and exchanges the numbers. Raises NodeLost if the
-caller may retry, another RLinfAsyncError if the peer refuses to continue the link.
-"""
+caller may retry, another RLinfAsyncError if the peer refuses to continue the link."""
 
 _Argument = TypeVar("_Argument")
 
@@ -140,8 +139,7 @@ class PeerLink:
 
     Args:
         lease: seconds without a message from the other side before the link ends, at most a tenth later.
-        address: listening address of the peer's daemon, empty if unknown; if it refuses connections, the daemon has
-        exited.
+        address: listening address of the peer's daemon, empty if unknown; the daemon has exited if it refuses.
         accepts: probe for whether ``address`` accepts connections; returns None without an answer within the given
         seconds.
         redial: None on the accepting side, which uses `suspend` and `resume`.

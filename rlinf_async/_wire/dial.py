@@ -34,8 +34,7 @@ async def dial(
         address: peer's listening address, ``"ip:port"``.
         timeout: seconds; after a refused handshake, the diagnosis may add two.
         lease: seconds without a message from the peer after which the link ends.
-        own_address: listening address of node ``node`` itself; if it refuses a peer's connections, the peer need not
-        wait.
+        own_address: listening address of node ``node`` itself; a peer that it refuses need not wait.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are invalid.

@@ -287,16 +287,14 @@ class Connection:
 
     def close(self) -> None:
         """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; call this on the
-        loop's thread.
-        """
+        loop's thread."""
         self.end()
         with self._writer.lock:
             self._writer.drop()
 
     def end(self) -> None:
         """Stop reading and writing; a resumable connection keeps its undelivered frames. Idempotent; call this on the
-        loop's or a reading thread.
-        """
+        loop's or a reading thread."""
         with self._writer.lock:
             if self.is_closed:
                 return

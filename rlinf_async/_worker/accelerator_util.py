@@ -18,9 +18,8 @@ _DEFAULT_CLUSTER_SIZE = 4
 class AcceleratorUtil:
     """Queries about a family of accelerators.
 
-    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's own type. In a rehearsal,
-    whose devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is
-    ``"cpu"``.
+    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's. In a rehearsal, whose devices
+    are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
     """
 
     # Families whose workers exchange device memory through their collective back end; workers of other families use
@@ -31,9 +30,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the accelerator type of this worker's group (outside workers: this machine's); ``"NO_ACCEL"`` without
-        any.
-        """
+        """Return the accelerator type of this worker's group, or else of this machine; ``"NO_ACCEL"`` without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod

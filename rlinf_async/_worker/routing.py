@@ -104,8 +104,7 @@ class Routing:
         recv_queue_size: int = 0,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receive this rank's part of a batch that another group sends with ``send_to``; shares the arguments of
-        ``send_to``.
+        """Receive this rank's part of a batch that another group sends with ``send_to``, whose arguments it shares.
 
         Args:
             batch_size: total rows of all receiving ranks, to check the batch; in decoupled mode also the number of

@@ -14,8 +14,7 @@ from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
 """Size from which two or more machines form a chain; takes 0.5 s on a gigabit line, 50 ms on a fast line. A smaller
-payload arrives sooner if the source sends it to each machine.
-"""
+payload arrives sooner if the source sends it to each machine."""
 
 DISTRUST_S: Final = 300.0
 """Seconds for which two machines are not made neighbours again after a transfer between them has failed."""
@@ -24,14 +23,12 @@ _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
 """Fractions of the receivers' time limit for which a machine waits for its neighbour: minimum, increment for each
-machine in between, and maximum. The rest is left for a second attempt.
-"""
+machine in between, and maximum. The rest is left for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
 """Bounds of a piece. Each machine in between delays the last piece by the transfer time of one piece, hence the
-maximum. A piece also has a fixed cost, like that of a megabyte or more, hence the minimum.
-"""
+maximum. A piece also has a fixed cost, like that of a megabyte or more, hence the minimum."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:

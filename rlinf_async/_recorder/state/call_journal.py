@@ -51,8 +51,7 @@ class CallJournal:
         buffer: ``JOURNAL_BYTES`` bytes, all zero.
 
     Attributes:
-        start: ``start(source, call)`` records that a call begins to run. Returns its place, or 0 if the journal is
-        full.
+        start: ``start(source, call)`` records that a call begins to run; returns its place, 0 if full.
         finish: ``finish(place)`` records that a call has a result or an error, before the answer is sent.
     """
 

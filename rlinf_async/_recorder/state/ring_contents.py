@@ -1,6 +1,5 @@
 """``RingContents``: events and metrics in a flight recorder's ring, read while its process writes or after the
-process's death.
-"""
+process's death."""
 
 from __future__ import annotations
 
