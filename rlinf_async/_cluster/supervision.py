@@ -151,7 +151,7 @@ class Supervision:
             self._working.cancel()
         self._client.later(
             0, self._changed.set
-        )  # ends restarts by hand: the deaths that they await are not reported any more
+        )  # ends manual restarts, whose awaited deaths are no longer reported
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"

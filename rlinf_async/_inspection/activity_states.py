@@ -1,5 +1,4 @@
-"""States of single tasks and threads: the object that a suspended task awaits, the call in which a running one blocks.
-"""
+"""States of single tasks and threads: the object that a suspended task awaits, the call where a running one blocks."""
 
 from __future__ import annotations
 
