@@ -149,9 +149,7 @@ class Supervision:
         """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(
-            0, self._changed.set
-        )  # ends manual restarts, whose awaited deaths are no longer reported
+        self._client.later(0, self._changed.set)  # ends manual restarts, whose awaited deaths are no longer reported
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
