@@ -216,7 +216,7 @@ def signature_of(found: Any, name: str) -> str:
 
 def is_internal(constructor: Any) -> bool:
     """True if the docstring says that users do not call it."""
-    return str(constructor.__doc__ or "").startswith("Not for users")
+    return str(constructor.__doc__ or "").startswith("Internal;")
 
 
 def _parameters(function: Any, *, skip: int) -> str:

@@ -17,14 +17,14 @@ _MAX_CACHED_KEYS: Final = 4096
 
 
 class RequestArguments:
-    """Makes the requests of one ``Channel`` object from the arguments of its methods.
+    """Factory of one ``Channel`` object's requests, from its methods' arguments.
 
-    The methods raise before any frame is sent: TypeError or ValueError for an argument that the channel cannot take,
-    SerializationError for an item that cannot travel.
+    The methods raise before any frame is sent: TypeError or ValueError for an invalid argument, SerializationError for
+    an item that cannot be pickled.
     """
 
     def __init__(self, channel: str, max_bytes: int | None, noun: str = "channel") -> None:
-        """Make a factory for a channel; ``max_bytes`` is set for local channels only, 0 meaning no bound."""
+        """Create a factory for a channel; ``max_bytes`` is set only for local channels, with 0 for no bound."""
         self._channel = channel
         self._noun = noun
         self._max_bytes = max_bytes
@@ -34,7 +34,7 @@ class RequestArguments:
         return f"<RequestArguments of channel '{self._channel}'>"
 
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
-        # A put costs microseconds, so plain arguments are recognised here without a call.
+        # A put costs microseconds, so check plain arguments without a call.
         if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
             weight = whole_number(weight, "weight", f"put() to {self._noun} '{self._channel}'")
         if timeout is not None:
@@ -89,7 +89,7 @@ class RequestArguments:
         return Get("lease() of", self._channel, key, self._key(key), [n, LEASE, lease_s], None)
 
     def read(self, key: Any, window: int | None) -> tuple[Any, bytes, list[int]]:
-        """Return the key, its canonical form, and the target of a loop's gets."""
+        """Return the key, its canonical form, and the target for a loop's gets."""
         if window is not None:
             window = whole_number(window, "window", f"items() of channel '{self._channel}'", 1)
         elif self._max_bytes is not None:

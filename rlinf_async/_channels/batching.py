@@ -1,7 +1,7 @@
 """Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
-Batched requests are sent at the end of the loop's turn, or as soon as there are enough of them, so that the daemon
-works on these while more follow. Without a running loop nothing is batched::
+Batched requests are sent at the end of the loop's turn, or as soon as enough have gathered, so that the daemon works on
+them while more follow. Without a running loop nothing is batched::
 
     batching.may_wait(now)      several were answered together: their callers will probably send more
     batching.gathers()          requests may be added now; they are sent at the end of this turn
@@ -31,19 +31,19 @@ _BURST_WINDOW_S: Final = 200e-6
 
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
-"""Number of requests at which a batch is sent without waiting for more: the daemon works on them while others follow. A
-large item has its own frame; several such frames are sent together."""
+"""Number of requests at which a batch is sent without waiting for more, so that the daemon works on them while others
+follow. A large item has its own frame; several such frames are sent together."""
 
 
 Large = tuple[Put, bytes | int, Any]
 
 
 class Batching:
-    """Requests to one queue that wait to be sent. Any thread may call the methods.
+    """Requests to one queue that wait to be sent; thread-safe.
 
     Attributes:
         puts, gets, large: requests in order.
-        taken: numbers of gets, each with the number of its items that this process has taken.
+        taken: numbers of gets, each with the number of its taken items.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """Make a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes four lists."""
+        """Create a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes 4 lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
         self.taken: deque[tuple[int, int]] = deque()
@@ -115,6 +115,6 @@ def emptied(found: deque[T]) -> list[T]:
     while found:
         try:
             things.append(found.popleft())
-        except IndexError:  # another thread has taken the last one
+        except IndexError:  # another thread has taken the last request
             break
     return things

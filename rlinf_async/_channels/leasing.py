@@ -14,7 +14,7 @@ class LeasedItems(list[Any]):
     """Items of a lease.
 
     Attributes:
-        redelivered: True if an earlier consumer received one of the items and did not confirm it.
+        redelivered: True if an earlier consumer received one of the items without confirming it.
     """
 
     def __init__(self, items: list[Any], redelivered: bool, confirm: Callable[[int], Work[None]]) -> None:
@@ -27,7 +27,7 @@ class LeasedItems(list[Any]):
         """Confirm the first ``count`` unconfirmed items; in a coroutine return a ``Work`` to await.
 
         Raises:
-            LeaseLost: the lease has ended, and its items are back in the queue.
+            LeaseLost: the lease has ended, and its items have returned to the queue.
             ValueError: ``count`` exceeds the number of unconfirmed items; raised immediately.
         """
         if type(count) is not int or not 1 <= count <= self.unconfirmed:

@@ -23,7 +23,7 @@ _ME: Final = 1
 
 
 class LocalQueue(QueueDestination):
-    """Queue of a local channel: executes requests in the caller's thread, and passes items on without copying them."""
+    """Queue of a local channel: executes requests on the caller's thread, and passes items on without copying."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
@@ -41,7 +41,7 @@ class LocalQueue(QueueDestination):
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
-        # Return dropped items first: this request must find them in their places.
+        # Return dropped items first, because this request must find them in their places.
         self._withdraw_forgotten()
         request.destination = self
         queue = self._queue
@@ -73,7 +73,7 @@ class LocalQueue(QueueDestination):
         self._follow(steps)
 
     def _check_process(self) -> None:
-        # A forked child has a copy of the parent's queue, which would look like a shared one.
+        # A forked child has a copy of the parent's queue, which would look like a shared queue.
         if self._pid != process.pid:
             raise process.forked(f"channel '{self.name}'", self._pid)
 
@@ -90,7 +90,7 @@ class LocalQueue(QueueDestination):
         try:
             asyncio.get_running_loop().call_soon(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # the next request withdraws them
+            pass  # the next request withdraws the items
 
     def _withdraw(self, number: int) -> None:
         with self._lock:
@@ -103,7 +103,7 @@ class LocalQueue(QueueDestination):
             self._withdraw(number)
 
     def recall(self, put: Put) -> bool:
-        # Take the lock: another thread may just have admitted the put.
+        # Take the lock, because another thread may just have admitted the put.
         with self._lock:
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts

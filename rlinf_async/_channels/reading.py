@@ -1,4 +1,4 @@
-"""``ChannelItems``: a loop over a channel's items, which requests several at once and takes them one by one."""
+"""``ChannelItems``: a loop over a channel's items, which are requested in batches and taken one by one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 
 WINDOW: Final = 16
-"""Number of items that a loop requests at once if it is the only reader."""
+"""Number of items per request of a loop that is the only reader."""
 
 
 class ChannelItems:
     """Items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
 
-    An item is the loop's once its iteration begins. Later items still belong to the channel: they return to their
-    places when the loop drops this object, or when its process dies.
+    An item belongs to the loop once its iteration begins. Later items still belong to the channel, and return to their
+    places when the loop drops this object or its process dies.
     """
 
     def __init__(self, ask: Callable[[ChannelItems], Get[None]], channel: str) -> None:
-        """Make a loop; ``ask`` starts a get whose items it takes one by one."""
+        """Create a loop; ``ask`` starts a get, whose items the loop takes one by one."""
         self._ask = ask
         self._channel = channel
         self._current: Get[None] | None = None
@@ -48,7 +48,7 @@ class ChannelItems:
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    # Forget the unawaited request, which is then withdrawn; the next wait makes another.
+                    # Forget the unawaited request, which is then withdrawn; the next wait starts a new one.
                     self._ahead = None
                     raise
             found = self._take()
@@ -87,11 +87,11 @@ class ChannelItems:
         self._current = due
 
     def _take(self) -> list[Any]:
-        """Return the next item in a list, empty if all items were returned because the channel has other consumers."""
+        """Return the next item in a list, or an empty list if all items were returned because of other consumers."""
         current = self._current
         assert current is not None
         found = current.take_next()
-        # Request more only if one answer brought several items. Otherwise items are scarce, and other consumers may
+        # Request more only if one answer brought several items; otherwise items are scarce, and other consumers may
         # need them.
         if self._ahead is None and 0 < current.left * 2 <= current.brought:
             self._ahead = self._ask(self)
@@ -100,9 +100,10 @@ class ChannelItems:
     # -- unread items -------------------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        # Return unread items here: the gets' own finalizers would run too late. The thread that has just handed over an
-        # item may still refer to its get, and this thread's next request would overtake the returned items.
-        # tests/_channels/test_remote_queue.py::test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
+        # Return unread items here, because the gets' own finalizers would run too late: the thread that has just
+        # delivered an item may still refer to its get, and this thread's next request would overtake the returned
+        # items. tests/_channels/test_remote_queue.py::
+        # test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
         for get in (self._current, self._ahead):
             if get is not None and get.destination is not None and (get.left or not get.done()):
                 get.destination.withdraw_later(get)

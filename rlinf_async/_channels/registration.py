@@ -1,8 +1,8 @@
 """Creates, finds, promises and closes channels by requests to daemons: queues on their nodes, names on node 0.
 
 A *roster* describes a channel: ``name``, ``number`` (increasing by one, never reused), ``nodes`` that hold its queues,
-``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel that is passed on before it has a roster:
-``run``, ``maker`` (the endpoint that passes it on) and a unique ``name``.
+``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel passed on before it has a roster: ``run``,
+``maker`` (the endpoint that passes it on) and a unique ``name``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ async def create(
     node_rank: int,
     experience: dict[str, Any] | None = None,
 ) -> Roster:
-    """Create the queues, then publish the name. Return the roster of the existing channel if the name was taken.
+    """Create the queues, then publish the name. Return the existing channel's roster if the name was taken.
 
     A distributed channel has a queue on each node that is not lost.
 
@@ -42,9 +42,9 @@ async def create(
         experience: options of an experience; None for a channel.
 
     Raises:
-        ConfigError: there is no such node; or the name belongs to an experience and a channel was requested, or the
-        reverse.
-        NodeLost, ClosedError: a node, or this process's own connection, is lost.
+        ConfigError: there is no such node, or the name belongs to an experience but a channel was requested, or vice
+        versa.
+        NodeLost, ClosedError: a node or this process's own connection is lost.
     """
     welcome = await client.ready.async_wait()
     whose = f"{'channel' if experience is None else 'experience'} '{name}'"
@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # no process has learned the queues' number, so nothing else would free them
+        await close(client, roster)  # no other process knows the queues' number to free them
         raise
     if known is None:
         return roster
@@ -81,7 +81,7 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
-    """Return a channel's roster, as ``find_name`` does; ConfigError if the name belongs to the other kind."""
+    """Return a channel's roster, like ``find_name``; ConfigError if the name belongs to the other kind."""
     roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
     return roster
@@ -98,12 +98,12 @@ def _check_kind(roster: Roster, is_experience: bool) -> None:
 
 
 def promise(client: NodeClient) -> Promise:
-    """Return a promise that travels in place of a channel without a number; ``keep`` must follow once it has one.
+    """Return a promise to send in place of a channel without a number; call ``keep`` once it has a number.
 
-    One thread at a time may call this.
+    Only one thread at a time may call this.
 
     Raises:
-        RuntimeError: this process does not have its endpoint yet.
+        RuntimeError: this process has no endpoint yet.
     """
     if not client.endpoint:
         raise RuntimeError("the cluster is still starting: `await cluster` before a channel is passed on")
@@ -115,25 +115,25 @@ _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictio
 
 
 def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:
-    """Resolve a promise: with the roster, or with the reason why there is no channel (empty: it is closed)."""
+    """Resolve a promise with the roster, or with the reason why there is no channel (empty if it is closed)."""
     number = 0 if roster is None else roster["number"]
     client.request(operations.Publish("promise", promise["name"], number, why), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return a promise's channel; None if it is closed or its maker died. Raise ClosedError if creating it failed."""
+    """Return a promise's channel; None if closed or if its maker died. Raise ClosedError if its creation failed."""
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
     if isinstance(found, str):
-        # Raise: reported as a closed channel, the failure would silently end a loop over its items.
+        # Raise, because the failure reported as a closed channel would silently end a loop over the items.
         raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
     roster: Roster | None = found
     return roster
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return all queues' counts, added up; ClosedError if the channel is closed and empty, NodeLost for a lost node."""
+    """Return the sum of all queues' counts; ClosedError if the channel is closed and empty, NodeLost if a node is."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:
@@ -143,7 +143,7 @@ async def count(client: NodeClient, roster: Roster) -> QueueCounts:
 
 
 async def close(client: NodeClient, roster: Roster, *, discard: bool = False) -> None:
-    """Close the queues and free the name. A lost node, or this process's own closed connection, counts as closed."""
+    """Close the queues and free the name. Queues on a lost node or behind a closed connection count as closed."""
     close_queue = operations.CloseChannel(roster["number"], discard)
     requests = [client.request(close_queue, node=node) for node in roster["nodes"]]
     for request in (*requests, client.request(operations.Release("channel", roster["number"]), node=0)):

@@ -1,4 +1,4 @@
-"""Client-side proxy of a queue in a daemon: sends requests within the window, and settles them with the answers."""
+"""Client-side proxy of a queue in a daemon: sends requests within the window, and settles them when answers arrive."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _TURN_S: Final = 1e-3
-"""Duration for which a coroutine may put without pausing, before other tasks get a turn."""
+"""Time for which a coroutine may put without pausing before other tasks get a turn."""
 
 _LAST_WORD_S: Final = 1.0
-"""Seconds to wait for a queue's answer whether a put was withdrawn in time."""
+"""Seconds to wait for a queue to answer whether a put was withdrawn in time."""
 
 
-# More than 30 methods: puts, gets and queries each start, are answered, are withdrawn and end, and all share one order.
+# The class stays whole with more than 30 methods, because puts, gets and queries are all started, answered and
+# withdrawn in one order.
 class RemoteQueue(QueueDestination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
 
-    Requests to the daemon are numbered, and answered by that number. ``start`` may be called from any thread; the
+    Requests to the daemon are numbered, and answers refer to that number. ``start`` may be called from any thread; the
     client's thread handles the daemon's messages.
     """
 
@@ -62,19 +63,19 @@ class RemoteQueue(QueueDestination):
         self._query_numbers = itertools.count(1)
         self._window: PutWindow[Put] = PutWindow(max_bytes, self._numbers)
         self._puts_are_answered = bool(maxsize or max_bytes)
-        """True for a bounded or closed channel, whose puts wait for their answers."""
+        """True for a bounded or closed channel, where puts wait for answers."""
         self._is_known_as_producer = False
         self._puts: dict[int, Put] = {}
-        """Unanswered puts, and puts that count as done once sent but have not reached the kernel yet."""
+        """Unanswered puts, and puts that count as done once sent but have not yet reached the kernel."""
         self._gets: dict[int, Get[Any]] = {}
         self._queries: dict[int, QueueQuery] = {}
         self._lost = 0
-        """Number of items lost after their puts were done, and not yet reported by an operation."""
+        """Number of items lost after their puts were done and not yet reported by an operation."""
         self._paused_at = 0.0
         self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
         self._unobserved = 0
-        """Number of consecutive puts, each started before the result of the previous one was read."""
+        """Number of consecutive puts started before the previous put's result was read."""
         self._forgotten: deque[QueueRequest[Any]] = deque()
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
@@ -92,13 +93,13 @@ class RemoteQueue(QueueDestination):
             return
         request.destination = self
         if self._forgotten and self._client.closed is None:
-            # Return dropped items first: this request must find them in their places.
+            # Return dropped items first, because this request must find them in their places.
             self._withdraw_forgotten()
         over = self._over
         if over is not None or self._lost:
             request.refuse(over or self._loss_error())
             return
-        # Not isinstance(): for an abstract base class it takes a microsecond.
+        # Avoid isinstance(), which takes a microsecond for an abstract base class.
         kind = type(request)
         if kind is Put:
             self._start_put(request)  # type: ignore[arg-type]
@@ -109,7 +110,7 @@ class RemoteQueue(QueueDestination):
             request.number = next(self._query_numbers)
             self._queries[request.number] = request
             self.tell(request.word, [request.number, *request.facts])
-        # The end may have come between the check above and here; its handler may then have missed this request.
+        # The queue may have ended since the check above, and its end's handler may have missed this request.
         if self._over is not None:
             request.refuse(self._over)
 
@@ -118,7 +119,8 @@ class RemoteQueue(QueueDestination):
             if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
                 self._fill_window()
             return
-        # A put that must not wait is sent at once, behind the waiting ones: the daemon knows whether there is room.
+        # A put that must not wait is sent immediately, behind the waiting puts, because only the daemon knows whether
+        # there is room.
         puts, has_room = self._window.force(put, cost(put.nbytes))
         left = [self._leave(each, has_room or each is not put) for each in puts]
         if not all(left):
@@ -129,9 +131,9 @@ class RemoteQueue(QueueDestination):
             self._leave(put)
 
     def _leave(self, put: Put, has_room: bool = True) -> bool:
-        """Send a put that has entered the window. Return False if that fails, or the put was withdrawn meanwhile."""
+        """Send a put that has entered the window. Return False if that fails or the put has been withdrawn."""
         number = put.number
-        # Register the put before packing it: a withdrawal by another thread must find it.
+        # Register the put before packing it, so that a withdrawal by another thread finds it.
         self._puts[number] = put
         try:
             body, fds = pack_body(put.carried)
@@ -139,9 +141,9 @@ class RemoteQueue(QueueDestination):
             self._skip(number)
             put._settle(error=error)
             return False
-        # A put counts as done when it is sent if nothing can keep the item out and its daemon reads everything that
-        # this process has sent, even if the process is killed: only on its own node. The first put waits for its
-        # answer: before a daemon answers a size query, it reads the sockets of the producers that it knows.
+        # A put counts as done once sent if nothing can keep the item out and the daemon reads everything that this
+        # process has sent, even if the process is killed, so only on its own node. The first put waits for its answer,
+        # because a daemon, before it answers a size query, reads only the sockets of known producers.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
@@ -149,7 +151,7 @@ class RemoteQueue(QueueDestination):
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
                 put.mode = frames.SENT
-                put.carried = None  # the item may be large: do not keep it as long as the put
+                put.carried = None  # the item may be large, so do not keep it as long as the put
         if is_over:
             close_fds(fds)
             self._skip(number)
@@ -158,10 +160,10 @@ class RemoteQueue(QueueDestination):
         return True
 
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
-        """Send a put now, or at the end of the loop's turn in one frame with puts that are likely to follow.
+        """Send a put now, or at the end of the loop's turn in one frame with other puts that are likely to follow.
 
-        More puts are likely if the caller has not awaited the previous ones, if other tasks get a turn (below), or if
-        several puts were answered a moment ago.
+        More puts are likely if the caller has not awaited the previous puts, if other tasks get a turn (below), or if
+        several puts were just answered.
         """
         batching = self._batching
         small, several = not fds and put.nbytes <= frames.MAX_BATCHED_BYTES, False
@@ -170,11 +172,11 @@ class RemoteQueue(QueueDestination):
             self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
             several = self._unobserved >= MIN_BURST
             if not several and put.since - self._paused_at > _TURN_S:
-                # Give other tasks a turn; if they put, too, their puts share a frame with this one.
+                # Give other tasks a turn; their puts, if any, share a frame with this put.
                 self._paused_at = put.since
                 put.pauses = True
-        # A put that counts as done must not overtake batched requests: its item would not be in the queue before
-        # theirs.
+        # A put that counts as done must not overtake batched requests, because its item would then precede theirs in
+        # the queue.
         joins = several or put.pauses or (put.mode == frames.SENT and (batching.puts or batching.gets))
         waits = batching.gathers() if joins and (small or several) else small and batching.may_wait(put.since)
         if not waits:
@@ -211,16 +213,16 @@ class RemoteQueue(QueueDestination):
         if get.is_lease:
             self._leases[number] = get
         if get.reader is not None and get.target[1] == frames.READ_SHARED:  # type: ignore[index]
-            # Compare by identity: all weak references without a callback to one object are one object.
+            # Compare by identity, because all callback-free weak references to an object are the same object.
             if any(each.reader is not get.reader for each in self._gets_of_loops()):
                 get.target = [1, frames.READ_SHARED]
                 self._share()
                 self._withdraw_forgotten()
             self._reading[number] = get
         batching = self._batching
-        # Send a get that does not wait in its own frame, because the daemon reads the producers' sockets before it
-        # answers. Batch other gets if several are in progress: their caller will probably request more in this turn of
-        # the loop.
+        # Send a non-waiting get in its own frame, because the daemon reads the producers' sockets before it answers.
+        # Batch other gets if several are in progress, because the caller will probably request more in this turn of the
+        # loop.
         several = len(self._gets) > MIN_BURST
         waits = batching.gathers() if several else batching.may_wait(get.since)
         if waits and (get.target is None or not frames.is_for_now(get.target)):
@@ -233,9 +235,9 @@ class RemoteQueue(QueueDestination):
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def _share(self, *, is_told: bool = False) -> None:
-        """Return the unread items of all loops, because there is another consumer."""
-        # Withdraw a get in progress behind these items, too: it would bring later items before these are back.
-        # tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
+        """Return all loops' unread items, because there is another consumer."""
+        # Withdraw a get in progress behind these items, too; otherwise it would bring later items before these have
+        # returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]
         for get in gets:
@@ -287,30 +289,30 @@ class RemoteQueue(QueueDestination):
             self._note_return(request)
             request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
-                # Report the taken items now: another thread's report must not follow the cancel.
+                # Report the taken items now, because another thread's report must not follow the cancel.
                 self.tell("taken", [(request.number, had)])
             self._cancel(request.number)
 
     def _cancel(self, number: int) -> None:
-        # Flush the batch first: it may contain the request to be cancelled.
+        # Flush the batch first, because it may contain the request to be cancelled.
         self._batching.leave()
         self.tell("cancel", [number])
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         if self._client.closed is not None:
-            return  # a forked child, for example: the item belongs to the parent
+            return  # for example in a forked child, where the item belongs to the parent
         self._note_return(request)
         self._forgotten.append(request)
         try:
             self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # the connection was closed with its loop, so the daemon takes everything back
+            pass  # the connection was closed with its loop, so the daemon returns all items
 
     def _note_return(self, request: QueueRequest[Any]) -> None:
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            # The queue may have ended meanwhile: then it confirms no more returns.
+            # The queue may have ended, and then confirms no more returns.
             if self._over is not None:
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
@@ -320,7 +322,7 @@ class RemoteQueue(QueueDestination):
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                # A finalizer may have appended meanwhile, but removes nothing: check the head.
+                # A finalizer may have appended, but removes nothing, so check the head.
                 if self._forgotten and self._forgotten[0] is request:
                     self._forgotten.popleft()
 
@@ -335,7 +337,7 @@ class RemoteQueue(QueueDestination):
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Record, where the daemon finds it after a kill, that the caller is about to receive the items."""
+        """Record that the caller is about to receive the items, where the daemon finds the record after a kill."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
@@ -366,7 +368,7 @@ class RemoteQueue(QueueDestination):
         if get is not None:
             get.deliver(body, fds, more, redelivered)
         elif fds:
-            close_fds(fds)  # the get was abandoned, and the daemon knows it
+            close_fds(fds)  # the get was abandoned, as the daemon knows
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
         if what == "replies":
@@ -394,7 +396,7 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # the put was recalled, and had no earlier answer
+            if put is not None:  # the put was recalled, without an earlier answer
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])
@@ -454,7 +456,7 @@ class RemoteQueue(QueueDestination):
         self._finish(QueueEnd.of_lost(error))
 
     def _finish(self, end: QueueEnd) -> None:
-        # Set the end first: requests that start meanwhile then refuse themselves.
+        # Set the end first, so that requests that start from now on refuse themselves.
         self._over = end
         self._client.giving_back.forget(self)
         self._batching.drop()

@@ -1,4 +1,4 @@
-"""``Put``, ``Get``, ``QueueQuery``: awaitable requests to a channel's queue; deadline, withdrawal, return of items."""
+"""``Put``, ``Get``, ``QueueQuery``: awaitable requests to a channel's queue; deadlines, withdrawal, return of items."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class QueueDestination:
 
     Attributes:
         name: name of the channel.
-        where: its location, for messages.
+        where: the queue's location, for messages.
         channel: number of the channel; 0 for a local channel.
-        has_told_of_loss: True once a warning was logged about an unawaited put that the closed channel refused.
+        has_told_of_loss: True once a warning about an unawaited put refused by the closed channel has been logged.
     """
 
     name: str
@@ -45,7 +45,7 @@ class QueueDestination:
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the user's loop that has to run for answers to arrive."""
+        """Return the user's loop that must run for answers to arrive."""
         return None
 
     def flush_from_thread(self) -> None: ...
@@ -54,7 +54,7 @@ class QueueDestination:
         raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        """Schedule the withdrawal of an abandoned request. Takes no lock, because finalizers call it."""
+        """Schedule the withdrawal of an abandoned request, without a lock, because finalizers call this."""
         raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
@@ -64,7 +64,7 @@ class QueueDestination:
         raise NotImplementedError
 
     def recall(self, put: Put) -> bool:
-        """Withdraw a put whose deadline has passed. Return True if the queue will report whether it was in time."""
+        """Withdraw a put whose deadline has passed. Return True if the queue will report whether that was in time."""
         return False
 
 
@@ -72,20 +72,20 @@ class QueueRequest(Work[T]):
     """Request to a queue, with its own deadline.
 
     Attributes:
-        destination: its queue; None before the request is sent.
-        number: its id there.
+        destination: its queue; None until the request is sent.
+        number: the request's id at the queue.
         key: canonical encoding of the key.
         since: start time in seconds of the monotonic clock.
-        opening: settled once the channel is known, for requests that wait for that.
+        opening: settled once the channel is known, for requests that wait for the channel.
     """
 
     opening: Work[None] | None = None
     noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
-        """Make a request. Messages use ``verb`` (with its preposition), ``channel`` and ``name``, the user's key.
+        """Create a request. Messages use ``verb`` (with its preposition), ``channel`` and ``name``, the user's key.
 
-        With a ``timeout`` of 0 the queue answers at once.
+        With a ``timeout`` of 0 the queue answers immediately.
         """
         super().__init__()
         self.destination: QueueDestination | None = None
@@ -106,7 +106,7 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        # Raise even if the request is done: that depends on timing.
+        # Raise even if the request is done, because that depends on timing.
         raise self._unawaited("asking for its truth")
 
     def _whom(self) -> str:
@@ -131,7 +131,7 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout == 0:  # the queue answers at once, but the answer takes time
+        if self._timeout == 0:  # the queue answers immediately, but the answer takes time
             return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 
@@ -142,22 +142,21 @@ class QueueRequest(Work[T]):
 
     def _wait_for_thread(self, timeout: float | None) -> None:
         if self.destination is not None:
-            self.destination.flush_from_thread()  # the loop that would flush it may be stopped
+            self.destination.flush_from_thread()  # the flushing loop may be stopped
         super()._wait_for_thread(timeout)
 
     def _expire(self) -> None:
         self.abandon(self._late(self._timeout))
 
     def reject(self, error: Exception) -> None:
-        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue counts as a passed deadline."""
+        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue counts as an expired deadline."""
         if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
             error = self._late(self._timeout)
         self._settle(error=error)
 
     def refuse(self, end: QueueEnd) -> None:
-        # Copy the error: a raised one holds the frames that it passes through, and the queue keeps this one for later
-        # requests.
-        # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
+        # Copy the error, because a raised error holds the frames it passes through, and the queue keeps this one for
+        # later requests. tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
         self._settle(error=copy_of(end.get))
 
     def abandon(self, error: Exception) -> None:
@@ -175,12 +174,12 @@ class Put(QueueRequest[None]):
     After a failure the item is not in the queue, unless the error says that this is unknown.
 
     Attributes:
-        carried: the encoded item, or the item itself in a local queue; None once it is packed and not needed any more.
-        mode: as in a PUT frame.
+        carried: the encoded item, or the item itself in a local queue; None once packed and no longer needed.
+        mode: mode as in a PUT frame.
         nbytes: size of the item.
-        pauses: True lets other tasks run at the next await, even if the put is done.
+        pauses: True to let other tasks run at the next await, even if the put is done.
         observed: True once a caller has received the result.
-        refused: True if a queue has refused the item; unless a caller learns it, the item is lost silently.
+        refused: True if a queue has refused the item, which is silently lost unless a caller learns of the refusal.
     """
 
     _kind = "put"
@@ -209,9 +208,8 @@ class Put(QueueRequest[None]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        # The queue may have accepted a sent put already, although its answer is late. The queue is asked to withdraw
-        # it, and its answer decides whether the put failed or is done.
-        # tests/_channels/test_remote_queue.py::
+        # The queue may already have accepted a sent put, although its answer is late. So ask the queue to withdraw the
+        # put; the answer decides whether the put failed or is done. tests/_channels/test_remote_queue.py::
         # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
         if self._is_recalled or self._done:
             return
@@ -226,7 +224,7 @@ class Put(QueueRequest[None]):
         self.abandon(self._late(self._timeout))
 
     def end_unknown(self) -> None:
-        """Fail at the deadline without an answer from the queue whether it has the item."""
+        """Fail at the deadline without knowing whether the queue has the item."""
         where = "" if self.destination is None else f", which {self.destination.where} has not said"
         self.abandon(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
 
@@ -258,7 +256,7 @@ class Put(QueueRequest[None]):
         if error is None or self.observed:
             return
         if isinstance(error, ClosedError):
-            # All unawaited puts to a closed channel end alike: log that once per channel.
+            # All unawaited puts to a closed channel end alike, so log that once per channel.
             if not self.refused or (self.destination is not None and self.destination.has_told_of_loss):
                 return
             if self.destination is not None:
@@ -269,17 +267,17 @@ class Put(QueueRequest[None]):
 class Get(QueueRequest[T]):
     """Get of an item or a batch.
 
-    Items that have arrived are leased until a waiter has them. If the last waiter is cancelled before that, or no
-    reference to the get remains, they return to their places in the queue.
+    Arrived items are leased until a waiter receives them. If the last waiter is cancelled first, or no reference to the
+    get remains, the items return to their places in the queue.
 
     Attributes:
-        target: as in a GET frame: the weight of a batch, in a list if the batch must be there at once; ``[count,
-        mode]``, with the mode ``SOME`` if fewer items will do; None for one item; ``NOW`` for one that is there.
-        redelivered: True if an earlier consumer received one of the items, and returned it or died.
+        target: target as in a GET frame: the weight of a batch, in a list if the batch must be available now; ``[count,
+        mode]``, with the mode ``SOME`` if fewer items suffice; None for one item; ``NOW`` for one item available now.
+        redelivered: True if an earlier consumer received one of the items but returned it or died.
         reader: the loop (``ChannelItems``) that takes the items one by one; None if the result has them all.
-        brought, had: number of items that have arrived, and number that the caller has taken.
+        brought, had: number of arrived items, and number of items taken by the caller.
         is_lease: True if the items stay in the queue until they are confirmed.
-        is_lost: True if the lease has ended and its items are back in the queue.
+        is_lost: True if the lease has ended and its items have returned to the queue.
         _interested: number of waits; when the last one is cancelled, the items are returned.
     """
 
@@ -315,7 +313,7 @@ class Get(QueueRequest[T]):
 
     def reject(self, error: Exception) -> None:
         if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
-            self._is_opened = True  # there is no lease to end and no item to return
+            self._is_opened = True  # no lease to end, no item to return
             self._settle([])
         else:
             super().reject(error)
@@ -326,7 +324,7 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # the get was abandoned, perhaps before its queue knew
+            self._drop_bodies()  # the get was abandoned, perhaps unknown to its queue
             if self.destination is not None:
                 self.destination.withdraw(self)
 
@@ -401,10 +399,10 @@ class Get(QueueRequest[T]):
         return [destination.decode(body, fds)]
 
     def return_rest(self) -> None:
-        """Return the items that the loop has not reached yet, because the channel has other consumers."""
+        """Return the items not yet reached by the loop, because the channel has other consumers."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
-                # Withdraw first: a loop without items may request more at once.
+                # Withdraw first, because a loop without items may request more immediately.
                 self.destination.withdraw_later(self)
                 self._drop_bodies()
         self._settle()
@@ -435,7 +433,7 @@ class Get(QueueRequest[T]):
         self._return()
 
     def _return(self) -> None:
-        """Return the arrived items to the queue if all waiters were cancelled before they arrived."""
+        """Return arrived items to the queue if all waiters were cancelled before."""
         with self._lock:
             if self._interested or not self._done or self._is_opened or self._error is not None:
                 return
@@ -455,7 +453,7 @@ class QueueQuery(QueueRequest[Any]):
 
     Args:
         word: name of the request: ``"size"``, ``"peek"`` or ``"confirm"``.
-        show: converts the answer into the result, in the waiting thread.
+        show: converts the answer into the result, on the waiting thread.
 
     Attributes:
         facts: arguments of the request.
@@ -485,7 +483,7 @@ class QueueQuery(QueueRequest[Any]):
 
 
 class Confirmation(QueueQuery):
-    """Request to remove the first items of a lease from the channel for good."""
+    """Request to remove a lease's first items from the channel permanently."""
 
     def __init__(self, lease: Get[list[Any]], count: int) -> None:
         _, channel, name = lease._said

@@ -3,10 +3,10 @@
 A driver and a worker use their daemon in the same way: they call other workers, make requests of daemons, and receive
 events. A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
-All frames are handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain script a
-background thread's, in a worker the socket thread's. While a worker's main thread is idle it handles frames itself,
-which saves a change of threads; handlers still run one at a time, under a lock. A handler must therefore reach a loop
-by ``call_soon_threadsafe`` only. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
+All frames are handled on the client's own loop: the user's loop in a driver inside asyncio, a background thread's loop
+in a plain script, the socket thread's loop in a worker. A worker's idle main thread handles frames itself, which saves
+a thread switch; handlers still run one at a time, under a lock. So a handler must reach a loop only by
+``call_soon_threadsafe``. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ codec.extend("torch", "rlinf_async._transports.tensors")
 _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
 
 
-# More than 30 methods: the façade of a process's connection. Requests, tasks, events and direct calls have classes of
-# their own; the open calls stay here, because every kind of frame may end one.
+# The class stays whole with more than 30 methods, as the façade of a process's connection. Requests, tasks, events and
+# direct calls have separate classes; the open calls stay here, because every kind of frame may end one.
 class NodeClient:
     """Client of one node daemon.
 
     Attributes:
         endpoint: this process's id in the run; 0 until ``ready`` is done.
-        pid: process that made this client; in its forked children the client is closed.
-        node: rank of the node that this process is attached to.
-        welcome: the daemon's description of the run: its id, its nodes, this process's place.
+        pid: process that created this client, which is closed in forked children.
+        node: rank of this process's node.
+        welcome: the daemon's description of the run: id, nodes, this process's place.
         ready: settled when the daemon has answered.
         events: listeners for daemons' events.
-        direct_sockets: the sockets that workers of this node have made for this process.
+        direct_sockets: sockets created for this process by workers of its node.
         receivers: receivers of the remaining kinds of frames, by kind.
         restarts: descriptions of the rank restarts in progress.
-        unobserved: errors of this client's calls that were not awaited.
+        unobserved: unawaited errors of this client's calls.
         user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
         on_ended: called once, with the client, when it can no longer send.
         unsent: callbacks that send data held back until the end of a loop's turn.
-        takings: items that this process has taken out of queues, perhaps not yet reported to daemons.
-        giving_back: items that this process returns to queues; answers of a worker wait for their confirmation.
+        takings: items taken out of queues by this process, perhaps not yet reported to daemons.
+        giving_back: items returned to queues by this process; a worker's answers wait for the confirmation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: CallReceiver | None = None) -> None:
@@ -90,7 +90,7 @@ class NodeClient:
         self._requests = Requests()
         self._connection: Connection | None = None
         self.direct_connection: Callable[[int], Connection | None] = lambda endpoint: None
-        """Function that returns this worker's own socket to a process of its node, or None."""
+        """Function that returns this worker's socket to a process on its node, or None."""
         self._arbiter = ReadArbiter()
         self.direct_sockets = DirectSockets(self._send_resume_of_caller, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self.direct_sockets, self._calls, self._arbiter.lock, self.send, self.later)
@@ -110,18 +110,18 @@ class NodeClient:
         return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._requests)} requests open]>"
 
     def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
-        """Take the socket and send HELLO; on the loop's own thread."""
+        """Take over the socket and send HELLO; call this on the loop's own thread."""
         self._connect(sock, facts).open()
 
     def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
-        """Attach on another thread, which reads while it is idle. Call this before the client's own loop runs."""
+        """Attach on another thread, which reads while idle. Call this before the client's own loop runs."""
         self._idle = idle
         connection = self._connect(sock, facts)
         connection.share(idle)
         self.loop.call_soon(connection.open)
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        """Let the threads that read the daemon's socket also read one to another process of this node."""
+        """Let the threads that read the daemon's socket also read a socket to another process on this node."""
         connection = Connection(
             sock, self.loop, arbiter=self._arbiter, on_arrival=self._read_daemon_first, resumable=True, **callbacks
         )
@@ -161,7 +161,7 @@ class NodeClient:
         """Send a call to every target of the handler except those in ``held`` slots; the handler gets the answers.
 
         Args:
-            route_to: returns the route to all targets, for a call that the daemon relays to all.
+            route_to: returns the route to all targets, for a call relayed by the daemon to all of them.
         """
         call, targets = self._begin(handler, held)
         sockets, rest = self._direct_calls.open(call, targets, method)
@@ -179,7 +179,7 @@ class NodeClient:
             elif fds:
                 close_fds(fds)
         except BaseException:
-            self._calls.pop(call, None)  # another thread may have ended the client, and so the call, already
+            self._calls.pop(call, None)  # another thread may already have ended the client and so the call
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
@@ -203,7 +203,7 @@ class NodeClient:
         """
         count = len(fds)
         try:
-            # Make all copies before anything is sent: otherwise some ranks would run a call that others never get.
+            # Make all copies before anything is sent; otherwise some ranks would run a call that others never get.
             copies = copy_fds([*fds] * len(sockets))
         except BaseException:
             close_fds(fds)
@@ -237,7 +237,7 @@ class NodeClient:
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, handler))
-            except ClosedError:  # the loop is closed, so it handles no more answers
+            except ClosedError:  # the loop is closed and handles no more answers
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
@@ -247,7 +247,7 @@ class NodeClient:
             self._lose(call, handler, str(lost), node)
 
     def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
-        """Fail the slots of a call that cannot be answered any more: all slots, or those of one node."""
+        """Fail the slots of a call that can no longer be answered: all slots, or only one node's."""
         for slot, target in enumerate(handler._targets):
             at = frames.node_of(target)
             if node is None or at == node:
@@ -272,7 +272,7 @@ class NodeClient:
         self.send((frames.CALL, len(fds), self.endpoint, route, call, method, credit, body), fds)
 
     def hand_over(self, call: int, handler: ReplyHandler) -> bool:
-        """Let another handler take the answers to an open call. Return False if it has been answered."""
+        """Let another handler receive an open call's answers. Return False if the call has been answered."""
         with self._arbiter.lock:
             if call not in self._calls:
                 return False
@@ -287,7 +287,7 @@ class NodeClient:
         self._signal(frames.CANCEL, targets, call)
 
     def send_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
-        """Notify these targets of an open call that another rank of their group has failed."""
+        """Notify an open call's targets that another rank of their group has failed."""
         self._signal(frames.FAILED, targets, call, facts)
 
     def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
@@ -333,7 +333,7 @@ class NodeClient:
     def run(
         self, coroutine: Coroutine[Any, Any, Any], *, what: str = "an operation", abandonable: bool = False
     ) -> Task:
-        """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` ends it if it still runs.
+        """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` ends it if still running.
 
         Args:
             what: description for errors.
@@ -350,7 +350,7 @@ class NodeClient:
         await self._tasks.settle()
 
     def end_loop(self, thread: LoopThread) -> None:
-        """Stop the loop, which ``thread`` runs, and block until it has stopped. Operations started meanwhile fail."""
+        """Stop the loop, run by ``thread``, and block until it has stopped. Operations started from now on fail."""
         self._tasks.start_no_more()
         thread.stop(self.settle_tasks)
         self._tasks.loop_ended()
@@ -374,14 +374,14 @@ class NodeClient:
         """Send a frame unchanged, from any thread; dropped once the client is closed.
 
         Args:
-            hold: send it with the next frame that is not held.
-            now: send it at once, ahead of the end of this turn of the loop.
-            on_sent: called, in any thread, when the kernel has all of it: from then on it reaches the daemon.
+            hold: send the frame together with the next frame that is not held.
+            now: send the frame immediately, before the end of this turn of the loop.
+            on_sent: called, on any thread, once the kernel has the whole frame, which then reaches the daemon.
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                # The caller wrote this content while the client was still open: free its memory.
+                # Free the memory of this content, which the caller wrote while the client was still open.
                 pool.close()
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
@@ -399,9 +399,9 @@ class NodeClient:
     def _on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
         if kind == frames.REPLY:
-            # The daemon may report a death before the worker's last answer, on its own socket, has been read here. An
-            # answered call must not fail, so everything in that socket is read first.
-            # tests/test_failures.py::test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
+            # The daemon may report a death before this process has read the worker's last answer on its own socket. An
+            # answered call must not fail, so first read everything in that socket. tests/test_failures.py::
+            # test_the_last_answer_of_a_worker_that_dies_at_once_is_not_lost
             if frame[6] in _TOLD_BY_DAEMONS:
                 self._drain_callee(frame[4], frame[5])
             self._on_reply(self._calls.get(frame[4]), frame, fds)
@@ -450,13 +450,13 @@ class NodeClient:
         self.direct_sockets.add(source, connection, self.own_direct_sockets)
 
     def send_resume(self, peer: int, owner: int, received: int) -> None:
-        """Tell the other end of a direct socket that this process has stopped reading it."""
+        """Notify the other end of a direct socket that this process has stopped reading."""
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _send_resume_of_caller(self, worker: int, received: int) -> None:
-        # First the calls, then the count: the worker relays answers that the socket lost as soon as it has the count,
-        # and the daemon drops answers to calls that it does not know.
-        # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
+        # Send first the calls, then the count, because the worker relays the socket's lost answers as soon as it has
+        # the count, and the daemon drops answers to unknown calls. tests/test_broken_sockets.py::
+        # test_calls_outlive_their_socket_and_run_once_in_order
         self._direct_calls.report()
         self.send_resume(worker, worker, received)
 
@@ -472,7 +472,7 @@ class NodeClient:
             self._direct_calls.report_all(worker)
 
     def _on_direct(self, source: int, frame: list[Any], fds: list[int]) -> None:
-        """Handle a worker's frame on a direct socket: an answer to a call that was sent to it, or a message."""
+        """Handle a worker's frame on a direct socket: an answer to a call sent to the worker, or a message."""
         if frame[0] == frames.MESSAGE:
             frame[2] = source
             self.receivers[frames.MESSAGE].on_frame(frame, fds)
@@ -494,12 +494,12 @@ class NodeClient:
             self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
-        """Read the daemon's socket first: its frames were sent before those of the direct socket to be handled."""
+        """Read the daemon's socket first, because its frames were sent before the direct socket's pending frames."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
     def drain_direct(self, endpoint: int) -> None:
-        """Read the remaining frames of a dead worker from its own socket. Call this where frames are handled."""
+        """Read a dead worker's remaining frames from its own socket. Call this where frames are handled."""
         self.direct_sockets.drain(endpoint)
 
     def _drain_callee(self, call: int, slot: int) -> None:
@@ -519,9 +519,9 @@ class NodeClient:
             self._direct_calls.ended(call)
 
     def _check_calls(self, facts: dict[str, Any]) -> None:
-        """Tell the daemon, which is about to report open calls, which of them have been answered."""
+        """Report to the daemon, which is about to list open calls, which of them have been answered."""
         open_on: dict[int, set[int]] = {}
-        # Answers still in a worker's own socket count as well, as the worker may have died since.
+        # Answers still in a worker's own socket also count, because the worker may have died since.
         for number in {number for number, _ in facts["calls"]}:
             self.direct_sockets.drain(frames.endpoint(self.node, number))
         self._direct_calls.report()
@@ -549,10 +549,10 @@ class NodeClient:
         self.takings.page = None
         self.on_ended(self)
         self.ready._settle(error=error)
-        # Each call is failed by itself, from a copy of the table: another thread may be adding a call. That thread
-        # afterwards finds ``_closed``, which was set before this loop, and fails its call itself (``_departed``). The
-        # copy must be atomic: building a list of items may collect garbage, and a finalizer may let another thread in.
-        # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
+        # Fail each call separately, from a copy of the table, because another thread may be adding a call. That thread
+        # then finds ``_closed``, which was set before this loop, and fails its call itself (``_departed``). The copy
+        # must be atomic, because building a list of items may collect garbage, and a finalizer may let another thread
+        # run. tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
         # tests/_client/test_lost_daemon.py::test_a_call_made_while_the_open_ones_end_leaves_none_open
         for call, handler in list(self._calls.copy().items()):
             self._lose(call, handler, str(error))
@@ -569,21 +569,21 @@ class NodeClient:
 
     def close(self, reason: str = "the cluster is closed") -> None:
         """Close the socket; all waits fail with ``ClosedError``. Call this on the loop's own thread."""
-        # Must precede the failing of the waits, because errors from here on are caused by the close.
+        # Close before failing the waits, because later errors are caused by the close.
         self.unobserved.close()
-        # Answers first, then sockets: waiters are woken while there is a reason to give, and a call that another thread
-        # makes meanwhile finds ``_closed`` rather than a socket that accepts frames and never answers.
+        # End the calls first, then close the sockets, so that waiters get this reason, and a concurrent call from
+        # another thread finds ``_closed`` rather than a socket that accepts frames but never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
         self._end(ClosedError(reason))
         self.direct_sockets.close()
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
-            # The pool may be in use again: another thread may have sent a call since ``_end``.
+            # Close the pool, which another thread may have used for a call since ``_end``.
             pool.close()
 
     def end_without_loop(self, error: Exception) -> None:
-        """Close from another thread than the loop's, if the loop is closed or has stopped running.
+        """Close from a thread other than the loop's, if the loop is closed or has stopped.
 
         The socket is only shut down if the loop may run again, because it is registered there.
         """
@@ -598,7 +598,7 @@ class NodeClient:
                     self._connection.shut()
 
     def leave_to_parent(self) -> None:
-        """Detach in a forked child: the socket and all its state are the parent's."""
+        """Detach in a forked child, because the socket and all its state belong to the parent."""
         self._closed = process.forked("this cluster", self.pid)
         self.takings.page = None  # the page belongs to the parent process
         self.giving_back = GivingBack()
@@ -610,7 +610,7 @@ class NodeClient:
             self._connection.forget()
 
     def flush(self) -> None:
-        """Write frames that are held until the end of the loop's turn, from any thread; that turn may never end."""
+        """Write frames held until the end of the loop's turn, which may never end; from any thread."""
         if self._connection is not None and self._closed is None:
             self._connection.is_behind()
 
@@ -620,18 +620,17 @@ class NodeClient:
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""Clients of this process, including those that are not ready yet and those that have closed."""
+"""Clients of this process, including those not yet ready or already closed."""
 
 
 def _all_closed() -> bool:
     return all(client.closed is not None for client in list(_clients))
 
 
-# A child has copies of the parent's sockets. Bytes that it sent there would land between the parent's frames, and while
-# it lives the other side would not see the end of a parent that has died. Every copy is therefore closed in the child
-# before user code runs there: without a frame to the other side, and without taking a lock, which another thread of the
-# parent may have held at the fork.
-# tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
+# A child has copies of the parent's sockets. Bytes sent by the child would land between the parent's frames, and while
+# the child lives the other side would not see the death of its parent. So the child closes every copy before user code
+# runs, without a frame to the other side and without taking a lock, which another thread of the parent may have held at
+# the fork. tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
 # tests/test_embedding.py::test_a_forked_child_of_the_driver_leaves_the_cluster_alone
 def _leave_all_to_parent() -> None:
     for client in list(_clients):

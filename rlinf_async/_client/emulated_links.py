@@ -1,10 +1,10 @@
-"""Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth as node 0 grants it.
+"""Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth granted by node 0.
 
-``here`` is None without emulation, and senders check nothing else. Delayed messages of one link leave in order, and do
-not delay those of other links. A link without shared bandwidth needs no other node. Shared links are used by workers
+``here`` is None without emulation, and senders check nothing else. Delayed messages on one link are sent in order, and
+do not delay messages on other links. A link without shared bandwidth needs no other node. Shared links serve workers
 anywhere in the run, so node 0's daemon keeps their reservations (``launcher/daemon/shared_links.py``). On a free link,
 the time of the request counts as part of the delay. On a busy link a message is never early, however long the request
-took, so that all messages together never exceed the link's rate.
+takes, so that all messages together never exceed the link's rate.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EmulatedLinks:
     """Delayed messages of one worker, in order per link. All methods may be called from any thread.
 
     Args:
-        name: name of this worker, such as ``"env:0"``.
+        name: name of this worker: ``"env:0"``.
     """
 
     def __init__(self, client: NodeClient, emulation: NetEmulation, name: str) -> None:
@@ -53,7 +53,7 @@ class EmulatedLinks:
         return f"<EmulatedLinks of {self._name} [{kept} messages under way]>"
 
     def send(self, link: Hashable, workers: Sequence[str], nbytes: int, go: Callable[[], None]) -> None:
-        """Call ``go``, which sends a message, when a message of that size would have arrived.
+        """Call ``go``, which sends a message, when a message of this size would have arrived.
 
         Args:
             link: key of a link; messages of one link arrive in the order of the calls.
@@ -108,7 +108,7 @@ class EmulatedLinks:
                 if due is None or due > now + _TIMER_SLACK_S:
                     return  # messages behind it are sent when its own timer fires
                 delayed = queue.popleft()
-            # No other task takes messages off, so messages leave in the order in which they were queued.
+            # No other task removes messages, so they are sent in the order in which they were queued.
             delayed.go()
         with self._lock:
             if not self._kept.get(link):

@@ -17,7 +17,7 @@ _MAX_RETURNED: Final = 256
 
 
 class Events:
-    """Listeners of a process, by kind of event: deaths, lost nodes, lines of output, its own end.
+    """Listeners of a process, by kind of event: deaths, lost nodes, lines of output, the process's own end.
 
     Attributes:
         returned: facts of each rank's return, by its old endpoint, for later listeners that still know only that
@@ -29,7 +29,7 @@ class Events:
         self.returned: dict[int, dict[str, Any]] = {}
         self.in_debugger: set[int] = set()
         self._resumed_at = -math.inf
-        """Time at which the last rank left the debugger, by ``clock.monotonic()``."""
+        """Time by ``clock.monotonic()`` at which the last rank left the debugger."""
         self._always: dict[str, list[Listener]] = {}
         self._while_alive: dict[str, dict[int, weakref.WeakMethod[Listener]]] = {}
         self._numbers = itertools.count()
@@ -38,9 +38,10 @@ class Events:
         self._always.setdefault(kind, []).append(listener)
 
     def listen(self, kind: str, listener: Listener) -> None:
-        """Call a bound method for every event of a kind, as long as its object lives."""
+        """Call a bound method for every event of a kind, as long as its object is alive."""
         number, listening = next(self._numbers), self._while_alive.setdefault(kind, {})
-        # Key listeners by number: removal from a list would search it while other threads add and remove entries.
+        # Key listeners by number, because removal from a list would search it while other threads add and remove
+        # entries.
         listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
     def announce(self, kind: str, facts: dict[str, Any]) -> None:
@@ -65,5 +66,5 @@ class Events:
 
     def counts_from(self, since: float) -> float:
         """Return the start of a time limit begun at ``since``: it restarts when the last rank leaves the debugger."""
-        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot continue either.
+        # A stop of any rank counts, because ranks that wait for it, directly or indirectly, cannot continue, either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

@@ -1,4 +1,4 @@
-"""Event loop in a background thread: for a script without one, or beside the loop of a worker's main thread."""
+"""Event loop in a background thread: for a script without a loop, or in addition to a worker's main loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoopThread:
     """Daemon thread that runs a loop until ``stop``; it does not keep the interpreter from exiting.
 
     Args:
-        loop: the loop, which continues even if user code stops it; by default a new uvloop loop.
+        loop: the loop, which continues even if user code stops it; by default a new uvloop.
         on_error: receives an error that escapes the loop, which then continues; without it, the thread ends.
     """
 

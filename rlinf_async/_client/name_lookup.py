@@ -1,4 +1,4 @@
-"""Lookup of a group or channel by name on node 0, with a wait for names that do not exist yet, and a deadline."""
+"""Lookup of a group or channel by name on node 0, waiting for names that do not exist yet, up to a deadline."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
     """Return the roster of a ``group`` or ``channel``.
 
     Args:
-        noun: the noun for messages, if it differs from the kind.
+        noun: noun for messages if different from the kind.
         timeout: seconds; None for ``settings.NAME_TIMEOUT_S``; 0 finds only what exists.
 
     Raises:
-        DeadlineExceeded: no such name appeared in time; the text lists the existing names.
+        DeadlineExceeded: the name did not appear in time; the text lists the existing names.
         ClosedError: the group or channel of that name is closed.
     """
     limit, noun = "", noun or kind
@@ -42,11 +42,11 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         return await lookup
 
 
-# The lookup has succeeded: an existing name is found even with a timeout of 0.
+# The lookup has succeeded, because an existing name is found even with a timeout of 0.
 
 
 def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
-    """Cancel a late lookup. Return its error, with the existing names if they arrive within ``WAIT_ANSWER_S``."""
+    """Cancel a late lookup. Return its error, listing the existing names if they arrive within ``WAIT_ANSWER_S``."""
     said: Work[DeadlineExceeded] = Work()
     patience = settings.WAIT_ANSWER_S()
     request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")

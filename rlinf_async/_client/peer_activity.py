@@ -1,4 +1,4 @@
-"""Diagnostics of long waits: asks daemons what the awaited workers, requests, names and queues are doing.
+"""Diagnostics of long waits: asks daemons for the activity of awaited workers, requests, names and queues.
 
 The daemons are asked only when a wait is described. An answer that does not arrive within ``settings.WAIT_ANSWER_S`` is
 reported as missing.
@@ -25,7 +25,7 @@ _Like = tuple[str, str, tuple[str, ...]]
 
 
 class RequestSender(Protocol):
-    """Part of a ``NodeClient`` that makes requests of daemons."""
+    """Part of ``NodeClient`` that sends requests to daemons."""
 
     user_loop: asyncio.AbstractEventLoop | None
 
@@ -35,7 +35,7 @@ class RequestSender(Protocol):
 
 
 def workers(client: RequestSender, members: Mapping[int, Member]) -> Work[str]:
-    """Describe workers, given by endpoint: unusual states of their processes, and calls that are open there."""
+    """Describe workers, given by endpoint: unusual process states, and open calls."""
     by_node: dict[int, list[int]] = {}
     for endpoint in members:
         by_node.setdefault(frames.node_of(endpoint), []).append(frames.number_of(endpoint))
@@ -59,7 +59,7 @@ def workers(client: RequestSender, members: Mapping[int, Member]) -> Work[str]:
 
 
 def request(client: RequestSender, operation: Operation[Any], number: int, node: int) -> Work[str]:
-    """Describe what a daemon needs to answer an open request of this process."""
+    """Describe what a daemon still needs to answer one of this process's open requests."""
     return _one(client, operations.RequestProgress(type(operation).__name__, vars(operation), number), node)
 
 
@@ -98,7 +98,7 @@ def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[st
 def _when_all(
     asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
-    """Return the result of ``describe`` once all have answered, or after a deadline that ``client`` measures."""
+    """Return the result of ``describe`` once all have answered, or after a deadline measured by ``client``."""
     description: Work[str] = Work()
 
     def finish() -> None:
@@ -122,7 +122,7 @@ def _when_all(
 
 
 def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
-    """Return the answer of a node's daemon, or the reason why there is none."""
+    """Return the answer of a node's daemon, or the reason for its absence."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
     try:

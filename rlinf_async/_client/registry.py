@@ -1,11 +1,11 @@
-"""Registry of this process's active clients (a driver's clusters, a worker's own); picks the default one.
+"""Registry of this process's active clients (a driver's clusters, a worker's own); picks the default client.
 
-Objects made without ``cluster=...`` belong to the only active client::
+Objects created without ``cluster=...`` belong to the only active client::
 
     registry.activate(client)       the cluster is entered, or the worker begins; until the client has ended
     registry.current()              Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
 
-A forked child has none: the open clusters are its parent's.
+A forked child has none, because the open clusters belong to its parent.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class HasClient(Protocol):
 _active: list[NodeClient] = []
 
 _inherited: list[NodeClient] = []
-"""Clients that were active in the parent of a forked child."""
+"""Clients that were active in a forked child's parent."""
 
 
 def activate(client: NodeClient) -> None:
-    # Set the callback first: another thread may end the client at any time.
+    # Set the callback first, because another thread may end the client at any time.
     client.on_ended = _deactivate
     _active.append(client)
 
@@ -47,11 +47,11 @@ def first_active() -> NodeClient | None:
 
 
 def current() -> NodeClient:
-    """Return the client of the run in which this process has an open cluster; the oldest one if that run has several.
+    """Return this process's client if all open clusters belong to one run; if several, the oldest.
 
     Raises:
-        RuntimeError: there is none, or there are several runs.
-        ForkedProcessError: the cluster that was open when this process was forked is its parent's.
+        RuntimeError: no cluster is open, or clusters of several runs are.
+        ForkedProcessError: the cluster that was open when this process was forked belongs to its parent.
     """
     runs = {client.welcome.get("run", id(client)) for client in _active}
     if len(runs) == 1:
@@ -68,7 +68,7 @@ def client_of(cluster: HasClient | None) -> NodeClient:
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """Return this process's client in a run, or raise as ``current`` does; ``what`` ("channel 'obs'") is for errors."""
+    """Return this process's client in a run, or raise like ``current``; ``what`` ("channel 'obs'") is for errors."""
     for client in _active:
         if client.welcome.get("run") == run:
             return client

@@ -18,11 +18,11 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 OWN_NODE: Final = -1
-"""Value of ``node=`` that stands for this process's own node."""
+"""Value of ``node=`` for this process's own node."""
 
 
 class DaemonRequest(Work[Answer], Generic[Answer]):
-    """Open request to a daemon, which identifies it by its ``number``."""
+    """Open request to a daemon, identified by its ``number``."""
 
     _ends_with_others = False
     _kind = "request"
@@ -84,7 +84,8 @@ class Requests:
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
-                # A copy: a raised error would hold the frames that it passes through, and the client keeps this one.
+                # Use a copy, because a raised error would hold the frames it passes through, and the client keeps this
+                # error.
                 request._settle(error=copy_of(error))
 
     def refuse(self, request: DaemonRequest[Any], error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Runs the framework's coroutines on a client's loop, each as a ``Work``; cancels those left when the client ends."""
+"""Runs the framework's coroutines on a client's loop, each as a ``Work``; cancels the rest when the client ends."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Task(Work[Any]):
         return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
-        """Return what the coroutine waits for; its own daemon if it waits for nothing, because framework code runs."""
+        """Return what the coroutine waits for; if nothing, its own daemon, because framework code is running."""
         targets, every = needs_of(self._awaited())
         return (targets, every) if targets else ([Target(TargetKind.DAEMON, name=self._what)], True)
 
@@ -52,7 +52,7 @@ class Task(Work[Any]):
         return [work for future in futures if (work := slow_waits.work_on(future)) is not None]
 
     def follow(self, task: asyncio.Task[Any]) -> None:
-        """Bind to the asyncio task that runs the coroutine."""
+        """Bind this to the asyncio task that runs the coroutine."""
         self._task, self._thread = task, threading.get_ident()
         task.add_done_callback(self._finished)
         if self._cancelled:
@@ -79,9 +79,9 @@ class Task(Work[Any]):
             self.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
-        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` one has begun this.  The
-        # loop stands still meanwhile, and the wait would never end:
-        # tests/weights/waiting/test_bridge.py::test_a_wait_does_not_block_the_loop_that_its_work_needs
+        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` method started this. The
+        # loop is blocked while the method runs, so the wait would never end: tests/weights/waiting/test_bridge.py::
+        # test_a_wait_does_not_block_the_loop_that_its_work_needs
         if running_loop() is None and self._thread == threading.get_ident():
             raise RuntimeError(
                 f".wait() would block the event loop of this thread, on which {self._what} goes on: `await` it in an "
@@ -91,11 +91,11 @@ class Task(Work[Any]):
 
 
 class Tasks:
-    """Tasks of one loop, whose owner awaits them all.
+    """Tasks of one loop, all awaited by the owner.
 
     Args:
         on_loop: calls a function on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
-            ``ForkedProcessError`` in a forked child, which has no such loop.
+            ``ForkedProcessError`` in a forked child, which lacks the loop.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_loop: OnLoop) -> None:
@@ -106,7 +106,7 @@ class Tasks:
         self._is_over = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
-        """Start a coroutine, from any thread; raise as ``on_loop`` does."""
+        """Start a coroutine, from any thread; raises like ``on_loop``."""
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
@@ -128,18 +128,18 @@ class Tasks:
         return work
 
     def start_no_more(self) -> None:
-        """Stop starting tasks, from any thread: the loop is about to end, and later ones fail at ``loop_ended``."""
+        """Stop starting tasks, from any thread, as the loop is about to end; later tasks fail at ``loop_ended``."""
         self._is_over = True
 
     def loop_ended(self) -> None:
-        """Fail the tasks that never began. Call this after ``settle``, once the loop is closed."""
+        """Fail the tasks that never started. Call this after ``settle``, once the loop is closed."""
         while self._unstarted:
             work, coroutine = self._unstarted.popitem()
             coroutine.close()
             work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
 
     async def settle(self) -> None:
-        """Cancel all running tasks, repeatedly if necessary, and wait until they have ended."""
+        """Cancel all running tasks, repeatedly if necessary, and wait for their end."""
         current = asyncio.current_task()
         while tasks := [task for task in self._running if task is not current]:
             for task in tasks:

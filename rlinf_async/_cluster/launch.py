@@ -33,7 +33,7 @@ logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
 
-# Limit for one environment variable: the kernel has the same one when a worker starts a program.
+# Limit for one environment variable, the same as the kernel's limit when a worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
 
 
@@ -46,12 +46,12 @@ class Plan:
         hardware: assigned hardware other than accelerators, by rank.
         config: the cluster's configuration as JSON, for the workers; empty without one.
         environment: the group's own variables, which override all others.
-        script_environment: variables that the launching process has changed since its start.
+        script_environment: variables changed by the launching process since its start.
         profiling: profiling configuration of this group; None if it is not profiled.
-        close_grace: seconds that its workers have for their shutdown.
-        policy: whether and how often its ranks are restarted.
+        close_grace: seconds that the workers have for their shutdown.
+        policy: whether and how often ranks are restarted.
         preload: modules to import before the workers are forked, as given by the user.
-        own_modules: other modules that the workers import at their start, the class's own among them.
+        own_modules: other modules that workers import at startup, including the class's own.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Plan:
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Start the processes of a group, and send its waiting calls. Return the port of its store.
+    """Start a group's processes, and send the waiting calls. Return the port of the group's store.
 
-    A failed launch leaves nothing behind: its processes are ended, its name is free, and every call that waits on the
-    members gets the error.
+    A failed launch leaves nothing behind: its processes are killed, its name is freed, and every waiting call gets the
+    error.
     """
     try:
         if not members.number:
@@ -112,13 +112,13 @@ async def _reserve(client: NodeClient, members: Members) -> None:
     try:
         members.number = await request.async_wait()
     except asyncio.CancelledError:
-        # Wait for the number all the same: ``_undo`` needs it to release the name.
+        # Still wait for the number, which ``_undo`` needs to release the name.
         members.number = await request.async_wait()
         raise
 
 
 def reserve_now(client: NodeClient, name: str) -> int:
-    """Reserve a name, blocking, so that a taken name raises at once."""
+    """Reserve a name, blocking, so that a taken name raises immediately."""
     request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
 
     def release() -> None:
@@ -128,7 +128,7 @@ def reserve_now(client: NodeClient, name: str) -> int:
     try:
         return request.wait()
     except BaseException:
-        # A signal handler has raised: release the number when it arrives.
+        # A signal handler has raised, so release the number when it arrives.
         request._follow(release)
         raise
 
@@ -209,7 +209,7 @@ def _worker(
     )
     node = plan.nodes[placement.cluster_node_rank]
     if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
-        # The worker's node group ignores accelerators: hide those that the node has.
+        # The worker's node group ignores accelerators, so hide the node's accelerators.
         environment |= family.get_variables([])
     if restarts:
         environment[RESTARTS] = str(restarts[placement.rank])
@@ -243,13 +243,13 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
 
 
 def _surroundings(python: str | None) -> dict[str, Any]:
-    """Return working directory, import path and script of this process, for its workers.
+    """Return this process's working directory, import path and script, for its workers.
 
-    For another interpreter, entries of the path that belong to this one are omitted.
+    For another interpreter, path entries that belong to this interpreter are omitted.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    module = getattr(getattr(main, "__spec__", None), "name", None)  # ``python -m`` sets it
+    module = getattr(getattr(main, "__spec__", None), "name", None)  # set by ``python -m``
     cwd = surroundings.working_directory()
     path = [str(Path(entry).absolute()) if entry else cwd for entry in sys.path]
     if python is not None and python != sys.executable:
@@ -259,7 +259,7 @@ def _surroundings(python: str | None) -> dict[str, Any]:
 
 
 def _belongs_to_python(entry: str) -> bool:
-    """True if an entry of the path belongs to this interpreter: its standard library or site-packages."""
+    """True if a path entry belongs to this interpreter (standard library or site-packages)."""
     library = Path(sysconfig.get_path("stdlib"))
     if Path(entry) == library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"):
         return True
@@ -300,7 +300,7 @@ def script_environment() -> own_start.Changes:
 
 
 def base_environment(extra: dict[str, str] | None) -> dict[str, str]:
-    """Return the group's own variables; TypeError for other types than str, ValueError for impossible variables."""
+    """Return the group's own variables; TypeError for types other than str, ValueError for invalid variables."""
     for name, value in (extra or {}).items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise TypeError(f"env= takes strings, got {name!r}: {value!r} ({type(value).__name__})")

@@ -32,7 +32,7 @@ _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True)
 class LaunchConfig:
-    """Variables and interpreter that several workers of a launch share.
+    """Variables and interpreter shared by several workers of a launch.
 
     Attributes:
         env: environment variables; lists of paths are prepended to the node's own.
@@ -47,8 +47,8 @@ def read_config(given: Any) -> ClusterConfig | None:
     """Read ``cluster_cfg`` in any of its forms.
 
     Args:
-        given: a mapping or ``DictConfig`` (the ``cluster`` section, or a configuration that has it), the path of a YAML
-            file, a ``ClusterConfig``, or None, which returns None.
+        given: a mapping or ``DictConfig`` (the ``cluster`` section or a configuration that contains it), the path of a
+            YAML file, a ``ClusterConfig``, or None, which returns None.
 
     Raises:
         ConfigError: the configuration is invalid.
@@ -85,7 +85,7 @@ def trace_wanted(
 ) -> TracerConfig:
     """Return the tracing configuration: on or off, and the file; ConfigError if ``given`` is neither a path nor a bool.
 
-    The script's argument wins over ``$RLINF_TRACE``, which ``rlinf-launch --trace`` sets, and that over the
+    The script's argument overrides ``$RLINF_TRACE``, set by ``rlinf-launch --trace``, which overrides the
     configuration.
     """
     path: str | None
@@ -107,9 +107,9 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """True if a call that fails unawaited ends plain waits; ConfigError for a value that is neither yes nor no.
+    """True if a call that fails unawaited ends plain waits; ConfigError for an invalid value.
 
-    The script's argument wins over ``$RLINF_FAIL_FAST``, which ``rlinf-launch --fail-fast`` sets, and that over the
+    The script's argument overrides ``$RLINF_FAIL_FAST``, set by ``rlinf-launch --fail-fast``, which overrides the
     configuration.
     """
     if given is not None:
@@ -128,7 +128,7 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
 
 
 def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:
-    """Return the address for serving metrics, from the argument or else the configuration; None if there is none.
+    """Return the address for serving metrics, from the argument or else the configuration; None without one.
 
     Raises:
         ConfigError: the argument is not an address.
@@ -146,11 +146,10 @@ def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | 
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-    """Return the node groups of a cluster: ``cluster``, ``node``, the configured ones, and one per other label of
-    hosts.
+    """Return the node groups of a cluster: ``cluster``, ``node``, the configured groups, and one per other host label.
 
     Raises:
-        ConfigError: a group has a node that the cluster does not have.
+        ConfigError: a group has a node that is not in the cluster.
     """
     groups = config.node_groups_for(nodes) if config is not None else built_in_groups(nodes)
     return (*groups, *labelled_groups(nodes, {group.label for group in groups}))
@@ -159,10 +158,10 @@ def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[
 def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchConfig:
     """Return the configured interpreter and variables for a placed worker.
 
-    A worker outside the configured groups gets the settings on which all groups of its node agree.
+    A worker outside the configured groups gets the settings on which all of its node's groups agree.
 
     Raises:
-        ConfigError: the groups do not agree.
+        ConfigError: the groups disagree.
     """
     if config is None:
         return LaunchConfig()

@@ -1,4 +1,4 @@
-"""``NodeInfo`` of each node, from its daemon's facts, the configuration and its enumerated hardware."""
+"""``NodeInfo`` of each node, from its daemon's facts, its enumerated hardware and the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = own_logger(__name__)
 
 
 def nodes_from(peers: Sequence[dict[str, Any]]) -> tuple[NodeInfo, ...]:
-    """Return the nodes that may hold workers, by rank; the driver's own hidden node is omitted."""
+    """Return the nodes that may run workers, by rank; the driver's own hidden node is omitted."""
     return tuple(
         _node_from(peer) for peer in sorted(peers, key=lambda peer: int(peer["node"])) if not peer.get("hidden")
     )
@@ -54,9 +54,9 @@ def _ip_of(address: str | None) -> str:
 async def described(
     client: NodeClient, nodes: Sequence[NodeInfo], config: ClusterConfig | None
 ) -> tuple[NodeInfo, ...]:
-    """Return the nodes with their configured labels and variables, and with their hardware other than accelerators.
+    """Return the nodes with their configured labels and variables, and their hardware other than accelerators.
 
-    The search for that hardware runs on each node if the configuration describes some, or if ``RLINF_EXT_MODULE`` names
+    The search for such hardware runs on each node if the configuration describes any, or if ``RLINF_EXT_MODULE`` names
     a module.
 
     Raises:
@@ -105,7 +105,7 @@ def _labels(config: ClusterConfig | None, node: NodeInfo) -> list[str]:
 
 
 def _common_variables(config: ClusterConfig | None, node: NodeInfo) -> dict[str, str]:
-    """Return the variables on which all groups of a node agree; none if they disagree: then each group sets its own."""
+    """Return the variables on which all of a node's groups agree; none if they disagree, so that each sets its own."""
     try:
         return config.get_node_env_vars(node.node_rank) if config is not None else {}
     except ConfigError:

@@ -29,11 +29,11 @@ async def start_own_nodes(
     fake_gpus: int | None,
     timeout: float,
 ) -> tuple[str, list[str]]:
-    """Start this machine's node, or several that behave as machines. Return the first one's socket, and notes for
+    """Start this machine's node, or several nodes that act as machines. Return the first node's socket, and notes for
     users.
 
     Args:
-        lifelines: list to which each started node's lifeline is added; the caller must stop them, even after an error.
+        lifelines: list to add each started node's lifeline to; the caller must stop them, even after an error.
         timeout: seconds until all nodes must be up.
 
     Raises:
@@ -66,10 +66,10 @@ async def start_own_nodes(
 
 
 def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs that each node started here pretends to have; None to use the real ones.
+    """Return the number of GPUs that each node started here fakes; None to use the real GPUs.
 
     Args:
-        asked: the script's argument; None leaves it to the environment variable.
+        asked: the script's argument; None for the environment variable's value.
         joins: true if the cluster joins a run instead of starting nodes.
 
     Raises:

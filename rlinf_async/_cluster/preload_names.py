@@ -13,10 +13,10 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Number of bytes of a pickle that are scanned, within 20 ms; the arguments of a larger pickle follow its class.
+# Number of a pickle's bytes that are scanned, within 20 ms; in a larger pickle the arguments follow the class.
 _MOST_PICKLE_BYTES: Final = 64 * 1024
 
-# Packages that every worker imports at its start, and ``__main__``, the script.
+# Packages that every worker imports at startup, and ``__main__``, the script.
 _EVERYWHERE: Final = frozenset(
     {*sys.stdlib_module_names, "__mp_main__", "cloudpickle", "msgpack", "numpy", "rlinf_async", "torch", "uvloop"}
 )
@@ -42,18 +42,18 @@ def named_modules(preload: Any) -> tuple[str, ...]:
 
 
 def _workers_of_rlinf() -> tuple[str, ...]:
-    """Return the modules of RLinf's workers that the script has imported: all its groups share one import of them."""
+    """Return the modules of RLinf's workers imported by the script, which all its groups preload together."""
     return tuple(sorted(name for name in sys.modules if name.startswith("rlinf.workers.")))
 
 
 def imported_at_once(pickled: bytes) -> tuple[str, ...]:
-    """Return the modules that unpickling a group's class and arguments imports, without those of every worker."""
+    """Return the modules imported by unpickling a group's class and arguments, without those of every worker."""
     names = dict.fromkeys(_modules_of(pickled[:_MOST_PICKLE_BYTES]))
     return tuple(name for name in names if name and name.partition(".")[0] not in _EVERYWHERE)
 
 
 def _modules_of(pickled: bytes) -> Iterator[str]:
-    """Yield the modules of globals in a pickle of protocol 4 or newer, and those that cloudpickle imports by name."""
+    """Yield the modules of globals in a pickle of protocol 4 or newer, and modules that cloudpickle imports by name."""
     memo: list[Any] = []
     stack: list[Any] = [None, None]
     try:
@@ -76,7 +76,7 @@ def _modules_of(pickled: bytes) -> Iterator[str]:
 
 
 def log_refusal(facts: dict[str, Any]) -> None:
-    """Log once that the workers of a group import a module themselves."""
+    """Log once that a group's workers import a module themselves."""
     logger.log(
         logging.WARNING if facts["asked"] else logging.INFO,
         "each worker of '%s' on node %s imports %s itself, which is not preloaded: %s",

@@ -1,4 +1,4 @@
-"""``Supervision``: restarts dead ranks of a group, in the process of the group's owner."""
+"""``Supervision``: restarts a group's dead ranks, in the process of the group's owner."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
-# Seconds to wait for the report of a killed rank's death; a slower daemon is shutting down itself.
+# Seconds to wait for the report of a killed rank's death; a slower daemon is itself shutting down.
 _DEATH_TIMEOUT_S: Final = 10.0
 
-# Seconds until the processes of a lost node have ended: a node that is cut off shuts down by its own clock.
+# Seconds until a lost node's processes have ended, because a disconnected node shuts down by its own clock.
 _NODE_END_S: Final = 5.0
 
 _MAX_CAUSES: Final = 4
@@ -48,7 +48,8 @@ _MAX_CAUSES: Final = 4
 _WHOLE_GROUP: Final = -1
 
 
-# 35 methods: the steps of one restart, in one task, over the state in ``RestartRounds`` and ``RestartBudget``.
+# The class stays whole with 35 methods, the steps of one restart, which run in one task on ``RestartRounds`` and
+# ``RestartBudget``.
 class Supervision:
     """Restarts of one group's ranks.
 
@@ -56,19 +57,18 @@ class Supervision:
       ▲                                                                      │              │
       └──────────────────────────── it raises, or the rank dies again ───────┘   any rank dies, which ends the hooks
 
-    A rank whose node is lost is started on another one (``Substitutes``), once the processes on the lost node have
-    ended.
+    A rank whose node is lost is started on another node (``Substitutes``), once the lost node's processes have ended.
 
-    By default the calls of all ranks wait, and ranks that are away together come back together. With ``order="rank"``
-    each rank has its own pause and restart, and only its own calls wait; the other ranks' calls wait while hooks run,
-    because hooks may have to meet on all ranks; hooks start once no rank is away.
+    By default all ranks' calls wait, and ranks that died together are restarted together. With ``order="rank"`` each
+    rank has its own pause and restart, and only its own calls wait; the other ranks' calls wait while hooks run,
+    because hooks may need to meet on all ranks; hooks start once all ranks are back.
 
     All methods except ``rank_died`` run on the client's loop, in one task at a time.
 
     Args:
         construct: encoded arguments of the constructors' call.
-        substitutes: substitutes of the cluster.
-        residents: returns the living ranks of all groups of this process.
+        substitutes: the cluster's substitutes.
+        residents: returns the living ranks of all of this process's groups.
         setting_for: returns the interpreter and variables for a placement.
         hook: true if the worker class defines ``on_restart``.
 
@@ -95,16 +95,16 @@ class Supervision:
         self._substitutes = substitutes
         self._residents = residents
         self._setting_for = setting_for
-        self._paid: set[int] = set()  # ranks whose restart is counted, but that could not be started yet
+        self._paid: set[int] = set()  # ranks whose restart has been counted but could not start yet
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
-        self._has_moved = False  # true until the living ranks know that the store has moved to another node
+        self._has_moved = False  # true until the living ranks know of the store's move to another node
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
         self._by_rank = members.by_rank = plan.policy.by_rank
-        # Ranks that were killed on purpose: their next restart is not counted.
+        # Ranks killed on purpose, whose next restart is not counted.
         self._free: set[int] = set()
         # Deaths and failures that led to a restart, by rank, oldest first.
         self._causes: dict[int, list[str]] = {}
@@ -118,9 +118,9 @@ class Supervision:
     # -- events -------------------------------------------------------------------------------------------
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
-        """Handle the death of a rank; the thread that handles frames calls it."""
-        # Record the death before calls are held: a task that releases calls first clears the held ranks, and then
-        # checks for ranks that are away.
+        """Handle a rank's death; called on the frame-handling thread."""
+        # Record the death before holding calls, because a task that releases calls first clears the held ranks and then
+        # checks for dead ranks.
         self._rounds.died(rank, facts)
         self._members.hold(self._held_with([rank]))
         self._client.later(0, self._look)
@@ -134,13 +134,13 @@ class Supervision:
         return ranks if self._by_rank else range(self._members.size)
 
     def restart_wanted(self, rank: int) -> None:
-        """Exempt the next death of this rank from the limits; the thread that handles frames calls it."""
+        """Exempt the rank's next death from the limits; called on the frame-handling thread."""
         self._free.add(rank)
 
     def _look(self) -> None:
         self._changed.set()
         if self._away and self._members.closed:
-            # Close again: calls may wait for a death that was reported during the first close().
+            # Close again, because calls may wait for a death that was reported during the first close().
             self._members.close()
         elif self._away and self._working is None:
             self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
@@ -149,9 +149,7 @@ class Supervision:
         """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(
-            0, self._changed.set
-        )  # ends restarts by hand: the deaths that they await are not reported any more
+        self._client.later(0, self._changed.set)  # ends manual restarts, whose awaited deaths are no longer reported
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -172,11 +170,11 @@ class Supervision:
             await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
         finally:
             self._look()
-            if self._working is None:  # the ranks are back already, or no death could be reported
+            if self._working is None:  # the ranks are already back, or no death could be reported
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            # If the constructor failed again, the restart was counted, but the rank's death has a reason.
+            # If the constructor failed again, the restart was counted but the rank's death has a reason.
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
@@ -203,7 +201,7 @@ class Supervision:
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
                 logger.exception("ranks of group '%s' could not be started again", self._plan.name)
-                with contextlib.suppress(Exception):  # their waiting calls must fail instead of hanging
+                with contextlib.suppress(Exception):  # waiting calls must fail instead of hanging
                     await self._lose(sorted(self._away), f"could not be started again: {error}")
             self._working = None
             self._away.clear()
@@ -217,11 +215,11 @@ class Supervision:
     def _release(self, ranks: Iterable[int]) -> None:
         self._members.release(ranks)
         if self._away:
-            # Another rank has died at this moment: hold its calls again.
+            # Another rank has just died, so hold its calls again.
             self._members.hold(self._held_with(list(self._away)))
 
     async def _bring_each_back(self) -> None:
-        """Restart every rank that is away, including those that die meanwhile; each in its own task."""
+        """Restart every dead rank, including ranks that die during the restarts, each in its own task."""
         tasks: dict[int, asyncio.Task[None]] = {}
 
         def end(rank: int) -> None:
@@ -272,7 +270,7 @@ class Supervision:
             del self._client.restarts[what]
 
     async def _start_all(self, ranks: Sequence[int]) -> list[int]:
-        """Start these ranks, or all ranks that are away, after their pause. Return the ranks that started."""
+        """Start these ranks, or all dead ranks, after their pause. Return the ranks that started."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(list(ranks) or sorted(self._away))
@@ -294,10 +292,10 @@ class Supervision:
             self._has_moved |= store_node != self._store_node
         except NodeLost as error:
             if self._client.closed is not None:
-                # The lost node is this machine's own: the client is closed.
+                # The lost node is this machine's own, so the client is closed.
                 raise
             self._note(rank, f"rank {rank} could not be started: {error}")
-            # The rank is still away, and will be started on another node.
+            # The rank is still down, and will be started on another node.
             return False
         except LaunchError as error:
             await self._lose([rank], f"could not be started again: {error}")
@@ -336,7 +334,7 @@ class Supervision:
                 self.port = await open_store(self._client, self._members, self._plan)
                 self._store_node, self._has_moved = placements[0].cluster_node_rank, True
                 self._changed.set()
-            except NodeLost:  # the next node is lost, too: the rank moves once more
+            except NodeLost:  # the next node is lost, too, so the rank moves again
                 if self._client.closed is not None:
                     raise
             except LaunchError as error:
@@ -356,7 +354,7 @@ class Supervision:
         )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
-        """Count the restarts. Return the ranks that may be restarted, and the pause before; the others are lost."""
+        """Count the restarts. Return the ranks that may be restarted, and the pause before that; the rest are lost."""
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
@@ -395,7 +393,7 @@ class Supervision:
                 await self._client.request(operations.KillRanks(numbers[::2], reason), node=node)
 
         def silent() -> list[int]:
-            # A rank whose death was reported may be back already.
+            # A rank whose death was reported may already be back.
             assert members.endpoints is not None
             return [rank for rank in killed if rank not in self._away and members.endpoints[rank] == killed[rank]]
 
@@ -408,7 +406,7 @@ class Supervision:
             self._rounds.missed(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
-        """Run the constructors; kill the ranks whose constructor failed, so that they are away again."""
+        """Run the constructors; kill ranks whose constructor failed, so that they are restarted again."""
         outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
@@ -418,7 +416,7 @@ class Supervision:
         self._look_for_deaths(outcomes)
 
     def _look_for_deaths(self, outcomes: Iterable[Outcome]) -> None:
-        """Record the deaths that answered a call of this supervision.
+        """Record deaths that were reported as answers to this supervision's calls.
 
         The death of a rank whose endpoint was not yet known here is reported only by such an answer, and reports of
         other deaths may arrive later than the answer.
@@ -432,7 +430,7 @@ class Supervision:
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
-        """Run the hooks of workers and driver for restarted ranks; a worker's death skips those of the driver."""
+        """Run the workers' and driver's hooks for restarted ranks; a worker's death skips the driver's hooks."""
         members, rounds = self._members, self._rounds
         self._move_store()
         members.hold()
@@ -462,8 +460,8 @@ class Supervision:
         self._has_moved = False
         members = self._members
         body = codec.encode(((self._plan.nodes[self._store_node].node_ip, self.port), {}))
-        # Do not wait for the answers: a rank may be in a method that ends only by a call that waits for this restart.
-        # Later calls from this process arrive after this one.
+        # Do not wait for the answers, because a rank may be in a method that ends only through a call that waits for
+        # this restart. Later calls from this process arrive after this one.
         moving = members.call_now(self._living(), MOVE_STORE, body).outcomes().async_wait()
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
 
@@ -473,7 +471,7 @@ class Supervision:
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks until all have ended or a rank dies, for whose hook the others would wait forever."""
+        """Run the workers' hooks until all have ended, or a rank dies, whose hook the others would await forever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)
@@ -487,7 +485,7 @@ class Supervision:
                 rank, report = next(iter(self._away.items()))
                 text = f"rank {rank} of group '{members.name}' {report['verdict']} while on_restart() ran"
                 members.notices.end(call, RankFailure(rank, members.endpoints[rank], call._call, lambda: text))
-                with contextlib.suppress(DeadlineExceeded):  # a hook that computes or sleeps cannot be ended
+                with contextlib.suppress(DeadlineExceeded):  # a computing or sleeping hook cannot be ended
                     await outcomes.async_wait(settings.ABORT_GRACE_S())
         finally:
             call.cancel()
@@ -496,7 +494,7 @@ class Supervision:
     # -- lost ranks ----------------------------------------------------------------------------------------------
 
     async def _lose(self, ranks: Sequence[int], reason: str) -> None:
-        """Stop restarting these ranks: calls and messages for them fail from now on."""
+        """Stop restarting these ranks; from now on, calls and messages to them fail."""
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
@@ -522,7 +520,7 @@ class Supervision:
     async def _announce_to_nodes(
         self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
     ) -> None:
-        """Notify all nodes through node 0; on return, node 0 and the rank's own node have the news."""
+        """Notify all nodes through node 0; on return, node 0 and the rank's own node have been notified."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

@@ -10,7 +10,7 @@ _PREFIX: Final = "RLINF_"
 
 
 class ClusterEnvVar(StrEnum):
-    """Names of variables without their prefix; ``get_full_env_var_name`` adds it."""
+    """Names of variables without the prefix that ``get_full_env_var_name`` adds."""
 
     CATCH_FAILURE = "CATCH_FAILURE"
     LOG_LEVEL = "LOG_LEVEL"
@@ -36,7 +36,7 @@ def get_full_env_var_name(var: ClusterEnvVar) -> str:
 
 
 def get_sys_env_var(env_var: ClusterEnvVar, default: str | None = None) -> str | None:
-    """Return the variable's value in this process, else ``default``, else the framework's own default."""
+    """Return the variable's value in this process, else ``default``, else the framework's default."""
     said = os.environ.get(get_full_env_var_name(env_var))
     if said is not None:
         return said

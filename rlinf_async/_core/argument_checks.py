@@ -1,4 +1,4 @@
-"""Checks of users' arguments: integers, bools, seconds; errors name the argument and the function that it is for."""
+"""Checks of users' arguments: integers, bools, seconds. Errors name the argument and its function."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MAX_INTEGER: Final = 2**63 - 1  # largest integer that fits into a frame
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
-    """Return the int that an int, a NumPy integer or a tensor of one integer element stands for; TypeError for 2.0."""
+    """Return the int that an int, a NumPy integer or a one-element integer tensor stands for; TypeError for 2.0."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -28,7 +28,7 @@ def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
 
 
 def seconds(timeout: Any, whose: str) -> float:
-    """Return a ``timeout=`` as a float; TypeError for no number, ValueError for negative, NaN or too large ones."""
+    """Return a ``timeout=`` as a float; TypeError unless a number, ValueError if negative, NaN or too large."""
     try:
         value = math.fsum((timeout,))  # float() would accept a str
     except TypeError:

@@ -1,4 +1,4 @@
-"""Monotonic clock for waits, leases and pauses: one place, so that the simulation can replace it.
+"""Monotonic clock for waits, leases and pauses, kept here so that the simulation can replace it.
 
 Event loops run on the same clock: ``loop.time()`` and ``monotonic()`` may be compared.
 """
@@ -13,5 +13,5 @@ monotonic: Callable[[], float] = time.monotonic
 
 
 def rest(timeout: float | None, begun: float) -> float | None:
-    """Return the seconds left of a timeout that began at ``begun``, to the millisecond; None for no timeout."""
+    """Return the seconds left of a timeout that began at ``begun``, rounded to milliseconds; None for no timeout."""
     return None if timeout is None else max(0.0, round(float(timeout) - (monotonic() - begun), 3))

@@ -27,7 +27,7 @@ from rlinf_async.errors import SerializationError
 
 if "__mp_main__" in sys.modules:
     # In a child that multiprocessing has spawned, the script's module is __mp_main__, which no other process has. Its
-    # definitions must travel by value, as those of __main__ do.
+    # definitions must travel by value, like those of __main__.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
 _IN_BAND_BYTES: Final = 1024  # smaller buffers go into the pickle: a copy costs less than an entry in the index
@@ -40,7 +40,8 @@ _heads: dict[Any, bytes] = {}
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 _MAX_CACHED_HEADS: Final = 1024
 
-# Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all is.
+# Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all
+# memory is copied.
 KEEP: Final = "keep"
 
 # Functions of the script that receivers must look up by name, with their names, by id.
@@ -55,7 +56,7 @@ _NONE_BODY: Final = plain_body(None)
 
 
 def encode_plain(value: Any) -> bytes | None:
-    """Return the body of a value of a few builtin atoms and containers; None if the value needs ``encode``."""
+    """Return the body of a value of a few builtin atoms and containers; return None if the value needs ``encode``."""
     if value is None:
         return _NONE_BODY
     kind = type(value)
@@ -104,11 +105,12 @@ def encode(
     Args:
         value: anything that pickle or cloudpickle accepts, with tensors if a provider is registered for them.
         describe: the value in words, for the error: ``"argument of step()"``.
-        root: begins each path in the error.  A tuple names the items of a tuple: ``("args", "kwargs")``.
-        keep: true for a provider's object whose memory must stay on its device instead of being copied to the CPU.
+        root: start of each path in the error. A tuple names the items of a tuple: ``("args", "kwargs")``.
+        keep: predicate, true for a provider's object whose memory must stay on its device instead of being copied to
+        the CPU.
 
     Raises:
-        SerializationError: part of the value cannot be pickled; the text says which part, and where it is.
+        SerializationError: part of the value cannot be pickled; the text names the part and its path.
     """
     if type(value) is tuple and len(value) == 2 and value[0] is _NOTHING and type(value[1]) is dict and not value[1]:
         return _NO_ARGUMENTS
@@ -159,8 +161,8 @@ def _encode_otherwise(
 def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
     """Return the innermost function of the script that holds the failing part, and its name."""
     for part, step in holders:
-        # A global is at fault itself, not the function that names it: on import the script may bind another object to
-        # it.
+        # The fault is in a global itself, not in the function that names it: on import the script may bind that name to
+        # another object.
         if step.startswith(".__globals__") and part.__module__ in main_module.MAIN_NAMES:
             break
         if name := script_objects.definition_of(part):
@@ -169,10 +171,10 @@ def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | No
 
 
 def decode(body: bytes | bytearray | memoryview) -> Any:
-    """Return the value of a body; SerializationError if it is malformed, or cannot be rebuilt in this process.
+    """Return the value of a body; SerializationError if it is malformed or its value cannot be rebuilt here.
 
-    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it.  All else is copied
-    out, so that only memory that was read-only at the sender is read-only here.
+    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it. Everything else is
+    copied, so that only memory that was read-only at the sender is read-only here.
     """
     try:
         if body[0] == 0:
@@ -186,7 +188,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments that ``encode_arguments`` has encoded; raises as ``decode``."""
+    """Return the arguments encoded by ``encode_arguments``; raises like ``decode``."""
     if body == _NO_ARGUMENTS_BODY:
         return (), {}
     args, kwargs = decode(body)
@@ -194,7 +196,7 @@ def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, .
 
 
 def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any:
-    """Decode a head and its buffers, which arrived separately; takes the buffers over, and raises as ``decode``."""
+    """Decode a head and buffers that arrived separately. Takes over the buffers; raises like ``decode``."""
     try:
         kept = [bytearray(view) if view.nbytes < COPY_MAX_BYTES or view.readonly else view for view in buffers]
         return _load(head, kept)
@@ -211,7 +213,7 @@ def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple
         elsewhere: index and content of each of these buffers, by ascending index.
 
     Raises:
-        SerializationError: as ``decode``.
+        SerializationError: see ``decode``.
     """
     try:
         view = memoryview(body)
@@ -310,7 +312,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             if reduced is not NotImplemented:
                 return reduced
         if kind is FunctionType and obj.__module__ in _reducing:
-            # A provider's own functions travel by name; cloudpickle would search long before it decides so.
+            # A provider's own functions travel by name; cloudpickle would search long before deciding the same.
             return NotImplemented
         if kind is CodeType:
             # cloudpickle 3.1.3 omits the file's name, which errors and verdicts must show.
@@ -340,7 +342,7 @@ class _QuickPickler(pickle.Pickler):
     """Pickler of builtin values and a provider's objects of one type, with no Python call per other object."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
-        # The pickler reads ``dispatch_table`` once, in ``super().__init__`` below: set it before.
+        # The pickler reads ``dispatch_table`` only once, in ``super().__init__`` below, so set it first.
         self.dispatch_table = {kind: self._reduce}
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
@@ -413,7 +415,7 @@ def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
         kinds.add(kind)
         return _find_reducer(kind) is not None
     if not depth or (len(items) > 64 and type(items[-1]) in ATOMS):
-        # The value is deep or long: the full pickler is as fast as a longer search.
+        # For a deep or long value, the full pickler is as fast as a longer search.
         return False
     return all(_is_plain_but_for(kinds, item, depth - 1) for item in items)
 

@@ -1,14 +1,14 @@
 """Functions and classes by value: cloudpickle's reduction, and their names in the receiver's ``__main__``.
 
-Objects that annotations name as text travel along (``inner: "Inner"``), because ``typing.get_type_hints`` looks them up
-in the function's globals, or in the module of the class.
+Objects named by string annotations (``inner: "Inner"``) travel along, because ``typing.get_type_hints`` looks them up
+in the globals of the function or in the module of the class.
 
-A class is one object per process, as in cloudpickle.  So is a function that refers only to definitions and constants,
-because pickling by reference requires the very object that bears the name.  Any other function arrives as a new object
-each time, with the globals that it has at its sender by then.
+A class is one object per process, as in cloudpickle. So is a function that refers only to definitions and constants,
+because pickling by reference requires the very object of that name. Any other function arrives as a new object each
+time, with its current globals at the sender.
 
-A class arrives with every object of it.  A receiver fills it in once.  Afterwards it takes only attributes that the
-origin, the process that defines the class, has assigned since then, so that a worker's own assignments
+A class arrives with each of its instances. A receiver fills in the class once. Afterwards the receiver takes only
+attributes that the origin (the process that defines the class) has assigned since, so that a worker's own assignments
 (``Reward.model = load()``) survive the next argument of that class.
 """
 
@@ -58,7 +58,7 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect code and globals of a function and its callees; False if one refers to another object."""
+    """Collect code and globals of a function and its callees; return False if one refers to another object."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -82,7 +82,7 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
             continue
         else:
             return False
-        # Functions that have arrived at different times may have different values of a name.
+        # Functions that arrived at different times may see different values of a name.
         if constants.setdefault(name, constant) != constant:
             return False
     return True
@@ -136,10 +136,10 @@ def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: 
     """Return a class that arrived before, or an empty one.
 
     Args:
-        name: name in the script, if the sender has imported the class; the script's class of that name is then taken.
+        name: name in the script if the sender imported the class; the script's class of that name is used then.
         arguments: arguments of ``make``, with cloudpickle's key of the class.
     """
-    # A second class object would run __init_subclass__ and the metaclass again for each object that arrives.
+    # A second class object would rerun __init_subclass__ and the metaclass for each arriving object.
     known: Any = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
     if known is None and name is not None:
         known = main_module.own(name)
@@ -165,9 +165,9 @@ class _ClassOrigin:
     """Attributes of a class of this process, as they were when the class was last sent.
 
     Attributes:
-        marks: by attribute, a weak reference to its value, or the value itself if it supports none.  A strong reference
-            to a function of the class would keep the class alive forever.
-        changes: by attribute assigned since the class was first sent, a number that rises with time.
+        marks: by attribute, a weak reference to its value, or the value itself if it does not support weak references.
+            A strong reference to a function of the class would keep the class alive forever.
+        changes: by attribute assigned since the class was first sent, an increasing number.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class _ClassOrigin:
 
 
 _ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
-# Changes applied here to each class of another process, numbered by its origin.
+# Changes applied here to each class defined by another process; its origin numbers them.
 _theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -211,7 +211,7 @@ def _adopt_class(kind: type) -> None:
 def _fill_in(
     kind: type, attributes: dict[str, Any], changes: dict[str, int], assign: Callable[[dict[str, Any]], Any]
 ) -> None:
-    # Two threads may decode a class at once: without the lock, the second could assign after the first has run user
+    # Two threads may decode a class at once. Without the lock, the second could assign after the first has run user
     # code that set an attribute.
     with _lock:
         if kind in _ours:

@@ -38,8 +38,8 @@ class OutOfBandBytes(bytearray):
 class Encoded:
     """An encoded value: one pickle (``head``), and ``buffers``, the memory that it refers to, flat and contiguous.
 
-    The parts are the value's own memory, not copies: write them before the value may change.  The caller must replace
-    device memory.
+    The parts are the value's own memory, not copies: write them before the value may change. The caller must replace
+    the memory of other devices.
     """
 
     __slots__ = ("_chunks", "buffers", "nbytes")
@@ -62,7 +62,7 @@ class Encoded:
         return Encoded(self._chunks, buffers)
 
     def parts(self) -> list[bytes | memoryview]:
-        """Return the body in pieces, padding included; they add up to ``nbytes`` bytes."""
+        """Return the body in pieces, padding included; together they have ``nbytes`` bytes."""
         if not self.buffers:
             return [b"\0", *self._chunks]
         sizes = [view.nbytes for view in self.buffers]
@@ -95,7 +95,7 @@ class Encoded:
 
 
 def split(body: memoryview) -> tuple[memoryview, list[Any]]:
-    """Return head and buffers of a body that begins with 1; small buffers and those of a read-only body are copies.
+    """Return head and buffers of a body that begins with 1; small buffers and buffers of read-only bodies are copies.
 
     Raises:
         ValueError, struct.error: the body is malformed.

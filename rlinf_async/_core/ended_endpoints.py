@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 class EndedEndpoints:
     """A set of endpoint ids that only grows.
 
-    Each node numbers its endpoints consecutively and nearly all of them end, so the set stores intervals: about as many
-    as there are processes alive, however many have ended.
+    Each node numbers its endpoints consecutively and nearly all of them end. So the set stores intervals: about as many
+    as processes are alive, however many have ended.
     """
 
     __slots__ = ("_firsts", "_lasts")

@@ -1,7 +1,7 @@
 """Copies of stored exceptions: each waiter gets its own, with cause and notes but no traceback.
 
 A raised exception holds the frames that it passes through, with all that they refer to, and collects notes as it
-propagates. An owner that keeps one for several waiters therefore hands out copies::
+propagates. So an owner that stores an exception for several waiters hands out copies::
 
     self._end = NodeLost("node 2 is lost")       # kept as long as the client
     for request in waiting:
@@ -19,7 +19,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 
 
 def copy_of(error: _Error) -> _Error:
-    """Return an equal error of the same type as another object, made without calling its constructor.
+    """Return a copy of an error, made without calling its constructor.
 
     An error of an extension type that cannot be copied is returned itself.
     """

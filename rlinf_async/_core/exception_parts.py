@@ -1,8 +1,8 @@
 """Exceptions as parts, arguments and attributes, from which they are rebuilt without their constructor.
 
 A pickle calls the class with ``args``, which is right only if the constructor passes its arguments on unchanged.
-``QuotaError("chat", retry_after=3)`` fails there, and ``NoSuchEnv("walker")``, whose ``args`` are the finished text,
-comes out as "no environment 'no environment 'walker''".  Here no code of the class runs::
+Unpickling fails for ``QuotaError("chat", retry_after=3)``, and ``NoSuchEnv("walker")``, whose ``args`` are the finished
+text, comes out as "no environment 'no environment 'walker''". These functions run no code of the class::
 
     copy = restore(make(type(error), *arguments), (arguments, attributes))
 """
@@ -50,7 +50,7 @@ def is_of_an_extension(kind: type[BaseException]) -> bool:
 
 
 def make(kind: type[BaseException], *arguments: Any) -> BaseException:
-    """Allocate an exception of exactly this class by the builtin ``__new__`` that it inherits."""
+    """Allocate an exception of exactly this class with the builtin ``__new__`` that the class inherits."""
     base = _allocator_of(kind)
     error: BaseException = base.__new__(kind, *arguments)
     # OSError(2, "...") makes a FileNotFoundError.

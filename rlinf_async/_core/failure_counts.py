@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-MAX_KINDS: Final = 256  # a further kind evicts the one that has not occurred for longest
+MAX_KINDS: Final = 256  # another kind evicts the one with the oldest failure
 
 
 class FailureCounts:
@@ -17,7 +17,7 @@ class FailureCounts:
         self._counts: dict[Hashable, int] = {}
 
     def add(self, kind: Hashable) -> int | None:
-        """Count one failure. Return the count if it is worth a log line, else None."""
+        """Count one failure. Return the count if the failure should be logged, else None."""
         count = self._counts.pop(kind, 0) + 1
         self._counts[kind] = count  # moves the kind to the end: the first kind is evicted next
         if len(self._counts) > MAX_KINDS:

@@ -1,7 +1,7 @@
 """Exceptions across processes: captured as text and pickle (``Failure``), packed, and rebuilt at the caller.
 
-The raising process captures an exception as text, which always travels, and as parts, each a pickle of its own.  The
-caller rebuilds the original type, so that ``except ValueError`` works; a note names the parts that cannot travel.  If
+The raising process captures an exception as text, which always travels, and as parts, each pickled separately. The
+caller rebuilds the original type, so that ``except ValueError`` works; a note names the parts that cannot travel. If
 the class itself cannot travel, the caller gets a ``RemoteError`` with the same text.
 """
 
@@ -35,7 +35,7 @@ _MAX_CHAIN: Final = 64
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
 _MAX_NESTED: Final = 16
 
-# Attribute of a rebuilt exception: seconds since the epoch at capture. Its presence marks another process's exception.
+# Attribute of a rebuilt exception: seconds since the epoch at capture. It marks an exception from another process.
 _WHEN: Final = "_rlinf_when"
 
 
@@ -46,9 +46,9 @@ class Failure:
     Attributes:
         type_name: qualified name of its type, without a module for builtins.
         text: its ``str()``.
-        traceback: formatted where it was raised, with causes and contexts.
+        traceback: the traceback, formatted in the raising process, with causes and contexts.
         notes: its notes.
-        pickled: the exception in parts; None if it cannot travel, or must not be raised elsewhere as itself.
+        pickled: the exception in parts; None if it cannot travel or must not be raised as itself in another process.
         when: time of capture by the machine's clock, in seconds since the epoch.
         where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
         relayed: true if the exception came from yet another process, which its notes name.
@@ -77,7 +77,7 @@ _FIELDS: Final[dict[str, Any]] = {
 
 
 def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
-    """Return the exception as a failure of the worker ``where``; never raises, whatever its own methods do."""
+    """Return the exception as a failure of the worker ``where``; never raises, even if the exception's methods do."""
     type_name = type_name_of(type(exception))
     text = text_of(exception)
     return Failure(
@@ -104,7 +104,7 @@ def pack(failure: Failure) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Failure:
-    """Return the failure that ``pack`` has packed, unpickling nothing; SerializationError for other bytes."""
+    """Return a failure packed by ``pack`` without unpickling anything; raise SerializationError for other bytes."""
     try:
         facts = msgpack.unpackb(
             data,
@@ -125,10 +125,10 @@ def unpack(data: bytes | memoryview) -> Failure:
 
 
 def rebuild(failure: Failure) -> Exception:
-    """Return the exception in its own type if that loads here, else a ``RemoteError``.
+    """Return the exception with its own type if the type loads here, else as a ``RemoteError``.
 
-    A note names the worker that raised it and holds the traceback from there.  An exception that passes through several
-    processes keeps the first of these notes, and each further process adds a line.
+    A note names the worker that raised the exception and includes the traceback from that process. An exception that
+    passes through several processes keeps the first of these notes, and each further process adds a line.
 
     This unpickles: call it only for failures from authenticated peers.
     """
@@ -168,11 +168,11 @@ class _Sender:
 
     def __init__(self) -> None:
         self._left = _MAX_PARTS_BYTES
-        # The chain of exceptions down to the current one; a cause that is already in it ends the chain.
+        # The chain of exceptions down to the current one; a cause already in the chain ends it.
         self._above: list[BaseException] = []
 
     def take_apart(self, exception: BaseException) -> bytes | None:
-        """Return the parts; None if not even the class travels."""
+        """Return the parts; return None if not even the class can travel."""
         missing: list[str] = []
         parts: dict[str, Any] = {"missing": missing}
         self._above.append(exception)
@@ -227,7 +227,7 @@ class _Sender:
 
 
 def _rebuild(failure: Failure) -> BaseException:
-    """Return the exception with its own notes, or a ``RemoteError``."""
+    """Return the exception with its original notes, or a ``RemoteError``."""
     notes = list(failure.notes)
     error: BaseException | None = None
     if failure.pickled is not None:
@@ -299,7 +299,7 @@ def type_name_of(kind: type) -> str:
 
 
 def text_of(exception: BaseException) -> str:
-    """Return ``str()`` of an exception, or a text that says that this fails."""
+    """Return ``str()`` of an exception, or a text that says how ``str()`` failed."""
     try:
         return _cut(str(exception))
     except BaseException as error:
@@ -314,7 +314,7 @@ def _notes_of(exception: BaseException) -> tuple[str, ...]:
 
 
 def when_of(exception: BaseException) -> float:
-    """Return when an exception was captured, in seconds since the epoch; infinity if it comes from no other process."""
+    """Return when an exception was captured, in epoch seconds; infinity if it comes from no other process."""
     try:
         return float(vars(exception)[_WHEN])
     except BaseException:
@@ -347,8 +347,8 @@ def _describe(where: Mapping[str, Any]) -> str:
 def _format(exception: BaseException, type_name: str, text: str) -> str:
     raising = [frame for frame, _ in traceback.walk_tb(exception.__traceback__)][-1:]
     if isinstance(exception, ConfigError) and all(map(_is_frameworks, raising)):
-        # The framework's own ConfigError names file, line, key and fix. A user's may have causes in the user's code,
-        # whose traceback is needed.
+        # The framework's own ConfigError names file, line, key and fix. A user's ConfigError may have causes in the
+        # user's code, so its traceback is needed.
         return _cut(f"{type_name}: {text}\n  at {users_line(exception.__traceback__)}")
     try:
         frames = _users_frames(exception.__traceback__)
@@ -400,7 +400,7 @@ def _has_long_chain(exception: BaseException) -> bool:
 
 
 def _cut(text: str) -> str:
-    """Return at most 64 KiB of UTF-8, encodable whatever the text."""
+    """Return at most 64 KiB of UTF-8, encodable even if the text is not."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_TEXT_CHARS:
         return data.decode()

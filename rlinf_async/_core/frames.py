@@ -37,8 +37,8 @@ A worker hands out its own sockets (DIRECT): small CALLs and their REPLYs, CANCE
 the daemon. PENDING reports them afterwards: ``pending`` lists ``[number, slot, call, method]`` of each call that is
 still open; ``answered`` is ``[number, call, ...]``, the calls that were reported and have been answered since.
 
-If such a socket breaks while both processes live, each tells the other through the daemon how many frames it has
-received (RESUME; ``owner`` is the worker that created the socket), and receives the missing ones through the daemon,
+If such a socket breaks while both processes are alive, each tells the other through the daemon how many frames it has
+received (RESUME; ``owner`` is the worker that created the socket), and receives the missing frames through the daemon,
 too. ``received`` is -1 if the other process has ended.
 
 The facts of a MESSAGE are described in ``_messaging/state/message_facts.py``. A body that is a str gives the reason why
@@ -46,7 +46,7 @@ the content is missing: no free descriptor, or no memory to keep it.
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts or gets there.
 ``queue`` is that daemon's endpoint id, ``number`` counts the client's requests to it. The ``mode`` of a PUT says
-whether it waits for room, or was done when it was sent. The ``target`` of a GET is a batch's weight; ``[weight]`` for a
+whether it waits for room, or was complete once sent. The ``target`` of a GET is a batch's weight; ``[weight]`` for a
 batch of the items that are there now; None for one item; -1 for one item that is there now; or ``[count, mode]``:
 exactly so many items (WAIT), so many that are there now (NOWAIT), up to so many that are there now (SOME), up to so
 many for a loop that takes one after the other (READ; READ_SHARED, one only, if other consumers exist), so many for a
@@ -84,7 +84,7 @@ SETTLED: Final = 17
 PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
-# The first kind of control frames, which concern one socket and are not counted.
+# The first kind of control frames, which concern one socket only and are not counted.
 ACK: Final = 22
 
 # Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
@@ -101,7 +101,7 @@ WAIT: Final = 0
 NOWAIT: Final = 1
 SENT: Final = 2
 
-# Modes of a GET of several items, besides ``WAIT`` and ``NOWAIT``.
+# Modes of a GET for several items, besides ``WAIT`` and ``NOWAIT``.
 SOME: Final = 2
 READ: Final = 3
 READ_SHARED: Final = 4
@@ -112,7 +112,7 @@ NOW: Final = -1  # ``target`` of a GET that does not wait
 # A larger body travels as sealed memory within a machine and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
 
-# A larger item of a channel has a frame of its own.
+# A larger channel item is sent in a separate frame.
 MAX_BATCHED_BYTES: Final = 2048
 
 _MAX_FDS: Final = 4
@@ -162,7 +162,7 @@ class Status(IntEnum):
     CANCELLED = 2
     ITEM = 3  # one item of a stream; more may follow
     END = 4  # end of a stream without an error
-    DIED = 5  # the target's process has ended; the body is its exit report
+    DIED = 5  # the target's process has exited; the body is its exit report
     UNKNOWN = 6  # the target does not exist; the body says why
     LOST = 7  # the target's node is lost; the body says which and why
 
@@ -177,7 +177,7 @@ Frame = Sequence[Any]
 
 
 class FrameError(Exception):
-    """Bytes that are not a frame: the other side is broken or hostile, and the connection must end."""
+    """Malformed bytes: the other side is broken or hostile, so the connection must be closed."""
 
 
 def endpoint(node: int, number: int) -> int:
@@ -199,7 +199,7 @@ def is_call_sound(frame: Frame) -> bool:
 
 
 def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
-    """Return the route of a call to these endpoints, or to some of their slots; slot i is ``targets[i]``.
+    """Return a call's route to these endpoints, or to the given slots only; slot i is ``targets[i]``.
 
     Example:
         >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
@@ -278,7 +278,7 @@ class FrameReader:
         )
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """Return the frames that these bytes complete, in order; FrameError if they are invalid."""
+        """Return the frames that these bytes complete, in order; raise FrameError if they are invalid."""
         frames: list[list[Any]] = []
         lengths = LENGTHS
         try:

@@ -1,4 +1,4 @@
-"""Files of this framework, told from those of users: stacks have paths only, and those may lead through links."""
+"""Files of this framework, distinguished from users' files by the paths in stacks, which may lead through links."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 _HOME: Final = Path(__file__).resolve().parents[2]
-# Beside an installed framework, ``launcher`` would be another package.
+# The module ``launcher`` beside an installed framework would be another package.
 _LAUNCHER: Final = "rlinf_launcher" if (_HOME / "rlinf_launcher").is_dir() else "launcher"
 _FOLDERS: Final = (f"{_HOME}/rlinf_async/", f"{_HOME}/{_LAUNCHER}/")
 
 
 @lru_cache(4096)
 def is_framework(file: str) -> bool:
-    """True if a file lies in ``rlinf_async`` or ``rlinf_launcher``, whatever links its path goes through.
+    """True if a file lies in ``rlinf_async`` or ``rlinf_launcher``, even if its path leads through links.
 
     The path may come from another process, which may have imported the framework by another path.
     """

@@ -1,6 +1,7 @@
-"""``GivingBack``: gets whose items a process returns to their queues, and sends that must not overtake the return.
+"""``GivingBack``: gets whose items a process is returning to their queues, and sends that must not overtake the
+returns.
 
-A caller that has an answer may have another process get from the same queue; that request takes another path and may
+After an answer, the caller may ask another process to get from the same queue; that request takes another path and may
 arrive first. So answers wait here until the queues have confirmed all earlier returns.
 """
 
@@ -40,13 +41,13 @@ class GivingBack:
         self._send()
 
     def enqueue(self, send: Callable[[], None]) -> None:
-        """Call ``send`` once everything that is open now is confirmed, after earlier sends."""
+        """Call ``send`` once everything now open is confirmed, after earlier sends."""
         with self._lock:
             self.held.append((self.open.copy(), send))
         self._send()
 
     def _send(self) -> None:
-        # The first send stays at the head of the deque while it runs without the lock, so that a later one of another
+        # The first send stays at the head of the deque while it runs without the lock, so that a later send of another
         # thread waits.
         while self.held:
             with self._lock:

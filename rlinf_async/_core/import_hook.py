@@ -1,8 +1,8 @@
 """Import hook that provides ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
 
-Each of these modules offers all of RLinf's names, whichever module of RLinf defines them: the names are unique, and
-RLinf's programs import some from several places.  Processes that this one starts install the hook too: workers and
-their template because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads to.
+Each of these modules offers all of RLinf's names, whichever module of RLinf defines them: because the names are unique,
+and RLinf's programs import some from several modules. Child processes install the hook too: workers and their template
+because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads to.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         def get(name: str) -> Any:
             if name.startswith("__") and name != "__all__":
-                # The import system queries such names.
+                # The import system looks up such names.
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             return getattr(names, name)
 
@@ -75,7 +75,7 @@ _finder: Final = _Finder()
 
 
 def install() -> None:
-    """Provide ``rlinf.scheduler`` here and in child processes; ImportError if RLinf's own was imported before."""
+    """Provide ``rlinf.scheduler`` here and in child processes; raise ImportError if RLinf's own was imported before."""
     if _finder in sys.meta_path:
         return
     if (imported := sys.modules.get(ROOT)) is not None:
@@ -93,9 +93,9 @@ def install() -> None:
 def end_quickly() -> None:
     """Make this interpreter exit without collecting the cycles among imported objects.
 
-    Collecting them takes a second of CPU with RLinf's libraries.  The exit function that is registered first runs last.
+    Collecting them takes a second of CPU with RLinf's libraries. The exit function registered first runs last.
     """
-    process.flush_files()  # a file in a reference cycle would never be flushed
+    process.flush_files()  # otherwise a file in a reference cycle would never be flushed
     gc.freeze()
 
 

@@ -1,7 +1,7 @@
 """Resumption state of a link between nodes: messages of a stream kept until acknowledged; receiver's count.
 
-A link outlives its connections.  Both ends count the messages of each stream, from 1, and when a connection is replaced
-they tell each other how many they have received::
+A link outlives its connections. Both ends count the messages of each stream, from 1, and when a connection is replaced,
+each tells the other how many messages it has received::
 
     sender                                        receiver
     outgoing.add(a); outgoing.take() -> a   ───►  incoming.add(...)     1
@@ -18,7 +18,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-# Number of unacknowledged messages at which the receiver acknowledges at once; fewer ride along or follow soon.
+# Number of unacknowledged messages at which the receiver acknowledges at once; fewer are acknowledged with other
+# traffic, or soon.
 ACK_MESSAGES: Final = 64
 ACK_BYTES: Final = 4 << 20
 
@@ -36,7 +37,7 @@ class OutgoingMessages:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
-        self._taken = 0  # kept messages written to the present connection
+        self._taken = 0  # kept messages written to the current connection
         self.acknowledged = 0
         self.kept_bytes = 0
 
@@ -51,7 +52,7 @@ class OutgoingMessages:
         self._waiting.append(part)
 
     def take(self, limit: int = 0) -> list[bytes]:
-        """Return the next message as a list of parts of up to ``limit`` bytes together; empty if none waits."""
+        """Return the next message as a list of parts of at most ``limit`` bytes in total; empty if no message waits."""
         if self.is_repeating:
             message = self._kept[self._taken]
         elif self._waiting:
@@ -68,7 +69,7 @@ class OutgoingMessages:
         return message
 
     def acknowledge(self, received: int) -> None:
-        """Drop the first ``received`` messages; a smaller count is outdated, and one above those sent a ValueError."""
+        """Drop the first ``received`` messages. A smaller, outdated count is ignored; ValueError if more than sent."""
         if received - self.acknowledged > self._taken:
             raise ValueError(f"{received} messages were acknowledged, and {self.acknowledged + self._taken} sent")
         while self.acknowledged < received:
@@ -77,11 +78,11 @@ class OutgoingMessages:
             self.kept_bytes -= sum(map(len, self._kept.popleft()))
 
     def resume(self, received: int) -> None:
-        """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged, or unsent."""
+        """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged or unsent."""
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
-        # Count all kept messages as written: an interrupted repetition has rewound the count, although the receiver may
-        # have them from an earlier connection.
+        # Count all kept messages as written: an interrupted resend has rewound the count, although the receiver may
+        # have received them on an earlier connection.
         self._taken = len(self._kept)
         self.acknowledge(received)
         self._taken = 0

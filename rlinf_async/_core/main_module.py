@@ -1,4 +1,5 @@
-"""A worker's ``__main__``: definitions of the driver's script that arrived by value, and behind them its import.
+"""A worker's ``__main__``: the definitions that arrived by value from the driver's script, then the imported script
+itself.
 
 Classes and functions of the script travel by value.  Code in a worker that pickles by reference (``pickle``,
 ``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
@@ -36,14 +37,14 @@ class MainModule(ModuleType):
     """``__main__`` of a worker."""
 
     def __getattr__(self, name: str) -> Any:
-        # Libraries look for __file__, __spec__ and the like in __main__: that must not import the script.
+        # Libraries look for __file__, __spec__ and the like in __main__: such a look-up must not import the script.
         if not (name.startswith("__") and name.endswith("__")) and (module := script.load()) is not None:
             return getattr(module, name)
         raise AttributeError(f"module '__main__' has no attribute {name!r}")
 
 
 class Script:
-    """Program that ``__main__`` stands for: its file, if it is one, and the module that ``python -m`` runs."""
+    """Program that ``__main__`` represents: its file, if any, and the module name if started by ``python -m``."""
 
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
@@ -63,16 +64,16 @@ class Script:
             module.__package__ = self._name.rpartition(".")[0]
 
     def load(self) -> ModuleType | None:
-        """Return the script, imported as ``__mp_main__``; None if that fails, with the reason in ``failure``."""
+        """Return the script, imported as ``__mp_main__``, or None with the reason in ``failure``."""
         with self._lock:
-            # _import sets self.module before the code runs, so that look-ups by the script itself find what it has
+            # _import sets self.module before the code runs, so that look-ups by the script itself find the names
             # defined so far.
             if self.module is None and not self.failure:
                 self.failure = self.why_not()
                 if not self.failure:
                     self._import()
                 if self.failure:
-                    # Pickle swallows the text of a failed look-up: log it.
+                    # Pickle swallows the text of a failed look-up, so log it.
                     logger.warning("names of the script that have not arrived are unknown here: %s", self.failure)
             return self.module
 
@@ -106,7 +107,7 @@ class Script:
             self._rollback(main)
             self.failure = f"importing {self.path} has failed ({summary(error)})"
         else:
-            # A class must be one object, however it came: the imported functions get the class objects that arrived.
+            # A class must be a single object, so the imported functions use the class objects that arrived by value.
             vars(self.module).update((name, value) for name, value in arrived.items() if name in vars(self.module))
         finally:
             process.imports_script.here = False
@@ -115,14 +116,14 @@ class Script:
         self.module, sys.modules["__mp_main__"] = None, main
 
 
-# The script of this process. A driver's has no path, because its ``__main__`` is the script itself.
+# The script of this process. In a driver it has no path, because ``__main__`` is the script itself.
 script = Script(None)
 
 os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
 
 def renew(path: str | None, name: str | None = None) -> None:
-    """Replace the ``__main__`` of the template by the script's, with its file and its module of ``python -m``."""
+    """Replace the template's ``__main__`` by the script's, with its file and its ``python -m`` module."""
     global script
     script = Script(path, name)
     module = MainModule("__main__")
@@ -133,7 +134,7 @@ def renew(path: str | None, name: str | None = None) -> None:
 
 
 def pin() -> None:
-    """Protect the functions that have arrived so far from later copies: the worker's class refers to them by name."""
+    """Protect the functions that arrived so far from later copies; the worker's class refers to them by name."""
     main = sys.modules["__main__"]
     script.pinned = frozenset(name for name, value in vars(main).items() if isinstance(value, FunctionType))
 
@@ -163,7 +164,7 @@ def keep(names: dict[str, Any]) -> None:
 
 
 def own(name: str) -> Any:
-    """Return the script's object of a dotted name in this process, or None; imports nothing."""
+    """Return the object with a dotted name in this process's script, or None, without importing anything."""
     first, *others = name.split(".")
     found = vars(sys.modules["__main__"]).get(first)
     if found is None and script.module is not None:
@@ -179,7 +180,7 @@ def imported_space() -> dict[str, Any] | None:
 
 
 def resolve(name: str) -> Any:
-    """Return the script's object that travelled by name; AttributeError if this process does not have it."""
+    """Return the script's object that travelled by name; raise AttributeError if this process lacks it."""
     main = sys.modules["__main__"]
     try:
         return getattr(main, name)

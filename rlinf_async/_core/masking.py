@@ -1,4 +1,4 @@
-"""Masking of secrets: values by their names, texts by the shapes of secrets in them, variables by an allow-list."""
+"""Masking of secrets: values by name, texts by the patterns of secrets, environment variables by an allow-list."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _HARMLESS: Final = (
 
 
 def shown(name: str, value: str) -> str:
-    """Return a value as a log may show it: ``***`` if its name suggests a secret, with secrets inside it masked."""
+    """Return a value as a log may show it: ``***`` if its name suggests a secret, and with secrets inside it masked."""
     if _SECRET.search(name):
         return _MASK
     value = _USER.sub(rf"\1\2{_MASK}", value)
@@ -79,7 +79,7 @@ def masked(data: Any, name: str = "") -> Any:
 
 
 def masked_texts(data: Any) -> Any:
-    """Return plain data with framework-defined keys, secrets within its texts masked."""
+    """Return plain data, whose keys the framework defined, with secrets in its texts masked."""
     if isinstance(data, Mapping):
         return {key: masked_texts(value) for key, value in data.items()}
     if isinstance(data, list | tuple):

@@ -1,6 +1,6 @@
-"""``NameTable``: names of one kind in a run, state of node 0's daemon; groups, channels and promised channels have one.
+"""``NameTable``: names of one kind in a run, kept by node 0's daemon, for groups, channels or promised channels.
 
-A name is reserved, published with a roster, found and released.  A lookup waits until there is a roster::
+A name is reserved, published with a roster, found and released. A lookup waits for a roster::
 
     reserve() ──► publish() ──► release()
         └── the owner has ended, or the launch has failed ──► as never reserved
@@ -8,11 +8,11 @@ A name is reserved, published with a roster, found and released.  A lookup waits
 The *number* of an entry identifies it: numbers rise by one and are used once.  Publishing and releasing go by number,
 so that a process with the number of a released entry cannot affect a later entry of the same name.
 
-A table remembers the names of the latest entries that were released after they were published, and a lookup of one
-fails at once.  A lookup of any other name waits, however often the name was reserved.
+A table remembers the latest released names that had been published, and a lookup of such a name fails at once. A lookup
+of any other name waits, however often the name was reserved.
 
-After each change ``settle`` takes out the lookups that have an answer by now.  ``look`` judges a lookup when it is made
-and after each change, so that early and late lookups get the same answer.
+After each change ``settle`` removes the lookups that can be answered now. ``look`` judges a lookup when it is made and
+after each change, so that early and late lookups get the same answer.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from rlinf_async._core import frames
 from rlinf_async._core.ended_endpoints import EndedEndpoints
 from rlinf_async.errors import ClosedError
 
-Waiter = tuple[int, int]  # endpoint, and the number of its request
+Waiter = tuple[int, int]  # endpoint, number of its request
 
 PENDING: Final = object()  # result of a lookup that waits
 
-# Number of closed names that are remembered; beyond it the oldest are forgotten, and lookups of them wait.
+# Number of closed names that are remembered; the oldest are forgotten first, and lookups of forgotten names wait.
 MAX_CLOSED_NAMES: Final = 4096
 
 _MEMBERS: Final = -1
@@ -106,7 +106,7 @@ class NameTable(Generic[E]):
         return PENDING
 
     def settle(self) -> list[tuple[Waiter, Any]]:
-        """Take out the lookups that have an answer by now, each with a roster or an error."""
+        """Remove and return the lookups that can be answered now, each with a roster or an error."""
         settled = []
         for waiter, lookup in list(self._lookups.items()):
             try:
@@ -122,7 +122,7 @@ class NameTable(Generic[E]):
         self._lookups.pop(waiter, None)
 
     def release(self, number: int, owner: int) -> bool:
-        """Free the name. Return False if it was not this owner's."""
+        """Free the name. Return False if it did not belong to this owner."""
         entry = self.entries.get(number)
         if entry is None or entry.owner != owner:
             return False
@@ -167,8 +167,8 @@ class NameTable(Generic[E]):
 class GroupEntry(Entry):
     """A group; its roster has an entry for each rank.
 
-    A group that its members join one by one belongs to them, and is published while all ``size`` are present; a lookup
-    of one member need not wait for the others.
+    A group that its members join one by one belongs to them, and is published while all ``size`` members are present; a
+    lookup of one member need not wait for the others.
     """
 
     size: int = 0
@@ -176,7 +176,7 @@ class GroupEntry(Entry):
     members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry, by rank
 
     def roster_with(self, rank: int | None) -> Any:
-        """Return a roster that has this rank, or all ranks; absent ranks are None in it."""
+        """Return a roster that has this rank, or, for None, all ranks. Absent ranks are None in the roster."""
         if self.roster is not None:
             return self.roster
         if rank is None or (rank not in self.members and rank < self.size):
@@ -212,7 +212,7 @@ class GroupNames(NameTable[GroupEntry]):
         return number
 
     def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> None:
-        """Register a member that joins by itself; ValueError if name or rank is taken, or the size is another."""
+        """Register a member that joins on its own; ValueError if name or rank is taken or the size differs."""
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
         if name not in self.named:
@@ -229,7 +229,7 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster = [entry.members[rank][1] for rank in range(size)]
 
     def replace(self, number: int, owner: int, rank: int, was: int, member: Any) -> None:
-        """Register the restarted process of a rank in place of the endpoint ``was``; None if there will be none.
+        """Register the restarted process of a rank in place of the endpoint ``was``; ``member`` None means never.
 
         Raises:
             KeyError: this owner has published no such group, or the group has no such rank.
@@ -291,10 +291,10 @@ class ChannelNames(NameTable[ChannelEntry]):
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
-        self.kept: dict[str, ChannelEntry] = {}  # channels by the promise that they have fulfilled
+        self.kept: dict[str, ChannelEntry] = {}  # channels by promise fulfilled
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Publish a roster, as ``NameTable.publish``; ValueError if it has no nodes."""
+        """Publish a roster, like ``NameTable.publish``; ValueError if the roster has no nodes."""
         nodes = roster.get("nodes") if isinstance(roster, dict) else None
         if not isinstance(nodes, list) or not all(type(node) is int for node in nodes):
             raise ValueError(f"a channel's roster has nodes, got {roster!r}")
@@ -328,7 +328,7 @@ class ChannelNames(NameTable[ChannelEntry]):
                 self._close(entry)
 
     def lose_node(self, node: int) -> None:
-        """Record the loss of a node's queues; a process that connects to a still open channel gets the error there."""
+        """Record the loss of a node's queues; clients of a still open channel get the error on connecting."""
         for entry in list(self.entries.values()):
             entry.nodes.discard(node)
             if not entry.nodes and entry.roster is not None and not self._is_open(entry):
@@ -349,16 +349,16 @@ class ChannelNames(NameTable[ChannelEntry]):
 class PromiseNames(NameTable[Entry]):
     """Names of promises: channels that were passed on before they had a number.
 
-    Each maker counts its promises, and names them ``"maker.count"``.  Promises are not reserved, and are published in
-    any order, each with the number of its channel or the reason why there will be none.  The answer is None for a
-    published promise whose channel has ended, and for every promise of a maker that has ended.
+    Each maker counts its promises, and names them ``"maker.count"``. Promises are not reserved, and are published in
+    any order, each with the number of its channel or the reason why there will be none. A lookup returns None for a
+    published promise whose channel has ended, and for all promises of an ended maker.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}  # counts of published promises, by their maker
+        self._published: dict[int, EndedEndpoints] = {}  # counts of published promises, by maker
         # Reasons why promised channels could not be made, kept as long as their makers live.
         self._failed: dict[str, str] = {}
 
@@ -366,7 +366,7 @@ class PromiseNames(NameTable[Entry]):
         raise ValueError(f"nobody reserves a promise, such as {name!r}")
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> None:
-        """Record the number of the promised channel, or in ``roster`` the reason why there will be none."""
+        """Record the number of the promised channel, or its failure (the text in ``roster``)."""
         maker, count = _promise(name)
         if maker != owner:
             raise ValueError(f"promise {name!r} is another process's")
@@ -376,7 +376,7 @@ class PromiseNames(NameTable[Entry]):
         if not self._is_gone(maker):
             self._published.setdefault(maker, EndedEndpoints()).add(count)
             if roster:
-                # A copy of the promise in its maker's process may publish the same reason again.
+                # Another copy of the promise in its maker's process may publish the same reason again.
                 self._failed.setdefault(name, roster)
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:

@@ -1,7 +1,7 @@
 """Catalogue of the requests that daemons answer: a dataclass per operation, its fields and answer type; parses them.
 
 A request is a REQUEST frame with the operation's name and a map of its fields, all plain data; its answer comes as an
-ANSWER frame, at once or when there is one.  A star: the operation keeps something for its requester
+ANSWER frame, immediately or later. A star marks an operation that keeps something for its requester
 (``WaitingOperation``)::
 
     operation           fields                                      answer          asked by, for
@@ -99,7 +99,8 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, 
 
 Answer = TypeVar("Answer")
 
-# Round of an ``Inspected`` from a process that has not read the request: answers all rounds that wait for it.
+# Round in an ``Inspected`` from a process that has not read the request; it answers all rounds that wait for the
+# process.
 ALL_ROUNDS: Final = 0
 
 
@@ -120,7 +121,7 @@ def _check_of(kind: Any) -> Callable[[Any], bool]:
 class Operation(Generic[Answer]):
     """A request that a daemon answers itself; subclasses are frozen dataclasses of plain data.
 
-    The methods are written here once: ``dataclass`` would generate them per class, which takes 25 ms of every start.
+    The methods are defined here once, because generation by ``dataclass`` per class costs 25 ms at every start.
     """
 
     checks: ClassVar[dict[str, Callable[[Any], bool]]]
@@ -142,9 +143,9 @@ class Operation(Generic[Answer]):
 
 
 class WaitingOperation(Operation[Answer]):
-    """Operation that keeps something for the requester, and is refused once the requester's process has ended.
+    """Operation that keeps something for its requester and is refused once that process has ended.
 
-    A frame is read before its connection ends, but its handler runs in a task of its own, maybe after the cleanup.
+    A frame is read before its connection closes, but its handler runs in a separate task, perhaps after the cleanup.
     """
 
 
@@ -233,7 +234,7 @@ OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Waiti
 
 
 def read(name: str, fields: Any) -> Operation[Any]:
-    """Return the operation that a request names; the ValueError names the unknown operation or the wrong field."""
+    """Return the operation that a request names; ValueError names the unknown operation or the wrong field."""
     kind = OPERATIONS.get(name)
     if kind is None:
         raise ValueError(f"a daemon knows no operation {name!r}")

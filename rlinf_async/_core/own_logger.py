@@ -1,11 +1,11 @@
-"""Loggers of the framework: warnings appear whatever a script does to logging as a whole."""
+"""Loggers of the framework: warnings appear however a script configures logging globally."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-# Topmost loggers of the framework; only their levels and handlers hold its records back.
+# Topmost loggers of the framework; only their own configuration suppresses its records.
 NAMES: Final = ("rlinf_async", "rlinf_launcher", "RLinf")
 
 _LAST_RESORT: Final = logging.lastResort
@@ -19,11 +19,11 @@ def own_logger(name: str) -> logging.Logger:
 
 
 class OwnLogger(logging.Logger):
-    """Logger whose warnings and errors only the framework's own loggers can hold back, by level, handler or filter.
+    """Logger whose warnings and errors only the framework's own loggers can suppress, by level, handler or filter.
 
     Scripts and libraries configure logging for themselves: ``dictConfig`` disables all existing loggers,
-    ``logging.disable`` and the root's level concern all records, and handlers of the root may ignore these.  A warning
-    that no handler takes goes to stderr.
+    ``logging.disable`` and the root's level concern all records, and the root's handlers may ignore framework records.
+    A warning that no handler accepts goes to stderr.
     """
 
     @property
@@ -48,7 +48,7 @@ class OwnLogger(logging.Logger):
     def _takes(self, record: logging.LogRecord) -> bool:
         for logger in self._below_root():
             if logger.handlers:
-                # The user chose these handlers for the framework: a record that they ignore must not go to stderr.
+                # The user chose these handlers for the framework, so a record that they ignore must not go to stderr.
                 return True
             if not logger.propagate:
                 return False

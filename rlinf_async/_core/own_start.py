@@ -1,7 +1,7 @@
-"""Start of this process: environment, interpreter options, and variables changed since.
+"""Initial state of this process: environment, interpreter options, and later changes of variables.
 
-A driver's changes travel with each launch.  A worker was forked from a template, so its start is its daemon's
-description of it, not its exec.  A launch from a worker also carries the changes of the launch that made the worker.
+A driver's changes travel with each launch. A worker was forked from a template, so its initial state is what its daemon
+says, not that of its exec. A launch from a worker also carries the changes that came with that worker's own launch.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-# Variables with their new values, None for a deleted one. Environments are bytes, which need not be UTF-8.
+# Variables with their new values, None for deleted variables. Environments are bytes, which need not be UTF-8.
 Changes = Mapping[bytes, bytes | None]
 
-# Variables that describe a process's own place in a run, and must not be copied to another process.
+# Variables that describe one process's place in a run, and must not be copied to another process.
 _OWN: Final = frozenset(
     b"RLINF_" + name
     for name in (b"RUN_ID", b"NODE_SOCKET", b"NODE_RANK", b"TRACE", b"WORKER", b"PARENT_SOCKET", b"LOG_DIR")
 )
 
-# Values of LC_CTYPE that Python itself sets at its start in the C locale (PEP 538).
+# Values of LC_CTYPE that Python itself sets at startup in the C locale (PEP 538).
 _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def _read_environment() -> dict[str, str]:
-    """Return the environment this process was started with; the present one if the kernel does not show it.
+    """Return this process's initial environment, or the current one if the kernel does not show it.
 
-    ``setproctitle`` and similar libraries overwrite the memory that the kernel shows.  Against that memory every
+    ``setproctitle`` and similar libraries overwrite the memory that the kernel shows. Compared with that memory, every
     variable would look changed.
     """
     now = dict(os.environ)
@@ -68,9 +68,9 @@ def changed_variables() -> dict[bytes, bytes | None]:
 def interpreter_flags(argv: list[str] | None = None) -> list[str]:
     """Return the options of this process's interpreter that workers need too: ``["-O", "-X", "dev"]``.
 
-    The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
-    environment, and flags that repeat them would require a second template.  ``-S`` is omitted, because the template
-    finds torch through ``site``.
+    The flags come from the command line, not from ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node
+    with the environment, and flags that repeat them would require a second template. ``-S`` is omitted, because the
+    template finds torch through ``site``.
     """
     words = iter((sys.orig_argv if argv is None else argv)[1:])
     flags: list[str] = []
@@ -81,7 +81,7 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
             flags += [word, next(words, "")]
             continue
         for place, letter in enumerate(word[1:], 2):
-            if letter in "cm":  # the program; the words behind it are its own arguments
+            if letter in "cm":  # the program; later words are its own arguments
                 return flags
             if letter in "WX":
                 flags += [f"-{letter}", word[place:] or next(words, "")]

@@ -15,7 +15,7 @@ Body = bytes | memoryview  # received body: bytes, or a private mapping of the s
 
 
 def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
-    """Return the body field of a frame, and the descriptors that ride on it; MemoryError if memory is short."""
+    """Return a frame's body field and the descriptors sent with it; raise MemoryError if memory is short."""
     if isinstance(encoded, bytes):
         if len(encoded) <= MAX_INLINE_BYTES:
             return encoded, ()
@@ -26,7 +26,7 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """Return the bytes of a body, and close its descriptor; TransferFailed if lost, else as ``map_private``."""
+    """Return the bytes of a body, and close its descriptor; TransferFailed if lost, else as for ``map_private``."""
     if not fds:
         if isinstance(body, str):
             raise TransferFailed(body)

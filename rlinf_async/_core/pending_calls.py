@@ -1,7 +1,7 @@
-"""Open calls: ``Tally``, answers by rank, kept by the caller; ``PendingCalls``, calls a worker owes, kept by its
+"""Open calls: ``Tally``, answers by rank, kept by the caller; ``PendingCalls``, a worker's open calls, kept by its
 daemon.
 
-Plain state: both return the next action, and their owners carry it out.
+Plain state: both return the next action, which their owners carry out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Body = Any  # bytes, or the owner's replacement for them (a mapped segment)
 
 
 class TallyStep(Enum):
-    """Action for the owner of a tally after an answer."""
+    """Next action of a tally's owner after an answer."""
 
     WAIT = auto()
     FINISH = auto()  # every slot has answered
@@ -26,7 +26,7 @@ class TallyStep(Enum):
     NOTHING = auto()  # the slot has answered before
 
 
-# Module-level aliases for every answer's path: an enum member takes as long to look up as a call.
+# Module-level aliases for the hot path: looking up an enum member takes as long as a call.
 WAIT, FINISH, CANCEL_OTHERS, NOTHING = TallyStep
 
 
@@ -42,7 +42,7 @@ class Tally:
         self.whole = True  # true while every answer so far is a result
 
     def answer(self, slot: int, status: int, body: Body) -> TallyStep:
-        """Record the final answer of a slot; a second answer of the same slot is dropped."""
+        """Record the final answer of a slot; drop a second answer of the same slot."""
         if self.answers[slot] is not None:
             return NOTHING
         self.answers[slot] = (status, body)
@@ -51,7 +51,7 @@ class Tally:
             self.whole = False
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
-        self.missing -= 1  # must come last: a thread that sees zero must also see ``failed``
+        self.missing -= 1  # last: a thread that sees zero must also see ``failed``
         if not self.missing:
             return FINISH
         return CANCEL_OTHERS if first_failure else WAIT

@@ -1,12 +1,12 @@
-"""Pool of shared-memory segments of a sender, reused once no other process has them open (by file leases).
+"""Pool of a sender's shared-memory segments, reused when file leases show that no other process has them open.
 
-Fresh shared memory costs three times a copy, because the kernel clears every page of it.  So a process keeps the
-segments that it has sent, and asks the kernel whether one is free: every receiver gets a read-only descriptor that was
-opened for it, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open.  A
+Writing to fresh shared memory takes three times as long as to warm memory, because the kernel clears every page. So a
+process keeps the segments that it has sent, and asks the kernel whether one is free: every receiver gets its own
+read-only descriptor, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open. A
 descriptor in a daemon or in transit in a socket counts as open, and so does a mapping, even one that a forked child
-inherited.  Receivers return nothing, and a killed receiver frees its segments too::
+inherited. Receivers return nothing, and a killed receiver frees its segments too::
 
-    owner       fd = pool.write(parts, nbytes) ── the descriptor rides on a frame ──► receiver maps it, closes it
+    owner       fd = pool.write(parts, nbytes) ── the descriptor goes with a frame ──► receiver maps it, closes it
     owner       pool.write(…): the kernel refuses the lease, another segment is taken
     receiver    drops its last view
     owner       pool.write(…): the lease is granted, and returned at once; the same warm memory is written again
@@ -33,7 +33,7 @@ from rlinf_async._core.segment import allocate_segment, seal_segment, write_segm
 _MAX_SEGMENTS: Final = 64
 
 # Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
-# as many of the longest unused.
+# as many of the least recently used.
 _MAX_INSPECTED: Final = 8
 
 _PIECE_BYTES: Final = 1 << 20  # other threads may run between two pieces
@@ -89,7 +89,7 @@ class Pool:
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[PooledSegment] = []
-        # Position of the last free segment, counted from the newest of its size: about as many are in flight.
+        # Position of the last free segment, counted from the newest of its size; about that many are in flight.
         self._age = 0
         self._lock = threading.Lock()
         _pools.add(self)
@@ -99,10 +99,10 @@ class Pool:
         return f"<Pool {len(self._segments)} segments [{kept / (1 << 20):.1f} MiB]>"
 
     def write(self, parts: Sequence[Part], nbytes: int) -> int:
-        """Return a read-only descriptor of sealed memory that begins with the parts; raises as ``write_segment``.
+        """Return a read-only descriptor of sealed memory that begins with the parts; raises like ``write_segment``.
 
-        The caller passes the descriptor on and closes it.  The content does not change while the descriptor, or
-        anything made from it, is open in any process.
+        The caller sends the descriptor and closes it. The content does not change while the descriptor, or anything
+        made from it, is open in any process.
         """
         segment = self._take(nbytes)
         try:
@@ -116,7 +116,7 @@ class Pool:
                 self._put(segment)
 
     def borrow(self, nbytes: int) -> PooledSegment:
-        """Return a segment to be filled (``write_at``), then given to ``finish``, or closed; raises as ``write``."""
+        """Return a segment to fill (``write_at``) and then pass to ``finish`` or close; raises like ``write``."""
         segment = self._take(nbytes)
         if segment is None:
             size = _rounded(nbytes)
@@ -130,14 +130,14 @@ class Pool:
         return segment
 
     def finish(self, segment: PooledSegment) -> int:
-        """Put a borrowed segment into the pool. Return a read-only descriptor of it, as ``write`` does."""
+        """Put a borrowed segment into the pool. Return a read-only descriptor of it, like ``write``."""
         try:
             return segment.hand_out()
         finally:
             self._put(segment)
 
     def has(self, nbytes: int) -> bool:
-        """True if a free segment of that size exists, so that a write takes no more memory."""
+        """True if a free segment of that size exists, so that a write allocates no memory."""
         with self._lock:
             return self._find(nbytes) is not None
 
@@ -192,11 +192,11 @@ def _make(parts: Sequence[Part], nbytes: int) -> PooledSegment:
 
 def _adopt(made: int, size: int) -> PooledSegment:
     try:
-        # A memfd's own descriptor does not count as open for writing: a lease needs one that was opened by name.
+        # A lease needs a descriptor opened by name; a memfd's own descriptor does not suffice.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
-    # Opening a leased file sends its holder a signal. SIGURG is ignored by default; the default SIGIO would end the
+    # Opening a leased file sends its holder a signal. SIGURG is ignored by default; the usual SIGIO would kill the
     # process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     return PooledSegment(fd, size)

@@ -27,7 +27,7 @@ def printable(line: str) -> str:
     """
     if _SUSPICIOUS.search(line) is None:
         return line
-    line = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line
+    line = line.rstrip("\r").rpartition("\r")[2]  # progress bars overwrite their line
     pieces = []
     start = 0
     for colour in _COLOUR.finditer(line):

@@ -1,9 +1,9 @@
-"""Fork detection: this process's pid, kept by a fork hook, and a forked child's error; also ends the process.
+"""Fork detection: this process's pid, updated by a fork hook, and the error for a forked child. Also ends the process.
 
-An object that depends on threads, loops or sockets remembers the pid of the process that made it.  A forked child has a
-copy of it without those threads, so that a wait on it would last forever::
+An object that depends on threads, loops or sockets remembers the pid of its process. A forked child's copy has none of
+those threads, so waiting on the copy would never end::
 
-    self._pid = process.pid                           when it is made
+    self._pid = process.pid                           when it is created
     if self._pid != process.pid:                      before it waits
         raise process.forked("channel 'obs'", self._pid)
 
@@ -40,7 +40,7 @@ imports_script = _ImportsScript()
 
 
 def forked(what: str, owner: int) -> ForkedProcessError:
-    """Return the error for a forked child that uses an object (``what``) of an ancestor, whose pid is ``owner``."""
+    """Return the error for a forked child that uses an object (``what``) of the process ``owner``."""
     return ForkedProcessError(
         f"{what} belongs to process {owner}, from which this one (pid {pid}) was forked: a forked child has copies of "
         f"its objects, and none of its sockets, threads and loops. Do this in process {owner} and hand its results to "
@@ -51,13 +51,13 @@ def forked(what: str, owner: int) -> ForkedProcessError:
 
 
 def check_is_no_import(what: str) -> None:
-    """Refuse an action of a script while a process that multiprocessing starts, or a worker, imports that script.
+    """Reject a script's action while a worker or a multiprocessing child imports that script.
 
     Raises:
-        RuntimeError: this process is being started by the spawn or forkserver method, and still imports the script, or
-            is a worker that looks for one of its names: each would do again what the script does.
+        RuntimeError: this process, started by the spawn or forkserver method or a worker looking up a name, is
+            importing the script and would repeat its actions.
     """
-    # multiprocessing sets this flag, by which it refuses to start processes there.
+    # multiprocessing sets this flag to refuse starting processes during the import.
     if imports_script.here or getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{what} in a {'worker' if imports_script.here else 'process that multiprocessing has spawned'}, which "
@@ -68,7 +68,7 @@ def check_is_no_import(what: str) -> None:
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """End this process as Python ends a script that is finished, or that ``error`` has escaped from."""
+    """End this process as Python does when its script ends, normally or by an uncaught ``error``."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)

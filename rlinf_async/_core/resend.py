@@ -1,7 +1,7 @@
 """Retransmission state of a socket: sender's unacknowledged frames; receiver's count, lost descriptors, ACKs due.
 
-A socket may lose frames: it breaks while both ends live, or its receiver has no descriptor free and the kernel drops
-the ones that arrive.  So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
+A socket may lose frames: it breaks while both ends live, or its receiver has no free descriptor, so the kernel drops
+arriving ones. So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
 
     sender                                      receiver
     kept.add((data, fds, nbytes))               incoming.received += 1
@@ -28,15 +28,15 @@ from rlinf_async._core.segment import close_fds
 # Limit on kept content; above it the oldest content is forfeited before another frame is sent.
 MAX_KEPT_BYTES: Final = 64 << 20
 
-_MAX_KEPT_DESCRIPTORS: Final = 256  # above it, content is forfeited, too
+_MAX_KEPT_DESCRIPTORS: Final = 256  # content is forfeited above this, too
 
 PIECE_BYTES: Final = 256 * 1024
-# Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself.
+# Number of unacknowledged frames at which the next frame back carries an ACK, and at which an ACK is sent by itself.
 ACK_FRAMES: Final = 64
 
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
-# Limits at which an ACK is sent at once: the sender keeps that much memory only until it arrives.
+# Limits at which an ACK is sent at once: the sender keeps that much open only until it arrives.
 _ACK_NOW_DESCRIPTORS: Final = 8
 
 _CARRIES: Final = {
@@ -48,7 +48,7 @@ _CARRIES: Final = {
 }
 
 
-FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, the size in bytes of their content
+FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, their content's size in bytes
 
 # Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples.
 Sent = bytes | FrameWithFds
@@ -64,7 +64,7 @@ class Unacknowledged:
     ``add`` takes over the descriptors, which are closed once the frame is acknowledged.
 
     Attributes:
-        acknowledged: number of frames that the receiver has.
+        acknowledged: number of frames acknowledged by the receiver.
         add_plain: appends a packed frame without descriptors.
     """
 
@@ -84,7 +84,7 @@ class Unacknowledged:
         self._count(sent[1], sent[2])
 
     def acknowledge(self, received: int) -> None:
-        """Drop the first ``received`` frames, which the receiver has; FrameError if more than were sent."""
+        """Drop the first ``received`` frames; FrameError if fewer were sent."""
         kept = len(self._frames)
         if received - self.acknowledged > kept:
             raise FrameError(f"{received} frames were acknowledged, and {self.acknowledged + kept} sent")
@@ -128,10 +128,10 @@ class Unacknowledged:
         self._content = self._descriptors = 0
 
     def forfeit(self) -> None:
-        """Replace the oldest contents by an error text until the limits are kept: a stalled receiver cannot exhaust
+        """Replace the oldest contents by an error text until the limits hold, so that a stalled receiver cannot exhaust
         memory.
 
-        All kept frames must have been sent: a descriptor that is closed here cannot be sent any more.
+        All kept frames must have been sent, because a descriptor closed here cannot be sent later.
         """
         for place in range(len(self._frames)):
             data, fds, nbytes = with_fds(self._frames[place])
@@ -150,12 +150,12 @@ class Incoming:
 
     Attributes:
         received: number of received frames.
-        acknowledged: number of frames that were acknowledged.
+        acknowledged: number of acknowledged frames.
         descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
         look_at: the caller must check ``owes`` from this number of frames on, or if ``descriptors`` is not 0.
         is_strict: true if the next frame must pass through ``take``: descriptors wait, were lost, or come in pieces.
-        is_due: true if an acknowledgement rides on the next frame that is sent.
-        read_bytes: bytes read from the socket in all, counted by the caller.
+        is_due: true if the next frame sent must carry an acknowledgement.
+        read_bytes: total bytes read from the socket, counted by the caller.
     """
 
     __slots__ = (
@@ -192,12 +192,12 @@ class Incoming:
         self._pieces: list[bytes] | None = None
 
     def add_fds(self, fds: Sequence[int], *, truncated: bool) -> None:
-        """Take the descriptors of one read, before its frames are taken.
+        """Add the descriptors of one read, before ``take`` gets its frames.
 
-        The kernel delivers the first descriptors of a write and drops the rest.  So the delivered ones belong to the
-        next frames, in order.  After a loss no later descriptor belongs to them until the sender starts again: a frame
-        that took the descriptor of a later one would show another frame's content.  One read never goes beyond a write
-        that brings descriptors, so if it contains a RESTART they belong to the frames after that.
+        The kernel delivers the first descriptors of a write and drops the rest. So the delivered ones belong to the
+        next frames, in order. After a loss no later descriptor belongs to them until the sender starts again: a frame
+        that took the descriptor of a later one would show another frame's content. One read never extends past a write
+        with descriptors, so if it contains a RESTART, the descriptors belong to the frames after the RESTART.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows
@@ -238,8 +238,8 @@ class Incoming:
             self._is_skipping = True
             return None
         if count:
-            # Count descriptors that came as pieces, too: the sender keeps its copies open until this ACK, and a socket
-            # that was not delivered reaches its end for the other side only when all copies are closed.
+            # Count descriptors that came as pieces, too: the sender keeps its copies open until this ACK, and the peer
+            # of an undelivered socket sees end-of-file only when all copies are closed.
             self._content += content_bytes(frame)
             if self._pieces is not None:
                 _substitute(frame, self._pieces)
@@ -247,13 +247,13 @@ class Incoming:
             else:
                 fds = [self._fds.popleft() for _ in range(count)]
         self.received += 1
-        # Increment received before descriptors: an ACK made meanwhile by another thread resets ``descriptors``, so it
+        # Increment received before descriptors: another thread's ACK at this point resets ``descriptors``, so that ACK
         # must already cover this frame.
         self.descriptors += count
         return frame, fds
 
     def end_read(self) -> bool:
-        """Finish one read. Return True if the sender must be told to start again."""
+        """Finish one read. Return True if the sender must be told to restart."""
         self._lost_now = False
         if self._is_skipping:
             close_fds(self._fds)
@@ -289,7 +289,7 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is omitted."""
+    """Yield a packed frame in a form without descriptors: content in pieces, then the frame; a socket is omitted."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):
@@ -314,7 +314,7 @@ def _substitute(frame: list[Any], content: list[bytes]) -> None:
 
 
 def content_bytes(frame: Frame) -> int:
-    """Return the size of the memory whose descriptor rides on a frame; 0 for a socket."""
+    """Return the size of the memory whose descriptor is sent with a frame; 0 for a socket."""
     return frame[-1] if frame[0] in _CARRIES and type(frame[-1]) is int else 0
 
 

@@ -1,4 +1,4 @@
-"""State of daemons: device locks, waiters in order (``DeviceLocks``); port leases (``PortLeases``), their range."""
+"""Daemon state: device locks with ordered waiters (``DeviceLocks``), port leases (``PortLeases``) and port ranges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _LOWEST_PORT: Final = 1024
 
 _HIGHEST_PORT: Final = 65535
 
-_QUIET_PORT: Final = 10000  # lower ports are avoided, because many services listen there
+_QUIET_PORT: Final = 10000  # many services listen on lower ports, which are avoided
 
 _MIN_PORTS: Final = 1000
 
 
 class Ticket(NamedTuple):
-    """One acquisition: its holder, and its number among that holder's."""
+    """One acquisition: its holder, and a number unique to that holder."""
 
     holder: int
     number: int
@@ -33,17 +33,17 @@ class DeviceLocks:
     """Sets of devices, each locked by one holder at a time, any number of times.
 
     A request for devices that its holder already has is granted at once; any other request waits until all its devices
-    are free and no earlier request waits for one of them.  So requests for one device are served in order, and each
-    gets all of its devices or none.  ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
+    are free and no earlier request waits for one of them. So requests for a device are served in order, and each gets
+    all its devices or none. ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
     """
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)
     waiting: dict[Ticket, _LockRequest] = field(default_factory=dict)
-    # Tickets by device that they lock; all tickets of a device have one holder.
+    # Tickets by locked device; all tickets of a device have the same holder.
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
-        """Lock devices for the holder ``name``. Return False if it has to wait; ValueError for a used ticket."""
+        """Lock devices for the holder ``name``. Return False if the request must wait; ValueError for a used ticket."""
         if ticket in self.held or ticket in self.waiting:
             raise ValueError(f"{ticket} has been used for another acquisition")
         request = _LockRequest(name, frozenset(devices))
@@ -64,7 +64,7 @@ class DeviceLocks:
         return self._serve()
 
     def names(self, ticket: Ticket) -> list[str]:
-        """Return the names that block a waiting ticket: the holders of its devices, then the waiters before it."""
+        """Return the names that block a waiting ticket: the holders of its devices, then earlier waiters."""
         request = self.waiting.get(ticket)
         if request is None:
             return []
@@ -137,7 +137,7 @@ class PortLeases:
 
 
 def parse_port_range(text: str) -> tuple[int, int]:
-    """Return first and last port of ``"20000-20099"``; ValueError for no range, or ports that need privileges."""
+    """Return first and last port of ``"20000-20099"``; raise ValueError for a malformed range or privileged ports."""
     first, _, last = (part.strip() for part in text.partition("-"))
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (first, last)):
         raise ValueError(f"{text!r} is no range of ports")
@@ -147,7 +147,7 @@ def parse_port_range(text: str) -> tuple[int, int]:
 
 
 def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
-    """Return the ports to choose from: if there are enough, only those that the kernel does not assign itself.
+    """Return the ports to choose from: only ports that the kernel does not assign itself, if there are enough.
 
     Args:
         ephemeral: first and last port that the kernel assigns to connections and to sockets bound to port 0.

@@ -16,10 +16,10 @@ _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in 
 
 
 def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple[int, list[str]]:
-    """Return the index of the failure that caused the others, and lines about these, with equal ones folded.
+    """Return the index of the failure that caused the others, and lines about the others, equal ones folded.
 
-    A rank's own death comes first, then deaths that ranks report of others, then errors, then cancellations; the
-    earliest wins among equals.
+    A rank's own death takes precedence, then deaths of other ranks that ranks report, then errors, then cancellations;
+    among equals the earliest wins.
     """
     root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
     ranks: dict[str, list[int]] = {}

@@ -1,9 +1,9 @@
-"""Reducers for objects of a script that neither pickle nor cloudpickle takes: caches, locks, context variables.
+"""Reducers for objects of a script that neither pickle nor cloudpickle supports: caches, locks, context variables.
 
-Functions of a script travel by value, with the globals that they name.  Among these may be objects of which there must
-be one per process.  Each travels under its name: a process with an object of that name and kind in its ``__main__``
-keeps it, any other process makes one, so that two functions that arrive one after the other share a cache, a lock or a
-context variable as they do in the sender.
+Functions of a script travel by value, with the globals that they name. These globals may include objects that must be
+unique per process. Such an object travels under its name: a process with an object of that name and kind in its
+``__main__`` keeps it, any other process creates one, so that two functions that arrive separately share a cache, a lock
+or a context variable as at the sender.
 """
 
 from __future__ import annotations
@@ -83,13 +83,14 @@ def travels_by_value(definition: Any) -> bool:
 
 
 def is_dispatcher(function: types.FunctionType) -> bool:
-    """True if ``functools.singledispatch`` made the function."""
+    """True if the function was created by ``functools.singledispatch``."""
     return "registry" in function.__dict__ and "dispatch" in function.__dict__
 
 
 def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
     """Reduce a function of ``functools.singledispatch`` to its implementations."""
-    # Implementations of other types may refer to the dispatcher. As its state they are unpickled after it exists.
+    # Implementations of other types may refer to the dispatcher. As the dispatcher's state they are unpickled once it
+    # exists.
     others = {kind: each for kind, each in function.registry.items() if kind is not object}
     return _make_dispatcher, (place_of(function), function.registry[object]), others, None, None, _add_implementations
 
@@ -190,8 +191,8 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return the equivalent object of that name in ``__main__``, or else the new one, now registered there."""
-    # An object in a class arrives with the class, which is filled in once: it needs no look-up.
+    """Return the equivalent object of that name in ``__main__``, or else register and return the new one."""
+    # An object in a class arrives with the class, which is filled in only once, so it needs no look-up.
     if place is None or "." in place:
         return made
     known = main_module.own(place)

@@ -1,8 +1,8 @@
 """Sealed shared-memory segments (memfd): allocates, writes, seals and maps them, duplicates and closes descriptors.
 
 A segment has no name in any file system (Linux): it is a file descriptor, and the kernel frees the memory with the last
-descriptor or mapping of it.  One process writes it once and others map it.  It is sealed against changes of its size,
-so that a peer cannot truncate it and thereby kill a process that maps it.
+descriptor or mapping of it. One process writes a segment once and others map it. Its size is sealed, so that a peer
+cannot truncate it and thereby kill a process that maps it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
     Return its file descriptor, which is not inherited; the caller closes it.
 
     Raises:
-        MemoryError: this machine, or this process's container, has not enough memory.
-        OSError: the kernel refuses, for example because the process may not open another file.
+        MemoryError: this machine or this process's container is short of memory.
+        OSError: the kernel refuses, for example because the process has reached its limit on open files.
     """
     try:
         fd = os.memfd_create("rlinf", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -52,7 +52,7 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
 
 
 def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
-    """Return an empty segment, to be filled with ``os.pwrite`` and then sealed; raises as ``write_segment``.
+    """Return an empty segment, to be filled with ``os.pwrite`` and then sealed; raises like ``write_segment``.
 
     The memory is reserved now, so that a shortage raises here instead of killing the process by SIGBUS later.
     """
@@ -69,7 +69,7 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
 
 
 def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
-    """Allocate the memory of a part of a segment; raises as ``write_segment``."""
+    """Allocate the memory for part of a segment; raises like ``write_segment``."""
     try:
         if nbytes:
             os.posix_fallocate(fd, offset, nbytes)
@@ -102,8 +102,8 @@ def close_fds(fds: Iterable[int]) -> None:
 def map_private(fd: int, nbytes: int) -> memoryview:
     """Map the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
-    The mapping lives as long as the view and everything made from it, and holds a duplicate of ``fd`` for that time
-    (mmap does so before Python 3.13); the caller keeps its own descriptor.
+    The mapping lives as long as the view and everything made from it, and holds a duplicate of ``fd`` as long (mmap
+    does so before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
         SerializationError: the descriptor is not sealed memory, or it is smaller than the sender said.

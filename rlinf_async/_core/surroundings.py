@@ -1,4 +1,4 @@
-"""Surroundings of a process: opens standard descriptors; checks system calls, ``/proc`` and working directory."""
+"""Environment of a process: opens standard descriptors; checks system calls, ``/proc`` and working directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlinf_async.errors import LaunchError
 def open_standard_descriptors() -> None:
     """Open closed standard descriptors on ``/dev/null`` (``train.py <&-``, cron, supervisors).
 
-    Otherwise the next file or socket gets such a number, and receives the output that libraries write to stdout or
-    stderr; uvloop aborts a process that closes one.
+    Otherwise the next file or socket gets one of these numbers and receives what libraries write to stdout or stderr;
+    uvloop aborts a process that closes such a descriptor.
     """
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -28,7 +28,7 @@ def open_standard_descriptors() -> None:
 
 
 def check() -> None:
-    """Check for the system calls and files that the framework needs; a LaunchError has the remedy."""
+    """Check for the system calls and files that the framework needs; LaunchError names the remedy."""
     working_directory()
     try:
         own = Path("/proc/self").readlink().name

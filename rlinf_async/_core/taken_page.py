@@ -1,7 +1,7 @@
 """``TakenPage`` and ``Takings``: records of items that a process took out of queues, readable after its death.
 
-A consumer owns an item once its note stands in the page.  The frame that reports it may leave later, with others: if
-the process dies before that, its daemon reads the page and reports in its place.
+A consumer owns an item once a note of it is in the page. The frame that reports the item may be sent later, with
+others; if the process dies first, its daemon reads the page and reports in its place.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
-# The longest delay until a note is reported, unless a request has reported it before.
+# Longest delay until a note is reported, if no request reports it sooner.
 _WITHIN_S: Final = 2e-3
 
 
 class TakenPage:
-    """Ring of the latest notes; a note says that the first ``count`` items of a get are taken.
+    """Ring of the latest notes; a note says that the first ``count`` items of a get were taken.
 
     One process writes, from any thread; its daemon reads after its death.  Reported notes stay until later ones
     overwrite them.
@@ -53,7 +53,7 @@ class TakenPage:
 
     @classmethod
     def of(cls, fds: Sequence[int]) -> TakenPage | None:
-        """Return the page whose descriptor a daemon has received, and close the descriptor; None without one."""
+        """Return the page whose descriptor a daemon received, and close the descriptor; None without a descriptor."""
         try:
             return cls(fds[0]) if fds else None
         except OSError:
@@ -86,7 +86,7 @@ class TakingsQueue(Protocol):
     """Queue from which something was taken."""
 
     def send_taken(self) -> None:
-        """Send all unreported takings."""
+        """Report all unreported takings."""
 
 
 class Takings:
@@ -107,7 +107,7 @@ class Takings:
         return f"<Takings [{len(self._queues)} queues]>"
 
     def note(self, queue: TakingsQueue, place: int, channel: int, get: int, count: int) -> None:
-        """Record that the first ``count`` items of a get are taken; the queue reports it with its next frame."""
+        """Record that the first ``count`` items of a get were taken; the queue's next frame reports it."""
         page = self.page
         if page is None:
             queue.send_taken()

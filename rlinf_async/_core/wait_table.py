@@ -1,7 +1,7 @@
 """Table of waits (of a loop's tasks, or of threads): how long each lasts, and when a warning about it is due.
 
-Plain state: the owner of a table calls ``due`` at the time from ``next_due``.  ``rows`` is public because waits begin
-and end on hot paths: each is one operation on a dict.
+Plain state: the owner of a table calls ``due`` at the time from ``next_due``. ``rows`` is public because waits begin
+and end on hot paths, each by one operation on a dict.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class WaitTable:
         return f"<WaitTable [{len(self.rows)} wait, {len(self._said)} for long]>"
 
     def due(self, now: float, marks: Sequence[float]) -> list[tuple[Hashable, Any, float, int]]:
-        """Return key, object, start and passed marks of the rows that have passed another of the ascending marks."""
+        """Return key, object, start and number of passed marks of each row that has passed another ascending mark."""
         self.learn()
         found = []
-        # Other threads begin and end waits meanwhile, so the loop needs a copy.
+        # Iterate over a copy, because other threads begin and end waits.
         for key, (what, since) in list(self.rows.copy().items()):
             passed = sum(now - since >= mark for mark in marks)
             if passed > self._said.get(key, (0, None))[0]:
@@ -43,8 +43,8 @@ class WaitTable:
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
         """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
-        If waits at a place have ended well after ``n`` warnings, waits there are usually this long: their first ``n``
-        warnings are not logged again.  The ``last`` warning always is.
+        If waits at a place have ended well after ``n`` warnings, waits there usually take this long, so their first
+        ``n`` warnings are not logged again. The ``last`` warning is always logged.
         """
         self._said[key] = (passed, place)
         return passed > self._usual.get(place, 0) or passed >= last
@@ -67,7 +67,7 @@ class WaitTable:
         self._said.clear()
 
     def learn(self) -> None:
-        """Learn from the ended waits that had warnings how long waits at their places take."""
+        """Learn how long waits at a place usually take from the ended waits that had warnings."""
         for key in [key for key in list(self._said) if key not in self.rows]:
             passed, place = self._said.pop(key, (0, None))  # another thread may have learned it already
             if place is not None:

@@ -27,7 +27,7 @@ class WantedRequest(Get[Any]):
     noun = _NOUN
 
     def _needs(self) -> Needs:
-        # The wait is for a trainer, which may still be busy: producers that all wait here are not deadlocked.
+        # The wait is for a trainer, which may still be busy, so producers that all wait here are not deadlocked.
         return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
@@ -36,7 +36,7 @@ class WantedRequest(Get[Any]):
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
-    """Return the options of ``Experience.create``. Raise TypeError or ValueError, which names the valid values."""
+    """Return the options of ``Experience.create``. Raise TypeError or ValueError with the valid values."""
     whose = f"experience '{name}'"
     if of is not None:
         check_group_name(of)
@@ -75,14 +75,14 @@ def _positive(value: Any, option: str, whose: str) -> float:
 
 
 class ExperienceArguments:
-    """Makes the requests of one experience from the arguments of its methods."""
+    """Factory of one experience's requests, from its methods' arguments."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._arguments = RequestArguments(name, None, _NOUN)
 
     def put(self, sample: Any, version: Any, group: Any, key: bytes | None, timeout: float | None) -> Put:
-        """Return the put of a sample, as ``Experience.put``, with a packed key. It raises before anything is sent."""
+        """Return the put of a sample, like ``Experience.put``, with a packed key. Raises before anything is sent."""
         version = whole_number(version, "version", f"put() to experience '{self._name}'")
         put = self._arguments.put(sample, version, group, timeout)
         if put.key[:1] != b"s" and key_of(put.key) != group:

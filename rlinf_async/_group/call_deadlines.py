@@ -1,4 +1,4 @@
-"""``CallDeadlines``: deadline of a group's calls, and the one timer that ends late calls."""
+"""``CallDeadlines``: deadline of a group's calls, and a single timer that ends late calls."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlinf_async.stream import StreamCall
 
 
 class CallDeadlines:
-    """Watchdog that ends the calls of one group that are not answered in time.
+    """Watchdog that ends one group's calls when they are not answered in time.
 
     Args:
-        calls: returns the open calls in sequences, each with the oldest first.
-        in_order: returns True if the deadlines of each sequence are in its order.
+        calls: returns the open calls in sequences, each oldest first.
+        in_order: returns True if deadlines rise within each sequence.
 
     Attributes:
         limit: the deadline of each call; None for none.
@@ -34,14 +34,14 @@ class CallDeadlines:
         self._calls = calls
         self._in_order = in_order
         self.limit: CallDeadline | None = None
-        self._counts_from = 0.0  # constructors' end in monotonic seconds; earlier time does not count
+        self._counts_from = 0.0  # monotonic time when the constructors ended
         self._timer = threading.Lock()  # held while the timer is set, so that concurrent callers set only one
 
     def __repr__(self) -> str:
         return f"<CallDeadlines [{self.limit}]>"
 
     def begin(self, limit: CallDeadline | None, ready: Handle | None) -> None:
-        """Give each call a deadline that counts from the end of the constructors; ``ready`` is their call."""
+        """Give each call a deadline that counts from the end of the constructors' call (``ready``) at the earliest."""
         self.limit = limit
         if limit is not None and ready is not None:
             self._counts_from = math.inf
@@ -53,7 +53,7 @@ class CallDeadlines:
         self._look()
 
     def now(self) -> CallDeadline | None:
-        """Return the deadline of calls; None while constructors run."""
+        """Return the calls' deadline; None while constructors run."""
         return None if self._counts_from == math.inf else self.limit
 
     def watch(self) -> None:
@@ -61,11 +61,11 @@ class CallDeadlines:
             self._client.later(self.limit.seconds, self._look)
 
     def _look(self) -> None:
-        """End the calls whose deadline has passed, and set the timer for the next one.
+        """End the calls whose deadline has passed, and set the timer for the next deadline.
 
-        Calls are open in the order in which they were made and have the same deadline, so one timer serves the group:
-        it is set for the oldest call, and an answered call need not cancel it. The timer's lock is held until no open
-        call remains. A call that begins before the release finds the timer set; the second pass is for that call.
+        Calls are open in the order in which they were made and have the same deadline, so a single timer serves the
+        group: it is set for the oldest call, and an answered call need not cancel it. The timer's lock is held until no
+        open call remains. A call that begins before the release finds the timer set; the second pass handles that call.
         """
         left = self._expire_calls()
         if left is None:
@@ -93,6 +93,6 @@ class CallDeadlines:
             elif self._in_order():
                 return left
             else:
-                # A call that waited for its rank may have been sent after younger ones.
+                # A call that waited for its rank may have been sent after younger calls.
                 least = left if least is None else min(left, least)
         return least

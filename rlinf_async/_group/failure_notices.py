@@ -1,7 +1,7 @@
-"""Notices from a caller to ranks with open calls that another rank, which they may await in a collective, has failed.
+"""Notices from a caller to ranks with open calls that another rank has failed, for which they may wait in a collective.
 
-A notice is sent after a delay: within a second the calls affected by most failures have ended. The notified rank itself
-decides what to do, and when (``_worker/collective_watch.py``).
+A notice is sent after a delay, because most calls affected by a failure end within a second. The notified rank decides
+how and when to react (``_worker/collective_watch.py``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class RankFailure:
     """Failure of a rank.
 
     Attributes:
-        call: number of the call in which it failed; 0 between calls.
+        call: number of the call in which the rank failed; 0 between calls.
         describe: returns ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         at: time of the failure, by ``clock.monotonic()``.
     """
@@ -44,7 +44,7 @@ class RankFailure:
 
 @dataclass
 class FailureConcern:
-    """Open call that a failure concerns; ``is_own`` is true if the rank failed in this call."""
+    """Open call affected by a failure; ``is_own`` is true if the rank failed in this call."""
 
     handler: CallHandle
     failure: RankFailure
@@ -53,10 +53,10 @@ class FailureConcern:
 
 
 class FailureNotices:
-    """Failures of one group's ranks, and the open calls that they concern.
+    """Failures of one group's ranks, and the open calls affected.
 
-    A failure concerns the failed call itself, the calls open at that time, and the calls open at its end: a rank that
-    is called again after its failure is out of step with ranks that are still inside.
+    A failure affects the failed call itself, the calls open at that time, and the calls open at the failed call's end,
+    because a rank that is called again after its failure is out of step with ranks still in the failed call.
     """
 
     def __init__(self, client: NodeClient, open_calls: Mapping[int, CallHandle]) -> None:
@@ -64,16 +64,16 @@ class FailureNotices:
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
-        self.concerns: dict[int, FailureConcern] = {}  # open calls that a failure concerns, by ``id``
+        self.concerns: dict[int, FailureConcern] = {}  # affected open calls, by ``id``
 
     def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
-        """Record the failure of a rank, in a call or between calls; the thread that handles answers calls it."""
+        """Record a rank's failure, in a call or between calls; called on the answer-handling thread."""
         if handler is not None and handler._unanswered():
             self.concerns[id(handler)] = FailureConcern(handler, failure, is_own=True)
         self._spread(failure, handler)
 
     def finished(self, handler: CallHandle) -> None:
-        """Remove an answered call. Calls made meanwhile may have reached a rank that was out of step."""
+        """Remove an answered call. Calls made while it was open may have reached a rank that was out of step."""
         concern = self.concerns.pop(id(handler), None)
         if concern is not None and concern.is_own:
             self._spread(concern.failure, handler)
@@ -97,7 +97,7 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.handler._unanswered():  # the call was answered while another thread was still sending it
+            if not concern.handler._unanswered():  # the call was answered while another thread was sending it
                 self.finished(concern.handler)
                 continue
             if concern.notified:
@@ -111,7 +111,7 @@ class FailureNotices:
             self._arm(min(later))
 
     def end(self, handler: Handle, failure: RankFailure) -> None:
-        """Cancel a call because a rank has died, and end the waits of the call's other ranks at once.
+        """Cancel a call because a rank has died, and immediately end the waits of the call's other ranks.
 
         The call stays open until these ranks have answered.
         """

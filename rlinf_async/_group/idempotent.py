@@ -12,16 +12,16 @@ _MARK: Final = "_rlinf_idempotent"
 
 
 def idempotent(method: M) -> M:
-    """Let a call of a worker's method be repeated if the worker dies during it.
+    """Let calls of a worker's method be repeated if the worker dies during the call.
 
-    In a group that is launched with ``restart=``, a call that a dead rank had not answered is repeated on the restarted
-    rank, as often as needed; a call by ``group.any()`` is repeated on another rank, once.  Its caller does not notice
-    the death.  So the method must be harmless when it runs twice, or partly and then completely: reading, computing,
-    writing the same data again.
+    In a group launched with ``restart=``, a call that a dead rank has not answered is repeated on the restarted rank,
+    as often as needed; a call through ``group.any()`` is repeated on another rank, once. The caller does not notice the
+    death. So the method must be harmless when it runs twice, or partly and then completely, as reading, computing and
+    rewriting the same data are.
 
-    An async generator method may be marked if it has a keyword-only parameter ``resume``.  If another rank starts its
-    stream again, which happens only with ``group.any()``, ``resume`` is the list of the items received so far, and the
-    method yields the items after them.
+    An async generator method may be marked if it has a keyword-only parameter ``resume``. If another rank restarts its
+    stream, which happens only with ``group.any()``, ``resume`` is the list of items received so far, and the method
+    yields the items that follow them.
 
     Example:
         class Rollout(Worker):
@@ -35,7 +35,7 @@ def idempotent(method: M) -> M:
                     yield token
 
     Raises:
-        TypeError: the method is a generator without ``resume``, some of whose items may have been used already.
+        TypeError: the method is a generator without ``resume``, whose first items may already have been used.
     """
     function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
     streams = inspect.isasyncgenfunction(function)

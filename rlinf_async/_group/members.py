@@ -1,4 +1,4 @@
-"""Members of a group in a caller's process, shared by its views: queues and sends calls, ends late ones, handles
+"""A group's members in a caller's process, shared by its views: queues and sends calls, ends late calls, handles
 deaths."""
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 
 
 class Supervisor(Protocol):
-    """Owner's side of the restarts of a group; ``port`` is that of the group's store."""
+    """Owner's side of a group's restarts; ``port`` is the port of the group's store."""
 
     port: int
 
@@ -57,26 +57,26 @@ class Supervisor(Protocol):
         """Return the ranks that are being restarted."""
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
-        """Handle the death of a rank that will be restarted; the thread that handles answers calls it."""
+        """Handle the death of a rank that will be restarted; called on the answer-handling thread."""
 
     def restart_wanted(self, rank: int) -> None:
-        """Exempt the next death of this rank from the limits; the thread that handles answers calls it."""
+        """Exempt the rank's next death from the limits; called on the answer-handling thread."""
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
-        """Kill these ranks if they live, and start them again."""
+        """Kill these ranks if they are alive, and restart them."""
 
     def end(self) -> None:
         """Stop, because the group is being closed."""
 
 
 class PoolOfCalls(Protocol):
-    """Interface, for the members of a group, of the calls that any rank may take (``rlinf_async/any_rank.py``)."""
+    """Interface to the members of the calls that any rank may take (``rlinf_async/any_rank.py``)."""
 
     def look(self) -> None:
-        """Update the ranks' standing, and send the calls that become possible."""
+        """Update the ranks' standing, and send the calls that can now be sent."""
 
     def unfinished(self) -> Sequence[CallHandle]:
-        """Return the calls that have not ended, the oldest first."""
+        """Return the open calls, oldest first."""
 
     def waiting(self) -> Sequence[CallHandle]:
         """Return the calls that wait for a rank."""
@@ -97,25 +97,26 @@ class WaitingCall:
     slots: list[int]
 
 
-# 40 methods: queued, open and repeated calls change together under one lock; each event of the client has a handler.
+# The class stays whole with 40 methods, because queued, open and repeated calls change together under one lock, and
+# each of the client's events has a handler.
 class Members:
-    """Ranks of a group, and their endpoints; until the endpoints are known, calls wait here in order.
+    """A group's ranks and their endpoints; until the endpoints are known, calls wait in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
-    During a restart ranks are held (all of them, or with ``by_rank`` those that are away), and calls of held ranks are
-    queued as during the launch: each rank gets its calls in the order in which they were made.
+    During a restart ranks are held (all of them, or with ``by_rank`` only those being restarted), and their calls are
+    queued as during the launch, so that each rank gets its calls in order.
 
     Attributes:
         restarts: number of restarts, by rank.
         placements: placement by rank, at the group's owner.
         close_grace: seconds that the workers have for their shutdown.
-        supervisor: restarts dead ranks; None elsewhere than at the owner of a supervised group.
-        pool: calls that any rank may take; None until the first one.
-        on_restart: callbacks of the driver for restarts.
-        on_death: callbacks of the driver for deaths.
-        deadlines: deadlines of its calls.
-        by_rank: true if a rank that is away holds up only its own calls.
-        number: number of the group's entry in the name table; 0 while the name may be unreserved.
+        supervisor: restarts dead ranks; None except at the owner of a supervised group.
+        pool: calls that any rank may take; None until the first such call.
+        on_restart: the driver's callbacks for restarts.
+        on_death: the driver's callbacks for deaths.
+        deadlines: deadlines of the calls.
+        by_rank: true if a rank being restarted delays only its own calls.
+        number: number of the group's entry in the name table; 0 until the name is reserved.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -139,15 +140,15 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
-        # By rank, the pid of the last death reported to the callbacks, and True if the rank was expected to return.
+        # Last death reported to the callbacks, by rank: pid, and True if the rank was expected to return.
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
         self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
-        # Calls, with slots, that a rank's death has left unanswered, to be sent again.
+        # Calls, with slots, left unanswered by a rank's death, to be sent again.
         self._repeats: list[tuple[GroupCallee, Handle, int]] = []
-        # Ranks whose calls wait; added to without the lock, removed from under it.
+        # Ranks whose calls wait; ranks are added without the lock and removed under it.
         self._held = set(range(size))
         self._started = False
         self._failure: BaseException | None = None
@@ -167,9 +168,9 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            # A group that was looked up may be built from an outdated roster: the report of a rank's return may have
-            # arrived already.
-            # tests/simulation/test_sim_cluster.py::test_a_group_that_was_found_while_its_rank_died_means_the_next_one
+            # A looked-up group may be built from an outdated roster, when the report of a rank's return may already
+            # have arrived. tests/simulation/test_sim_cluster.py::
+            # test_a_group_that_was_found_while_its_rank_died_means_the_next_one
             for rank in range(len(endpoints)):
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
                     self.replace(rank, *_place_of(facts["entry"]))
@@ -187,21 +188,21 @@ class Members:
             else:
                 self._repeat(callee, handler, slot)
         self._pending = [waiting for waiting in self._pending if not self._leave(waiting)]
-        # Set _started before the test of _held: a rank that the frame-handling thread holds meanwhile is seen here, or
-        # clears _started itself.
+        # Set _started before testing _held, so that a rank held by the frame-handling thread at this moment is either
+        # seen here or clears _started.
         self._started = True
         if self._held:
             self._started = False
         if any(
             callee.ranks[slot] not in self._held for callee, _, slot in self._repeats
-        ):  # that thread has added one meanwhile
+        ):  # that thread has added a rank
             self.client.later(0, self._repeat_now)
 
     def _leave(self, waiting: WaitingCall) -> bool:
-        """Send a call to those of its ranks that are not held; the caller holds the lock. True once no rank is left."""
+        """Send a call to those of its ranks that are not held. The caller holds the lock. True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
         if handler._cancel_wanted and not handler._call:
-            # Do not send a cancelled call: a rank could start it before the cancel arrives.
+            # Do not send a cancelled call, because a rank could start it before the cancel arrives.
             close_fds(fd for _, fds in waiting.bodies for fd in fds)
             return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
@@ -212,7 +213,7 @@ class Members:
                 except OSError as error:  # no descriptor is free
                     if held and waiting.same:
                         close_fds(waiting.bodies[0][1])
-                    # Fail the call later, without the lock: its callbacks may make a call.
+                    # Fail the call later, without the lock, because its callbacks may make calls.
                     self.client.later(0, functools.partial(handler._fail, error))
                     return True
             else:
@@ -236,7 +237,7 @@ class Members:
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
 
     def hold(self, ranks: Iterable[int] | None = None) -> None:
-        """Make calls to these ranks, by default to all, wait until ``release``."""
+        """Hold calls to these ranks, by default to all, until ``release``."""
         self._held.update(range(self.size) if ranks is None else ranks)
         self._started = False
 
@@ -252,10 +253,10 @@ class Members:
         return rank in self._held
 
     def report_death(self, rank: int, facts: dict[str, Any]) -> None:
-        """Call the death callbacks once per death, and again if the rank is given up later. The frame-handling thread
-        calls this.
+        """Call the death callbacks once per death, and again if the rank is later given up. Called on the
+        frame-handling thread.
 
-        One death is reported several times: by the daemon, by open calls, and by the loss of a node.
+        A death is reported several times: by the daemon, by open calls, and by the loss of a node.
         """
         report = (facts["pid"], bool(facts.get("returns")))
         if self.on_death and self._reported.get(rank) != report:
@@ -270,7 +271,7 @@ class Members:
             except Exception:
                 logger.exception("a callback of %s() of group '%s' failed", what, self.name)
             except (SystemExit, KeyboardInterrupt) as error:
-                # Raised here, it would end the restart that calls back, and the framework's loop thread.
+                # The exception would end the calling restart and the framework's loop thread.
                 if self.client.user_loop is None:
                     logger.exception(
                         "%s in a callback of %s() of group '%s' ends no program: it runs on the thread of the "
@@ -299,7 +300,7 @@ class Members:
             self.replace(rank, *_place_of(entry))
 
     def fail(self, error: BaseException) -> None:
-        """Fail all waiting calls: there will be no processes."""
+        """Fail all waiting calls, because there will be no processes."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
@@ -311,7 +312,7 @@ class Members:
             left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
             close_fds(fd for _, fds in left for fd in fds)
             if not handler._call:
-                handler._fail(error)  # must be the same object: an error seen at one call counts as seen
+                handler._fail(error)  # same object, because an error seen at one call counts as seen
                 continue
             for slot in waiting.slots:
                 self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
@@ -350,7 +351,7 @@ class Members:
                 logger.warning("%s (pid %d) %s, and is started again; %s", who, facts["pid"], facts["verdict"], log)
                 return
             text = f"{who} {facts['verdict']}; {log}"
-            # Is_due: the caller has logged it already.
+            # ``is_due`` because the caller has already logged it.
             death = UnobservedError(death_cause(facts), who, text, is_due=True)
             self.client.unobserved.arrived(death)
             logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)
@@ -372,7 +373,7 @@ class Members:
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
 
     def look_for_losses(self) -> None:
-        """Handle losses of nodes that were reported before the launch knew its ranks' endpoints."""
+        """Handle node losses that were reported before the launch knew its ranks' endpoints."""
         for node in [*self.client.lost_nodes]:
             self._on_node_lost({"node": node})
 
@@ -383,7 +384,7 @@ class Members:
         return "reason" in self.deaths.get(rank, {})
 
     def look_for_loss(self, rank: int) -> None:
-        """Handle the loss of a restarted rank's node that was reported before the rank's endpoint was known."""
+        """Handle the loss of a restarted rank's node if reported before the rank's endpoint was known."""
         assert self.endpoints is not None
         node = frames.node_of(self.endpoints[rank])
         if node in self.client.lost_nodes and not self._was_lost(rank, node):
@@ -405,7 +406,7 @@ class Members:
         }  # fmt: skip
 
     def forgotten_calls(self) -> list[str]:
-        """Return open calls that were never awaited, except constructors, with their ranks."""
+        """Return open calls that were never awaited, with their ranks, except constructors."""
         with self._lock:
             waiting = [each.handler for each in self._pending if not each.handler._call]
         waiting += self.pool.waiting() if self.pool is not None else ()
@@ -416,9 +417,9 @@ class Members:
         ]
 
     def _calls_by_age(self) -> Iterator[Sequence[CallHandle]]:
-        """Yield sequences of open calls, each with the oldest first; pooled calls are in a separate sequence.
+        """Yield sequences of open calls, each oldest first; pooled calls are in a separate sequence.
 
-        A pooled call that waited for a rank, or has lost one, is sent later than younger calls.
+        A pooled call that waited for a rank, or lost its rank, is sent later than younger calls.
         """
         yield (*list(self.open.values()), *(each.handler for each in list(self._pending)))
         if self.pool is not None:
@@ -439,8 +440,8 @@ class Members:
         """Send a call, or queue it until its ranks are ready. The arguments are already encoded.
 
         Args:
-            encoded: one body for all ranks, or one for each unless they are the ``same``.
-            repeats: true if the call is sent again to the next process of a rank that dies without an answer.
+            encoded: one body for all ranks if they are the ``same``, else one per rank.
+            repeats: true if the call is resent to the next process of a rank that dies without answering.
 
         Raises:
             ClosedError: the group or its cluster is closed.  If this machine's daemon has exited, the call fails like
@@ -461,13 +462,13 @@ class Members:
             raise
 
     def _queue(self, callee: GroupCallee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
-        """Queue a call whose ranks are held. Return False if no rank is held: the call may be sent."""
+        """Queue a call whose ranks are held. Return False if no rank is held, so that the call may be sent."""
         with self._lock:
             if self._failure is not None:
                 close_fds(fd for _, fds in bodies for fd in fds)
                 self.client.unobserved.observed(cause_of(self._failure))
                 raise copy_of(self._failure)
-            # The group was closed since this call was admitted: a queued call would never be sent.
+            # The group has been closed since this call was admitted, so a queued call would never be sent.
             if self.closed:
                 close_fds(fd for _, fds in bodies for fd in fds)
                 raise self._is_closed(method)
@@ -476,7 +477,7 @@ class Members:
             waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
             if not self._leave(waiting):
                 self._pending.append(waiting)
-            self.deadlines.watch()  # the call may wait for a rank that is away, so its deadline is watched here
+            self.deadlines.watch()  # the call may wait for a restarting rank, so watch its deadline
             return True
 
     def admits(self, handler: CallHandle, method: str) -> bool:
@@ -540,7 +541,7 @@ class Members:
             raise
 
     def repeats(self, callee: GroupCallee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
-        """True if a call to an ended rank will be sent again."""
+        """True if a call to an ended rank will be resent."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
         if self.closed or self._failure is not None:  # the call would never be sent
@@ -550,7 +551,7 @@ class Members:
             node, _ = facts
             if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
                 return False
-            # A call sent while its node is being lost gets two notices: one as it is sent, one by the loss.
+            # A call sent while its node is being lost gets two notices: one when sent, one from the loss.
             is_new = handler._note_death(slot, {"node": node})
             if is_new and not any(each is handler and at == slot for _, each, at in self._repeats):
                 self._repeats.append((callee, handler, slot))
@@ -560,20 +561,20 @@ class Members:
             return True
         if not facts.get("returns"):
             return False
-        # The daemon answers again for a call that its caller reports as the dead worker's socket ends.
+        # The daemon answers again for a call that the caller reports when the dead worker's socket ends.
         # tests/simulation/test_sim_restarts.py::test_a_call_is_made_again_once_on_the_next_incarnation
         if not handler._note_death(slot, facts):
             return True
         self._repeats.append((callee, handler, slot))
         if self.endpoints is None:
             return True
-        # Check this even while other ranks are away: their hooks do not report this death.
-        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
-        # The rank's death has not been reported yet.
+        # Check this even while other ranks are being restarted, because their hooks do not report this death.
+        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away The
+        # rank's death has not been reported yet.
         if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):
             self.supervisor.rank_died(rank, facts)
         elif rank not in self._held:
-            # The rank is back, and the daemon has received the call only now.
+            # The rank has been restarted, but the daemon received the call only now.
             self.client.later(0, self._repeat_now)
         return True
 
@@ -601,12 +602,12 @@ class Members:
     def _send_again(
         self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        # Replace the list by a copy: the other ranks' answers are matched against the old targets.
+        # Replace the list by a copy, because the other ranks' answers are matched against the old targets.
         targets = handler._targets = [*handler._targets]
         targets[slot] = callee.targets[slot]
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.client.call_again(handler._call, targets, slot, handler._method, body, fds, credit)
-        if handler._cancel_sent:  # another thread may have cancelled the call, perhaps before it was sent again
+        if handler._cancel_sent:  # another thread may have cancelled the call, perhaps before it was resent
             self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:
@@ -625,13 +626,12 @@ class Members:
 
 
 class GroupCallee:
-    """Some of the members, as the target of a call."""
+    """Some of the members as the target of a call."""
 
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:
         self._members = members
         self.ranks = ranks
-        # Each pair is replaced as a whole: threads that call, and the one that handles restarts, access it
-        # concurrently.
+        # Replace each pair as a whole, because calling threads and the restart-handling thread access it concurrently.
         # tests/_group/test_calls_between_steps.py::test_a_route_that_is_made_while_a_rank_is_replaced_is_not_kept
         self._targets: tuple[int, Sequence[int]] = (-1, ())
         self._route: tuple[Sequence[int], list[list[Any]]] = ((), [])
@@ -673,7 +673,7 @@ class GroupCallee:
         return f"rank {rank} of group '{self.name}'{where}"
 
     def peer_activity(self, slots: Sequence[int]) -> Work[str] | None:
-        """Describe the activity of the ranks in these slots; during the launch, that of the launch."""
+        """Describe the activity of the ranks in these slots, or of the launch while it lasts."""
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
@@ -687,7 +687,7 @@ class GroupCallee:
         return returns, "" if returns else death.get("reason", "")
 
     def holds(self, call: CallHandle, slot: int) -> bool:
-        """True if the call waits to be sent to this rank, for the first time or again."""
+        """True if the call waits to be sent, or resent, to this rank."""
         members = self._members
         if members.endpoints is None or not members.is_held(self.ranks[slot]):
             return False
@@ -718,7 +718,7 @@ def _pack_each(encoded: Sequence[Encoded | bytes]) -> Bodies:
     try:
         for value in encoded:
             bodies.append(pack_body(value))
-    except BaseException:  # packing fails for the next body: no descriptor is free
+    except BaseException:  # packing the next body fails if no descriptor is free
         close_fds(fd for _, fds in bodies for fd in fds)
         raise
     return bodies

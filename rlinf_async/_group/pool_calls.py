@@ -1,4 +1,4 @@
-"""``PoolCalls``: sends calls to any rank of a group with room, and repeats calls of a lost rank on another one."""
+"""``PoolCalls``: sends calls to any rank of a group with room, and repeats a lost rank's calls on another rank."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ class PooledCall(Protocol):
 
 
 class PoolCalls:
-    """Calls of this process to any rank of a group: sends them, and repeats those of lost ranks on other ranks.
+    """Calls of this process to any rank of a group: sends them, and repeats lost ranks' calls on other ranks.
 
-    Each group has one, shared by its views. Its lock guards the state only: calls are sent without it.
+    Each group has one instance, shared by its views. The lock guards only the state; calls are sent without it.
     """
 
     def __init__(self, members: Members) -> None:
@@ -70,9 +70,9 @@ class PoolCalls:
     # -- standing of ranks -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Update the ranks' standing, and start the calls that become possible."""
+        """Update the ranks' standing, and start the calls that can now start."""
         if self.members.endpoints is not None:
-            with self._lock:  # a thread with an older view must not overwrite a newer one
+            with self._lock:  # a thread with an older view must not overwrite a newer view
                 standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
@@ -89,7 +89,7 @@ class PoolCalls:
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
         # While its calls are held, a restarted rank is still being constructed. Calls to the other ranks are held, too,
-        # but pooled calls go to them.
+        # but pooled calls may still use them.
         supervisor = members.supervisor
         is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
         return Standing.AWAY if is_coming else Standing.LIVE
@@ -133,7 +133,7 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
-            # The caller gets this error, so the deadline must not end the call again.
+            # The caller gets this error, so the deadline must not fail the call again.
             self._forget(id(call))
             self._start(self._end(attempt))
             raise
@@ -150,7 +150,7 @@ class PoolCalls:
             attempt = self._state.submit(call._request, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # the end came after the waiting calls were failed
+        elif (error := self._end_of_group()) is not None:  # the group ended after its waiting calls were failed
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:
@@ -213,12 +213,12 @@ class PoolCalls:
     def fail(self, error: BaseException) -> None:
         for call in self.waiting():
             if self.withdraw(call):
-                call._fail(error)  # must be the same object: an error seen at one call counts as seen
+                call._fail(error)  # same object, because an error seen at one call counts as seen
 
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float) -> None:
-        """Schedule a check for stalls in ``seconds``, when a rank's sign of life is due."""
+        """Schedule a stall check in ``seconds``, when a rank's sign of life is due."""
         due = clock.monotonic() + seconds
         if due < self._due:
             self._due = due
@@ -226,7 +226,7 @@ class PoolCalls:
 
     def _look_for_stalls(self) -> None:
         now = clock.monotonic()
-        if now < self._due - 0.001:  # outdated timer: an earlier check has set a later one
+        if now < self._due - 0.001:  # outdated timer, superseded by a later one
             return
         self._due = math.inf
         with self._lock:
@@ -234,7 +234,7 @@ class PoolCalls:
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.request.owner if attempt.request is not None else None
-            if call is not None:  # the call may have been answered meanwhile
+            if call is not None:  # the call may have been answered
                 call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()
@@ -259,7 +259,7 @@ class PoolCalls:
         return any(self._state.standing[rank] is Standing.LIVE for rank in request.ranks)
 
     def needs(self, request: PoolRequest) -> slow_waits.Needs:
-        """Return what a waiting call needs before it can start: the end of one of these calls, or a restart."""
+        """Return a waiting call's needs: the end of one of these calls, or a restart."""
         if not self._is_any_there(request):
             is_restart = self.members.endpoints is not None
             return ([Target(TargetKind.RESTART, name=self.members.name)] if is_restart else []), True

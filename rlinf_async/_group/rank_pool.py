@@ -1,4 +1,4 @@
-"""``RankPool``: assigns calls that any rank may take, by load and key, and queues the rest: plain state without IO."""
+"""``RankPool``: plain state that assigns calls for any rank by load and key, and queues the rest."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
-# Number of conversations with a remembered rank; a further one evicts the least recently used.
+# Number of conversations with a remembered rank; a new one evicts the least recently used.
 MAX_KEYS: Final = 1 << 16
 
 UNBOUNDED: Final = 1 << 62
 
 
 class Standing(Enum):
-    """State of a rank, as the pool knows it."""
+    """State of a rank as known to the pool."""
 
     LIVE = auto()
-    # The rank is being started, for the first time or again: calls wait for it only if no rank lives.
+    # The rank is being started or restarted; calls wait for it only if no rank is alive.
     AWAY = auto()
-    # The rank will not be restarted: a call goes there, and fails, only if no rank lives or may return.
+    # The rank will not be restarted; a call is sent to it, and fails, only if no rank is alive or may return.
     GONE = auto()
 
 
@@ -41,9 +41,9 @@ class PoolRequest:
 
     Attributes:
         ranks: ranks that may take the call.
-        in_flight: limit on the open calls of its rank, this one included.
-        stall_timeout: seconds without a sign of life of its rank after which the call is lost; None for no limit.
-        key: key of its conversation, which stays at one rank; None for none.
+        in_flight: limit on its rank's open calls, this call included.
+        stall_timeout: seconds without a sign of life from its rank before the call is lost; None for no limit.
+        key: key of its conversation, which stays at one rank; None without a conversation.
         owner: the caller's object for the call.
         number: position among the waiting calls.
         line: queue in which the call waits; None if it does not wait.
@@ -60,11 +60,11 @@ class PoolRequest:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """Call at a rank, until that rank has sent its final answer.
+    """Call at a rank, until the rank's final answer.
 
     Attributes:
         request: the call; None once the answer is no longer needed.
-        since: time since which the rank owes a sign of life; None while it owes none.
+        since: time since which a sign of life is due; None while none is due.
     """
 
     rank: int
@@ -72,24 +72,24 @@ class Attempt:
     since: float | None
 
     def detach(self) -> None:
-        """Ignore the answer; the call counts as open at the rank until it arrives."""
+        """Ignore the answer; until it arrives, the call counts as open at the rank."""
         self.request = self.since = None
 
 
 class RankPool:
-    """Calls of one process on any rank of a group.
+    """One process's calls on any rank of a group.
 
-    A call goes to the live rank with the fewest open calls, the first among equals: a process that has just run is the
-    quickest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier one could
-    use. The first call of a conversation binds its key to a rank, among equally loaded ones to the rank with the fewest
-    keys; later calls wait for that rank alone, while it lives and is not silent.
+    A call goes to the live rank with the fewest open calls, the first among equals, because a recently active process
+    is the fastest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier call
+    could use. The first call of a conversation binds its key to a rank, among equally loaded ranks to the one with the
+    fewest keys; later calls wait for this rank only, while it is alive and not silent.
 
-    Methods that may make room return the attempts that start because of it, in order.
+    Methods that may make room return the resulting new attempts, in order.
 
     Attributes:
         standing: state by rank.
         open: unanswered calls by rank.
-        counts_from: time before which silence does not count, because a rank of the run was in the debugger.
+        counts_from: time before which silence does not count, because one of the run's ranks was in the debugger.
     """
 
     def __init__(self, size: int) -> None:
@@ -97,14 +97,14 @@ class RankPool:
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
         self.counts_from = -math.inf
         self._last_sign = [0.0] * size
-        # Ranks at which a call has stalled, and that have sent nothing since.
+        # Ranks with a stalled call that have sent nothing since.
         self._silent: set[int] = set()
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _CallQueue] = {}
         self._keyed = [_CallQueue((rank,)) for rank in range(size)]
         self._waiting = 0
-        # Rank by conversation; equal keys of two views are different conversations.
+        # Rank by conversation; equal keys in two views are different conversations.
         self._bound: OrderedDict[tuple[tuple[int, ...], Hashable], int] = OrderedDict()
         self._keys = [0] * size
 
@@ -115,14 +115,14 @@ class RankPool:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def place(self, request: PoolRequest, now: float) -> Attempt | None:
-        """Start a call at a rank that has room. Return None if the call has to wait."""
+        """Start a call at a rank with room. Return None if the call must wait."""
         candidates: Sequence[int] = request.ranks if self._all_well else self._eligible(request.ranks)
         if request.key is not None and candidates:
             candidates = (self._rank_of_key(request),)
         best, least = -1, request.in_flight
         for rank in candidates:
             count = len(self.open[rank])
-            # A rank for which an earlier call waits must take that one first.
+            # A rank for which an earlier call waits must take that call first.
             if count < least and (not self._waiting or self._first_for(rank) is None):
                 best, least = rank, count
                 if not count:
@@ -130,7 +130,7 @@ class RankPool:
         return None if best < 0 else self._begin(best, request, now)
 
     def submit(self, request: PoolRequest, now: float) -> Attempt | None:
-        """Start a call as ``place`` does; queue it if it has to wait."""
+        """Start a call like ``place``; queue it if it must wait."""
         attempt = self.place(request, now)
         if attempt is None:
             request.number = next(self._numbers)
@@ -142,7 +142,7 @@ class RankPool:
         if (line := request.line) is None:
             return None
         self._unqueue(request)
-        return self._fill(line.ranks, now)  # a later call may have a larger in_flight, and fit now
+        return self._fill(line.ranks, now)  # a later call with a larger in_flight may fit now
 
     def waiting(self) -> list[PoolRequest]:
         found = [request for line in (*self._lines.values(), *self._keyed) for request in line.waiting.values()]
@@ -176,7 +176,7 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls of ranks that were silent for too long; until a sign of life, new calls avoid these."""
+        """Return the calls of ranks silent for too long; new calls avoid such ranks until a sign of life."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -187,7 +187,7 @@ class RankPool:
         return found
 
     def begin_elsewhere(self, now: float) -> list[Attempt]:
-        """Start waiting calls that may go to other ranks, after ranks were found silent."""
+        """After ranks were found silent, start waiting calls that may go to other ranks."""
         return self._settle(now)
 
     def next_stall(self) -> float | None:
@@ -195,7 +195,7 @@ class RankPool:
         return min(moments, default=None)
 
     def _owed(self) -> Iterator[tuple[int, list[tuple[Attempt, float]]]]:
-        """Yield ranks that owe a sign of life to calls with a stall timeout, with these calls and timeouts."""
+        """Yield ranks from which calls with a stall timeout await a sign of life, with the calls and timeouts."""
         for rank, attempts in enumerate(self.open):
             owed = [
                 (each, each.request.stall_timeout)
@@ -212,14 +212,14 @@ class RankPool:
     # -- choice -------------------------------------------------------------------------------------------------
 
     def _eligible(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the best of these ranks: live ones, else silent ones, else none while a rank may return."""
+        """Return the best of these ranks: live ranks, else silent ranks, else none while a rank may return."""
         live = [rank for rank in ranks if self.standing[rank] is Standing.LIVE]
         if live:
             return [rank for rank in live if rank not in self._silent] or live
         return () if any(self.standing[rank] is Standing.AWAY for rank in ranks) else ranks
 
     def _rank_of_key(self, request: PoolRequest) -> int:
-        """Return the rank of a conversation; bind a new one, or one whose rank is lost, to the least loaded rank."""
+        """Return a conversation's rank; bind one that is new or has lost its rank to the least loaded rank."""
         conversation = request.ranks, request.key
         old = self._bound.pop(conversation, None)
         eligible = self._eligible(request.ranks) or [
@@ -266,7 +266,7 @@ class RankPool:
         return min((line.first() for line in lines), key=lambda entry: entry[0], default=(0, None))[1]
 
     def _fill(self, ranks: Sequence[int], now: float) -> list[Attempt]:
-        """Start waiting calls, in order, while these ranks have room for the first one."""
+        """Start waiting calls, in order, while these ranks have room for the first call."""
         begun = []
         left = deque(ranks)
         while left and self._waiting:
@@ -277,13 +277,13 @@ class RankPool:
                 line = request.line
                 self._unqueue(request)
                 begun.append(self._begin(rank, request, now))
-                # The started call also blocked calls in other queues, whose ranks may have had room all the time.
+                # The started call also blocked calls in other queues, whose ranks may already have room.
                 if line is not None and self._waiting > len(line.waiting):
                     left.extend(line.ranks)
         return begun
 
     def _settle(self, now: float) -> list[Attempt]:
-        """Choose a rank again for all waiting calls, in their order, after a standing has changed."""
+        """Reassign all waiting calls to ranks, in order, after a change of standing."""
         self._all_well = not self._silent and all(each is Standing.LIVE for each in self.standing)
         waiting = self.waiting()
         for request in waiting:

@@ -1,4 +1,4 @@
-"""``RestartBudget``: restarts that a group has left, and the pause before each: plain state."""
+"""``RestartBudget``: plain state of a group's remaining restarts, and the pause before each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_PAUSE_S: Final = 10.0
 
 
 class RestartBudget:
-    """Count of the restarts of each rank (or of the whole group, as rank -1) within the policy's window."""
+    """Count of each rank's restarts (the whole group's as rank -1) within the policy's window."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy

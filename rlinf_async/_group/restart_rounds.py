@@ -1,4 +1,4 @@
-"""``RestartRounds``: ranks that are away or back, and attempts of their hooks: plain state of a group's restarts."""
+"""``RestartRounds``: plain state of a group's restarts: ranks being restarted or back, and attempts to run hooks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Restart:
 
     Attributes:
         counts: number of restarts, by rank of the group.
-        ranks: restarted ranks, including those of earlier attempts that a death has cut short.
+        ranks: restarted ranks, including those of earlier attempts interrupted by a death.
         attempt: number of this attempt, from 1 on; the same on all ranks and unique in the group, so that keys of a
             store and names of process groups can contain it.
     """
@@ -43,10 +43,10 @@ class RestartRounds:
                   ▲                                     │
                   └──────── a death: the hooks end, and the next attempt includes these ranks too
 
-    Another thread than that of all other calls may call ``died``.
+    Only ``died`` may be called from another thread.
 
     Attributes:
-        away: exit reports of dead ranks that are not back, by rank.
+        away: exit reports of dead ranks not yet restarted, by rank.
         attempt: number of the last attempt.
     """
 
@@ -65,11 +65,11 @@ class RestartRounds:
 
     @property
     def coming_back(self) -> set[int]:
-        """Return the ranks that take no calls yet: they are away, or the hooks of their return have not ended."""
+        """Return the ranks that do not take calls yet: dead, or restarted without their hooks having ended."""
         return self._back | self.away.keys()
 
     def died(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Record a death; a later report of a rank that is away replaces the earlier one."""
+        """Record a death; a later report of a dead rank replaces the earlier one."""
         self.away[rank] = dict(report)
 
     def missed(self, rank: int, report: Mapping[str, Any]) -> None:
@@ -89,13 +89,13 @@ class RestartRounds:
         return Restart(tuple(counts), tuple(sorted(self._back - self.away.keys())), self.attempt)
 
     def go_on(self, rank: int, counts: Sequence[int]) -> Restart:
-        """Let a restarted rank take calls, even while others are away, because no hook has to run on it."""
+        """Let a restarted rank take calls, even while others are being restarted, because it needs no hook."""
         self.attempt += 1
         self._back.discard(rank)
         return Restart(tuple(counts), (rank,), self.attempt)
 
     def end(self) -> bool:
-        """End an attempt. Return False if a death has ended it; the next attempt then includes its ranks."""
+        """End an attempt. Return False if a death has interrupted it; the next attempt then includes its ranks."""
         if self.away:
             return False
         self._back.clear()

@@ -1,4 +1,4 @@
-"""``Substitutes``: nodes on which the ranks of lost nodes are restarted: plain state."""
+"""``Substitutes``: plain state that chooses nodes to restart the ranks of lost nodes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.placement import Placement
 
 
 class Resident(NamedTuple):
-    """Living rank of any group: its node, and True if it has its own accelerators."""
+    """Living rank of any group: its node, and whether it has its own accelerators."""
 
     node: int
     has_devices: bool
@@ -24,8 +24,8 @@ class Substitutes:
     """Choice of nodes for the ranks of one cluster's groups.
 
     A rank without its own hardware goes to the node with the fewest ranks. A node with accelerators is replaced as a
-    whole, by a spare one with the same accelerators, none of them in use. So ranks that shared devices share them
-    again, and no rank gets another rank's devices.
+    whole, by a spare node with the same accelerators, all unused. So ranks that shared devices share them again, and no
+    rank gets another rank's devices.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
@@ -33,7 +33,7 @@ class Substitutes:
         self._spares: dict[int, int] = {}
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
-        """Return the node for a rank whose node is lost, or None; ``residents`` are living ranks of all groups."""
+        """Return a node for a rank whose node is lost, or None; ``residents`` are all groups' living ranks."""
         groups = {label for node in self._nodes for label in node.node_labels}
         label = placement.node_group_label
         living = [
@@ -60,11 +60,11 @@ class Substitutes:
         return chosen
 
     def moved(self, placement: Placement, node: int, neighbours: int) -> Placement:
-        """Return the placement on another node, with the corresponding devices; a rank without its own devices sees
-        all.
+        """Return the placement on another node, with the corresponding devices; a rank without its own devices sees all
+        devices.
 
         Args:
-            neighbours: number of ranks of its group on that node.
+            neighbours: number of its group's ranks on the node.
         """
         old, new = self._nodes[placement.cluster_node_rank], self._nodes[node]
         positions = [old.accelerators.index(device) for device in placement.visible_accelerators]

@@ -17,8 +17,8 @@ def wait_all(*works: Work[Any]) -> Any:
     """Return the results of all handles (or other works), in order; in a coroutine, return a ``Work`` of them.
 
     The first failure ends the wait: the other calls are cancelled and the failure is raised, with further failures in
-    its notes. So the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises a failure of
-    the second one only after the first is done. A cancelled or interrupted wait cancels the calls, too.
+    its notes. So any handle's failure is raised immediately, while ``env.wait(); actor.wait()`` raises the second
+    call's failure only after the first call is done. A cancelled or interrupted wait cancels the calls, too.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())
@@ -49,7 +49,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
-        # Works cancelled because of that failure; their cancellation is not a failure of its own.
+        # Works cancelled because of that failure, whose cancellation is not a separate failure.
         self._cancelled_others: set[int] = set()
         self._outcome: tuple[list[Any] | None, Exception | None] | None = None
 
@@ -72,7 +72,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
     def _open_parts(self) -> list[Work[Any]]:
         return [self._works[place] for place in sorted(self._open)]
 
-    # -- in any thread in which a work ends ------------------------------------------------------------------------
+    # -- on any thread where a work ends ------------------------------------------------------------------------
 
     def _on_done(self, place: int) -> None:
         with self._lock:
@@ -83,7 +83,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
             if is_first:
                 self._first = place
                 self._cancelled_others = set(self._open)
-        # Cancel without the lock: a cancelled work may end at once, and then calls this method again.
+        # Cancel without the lock, because a cancelled work may end immediately and call this method again.
         if is_first:
             self._cancel_others()
         if not self._open:
@@ -97,7 +97,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
 
     def _abandon(self) -> None:
         """Cancel the works, because the wait was cancelled."""
-        # Settle first: the cancellations that follow must not count as failures.
+        # Settle first, because the following cancellations must not count as failures.
         self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
         for work, callback in zip(self._works, self._callbacks, strict=False):
             work._forget_waiter(callback)
@@ -114,7 +114,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
             work._left()
             work._lose_interest()
 
-    # -- in a waiter's thread -------------------------------------------------------------------------------------
+    # -- on a waiter's thread -------------------------------------------------------------------------------------
 
     def _result(self) -> list[Any]:
         if self._error is not None:
@@ -152,7 +152,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
 
 
 def fold(names: Iterable[str], most: int = 8) -> str:
-    """Return ``"a, b, c"``, or with ``"and 12 more"`` at the end."""
+    """Return ``"a, b, c"``, ending in ``"and 12 more"`` if there are too many."""
     listed: Sequence[str] = list(names)
     if len(listed) <= most:
         return ", ".join(listed)

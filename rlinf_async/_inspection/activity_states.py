@@ -1,4 +1,4 @@
-"""States of single tasks and threads: object that a suspended task awaits, and call in which a running one blocks."""
+"""States of single tasks and threads: the object that a suspended task awaits, the call where a running one blocks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import frames_of
 
-Key = Any  # a task, or the id of a thread
+Key = Any  # a task or a thread's id
 
 
 @dataclass
@@ -32,10 +32,10 @@ class Observation:
     """Observed state of a task or thread: frames outermost first, age of its wait in seconds, None if unknown.
 
     Attributes:
-        is_users: true if a report includes it even if nothing reported waits for it.
-        awaits, one_of: other tasks and threads: it waits for all of ``awaits``, and for one of ``one_of``.
-        loop_thread: for a task that may continue, now or later, the thread that has to run it.
-        blocks: true if it keeps the event loop of its thread from running.
+        is_users: true if a report includes it even if no reported activity waits for it.
+        awaits, one_of: other tasks and threads, all of which (``awaits``) or one of which (``one_of``) it waits for.
+        loop_thread: for a task that may continue, now or later, the thread that must run it.
+        blocks: true if it blocks its thread's event loop.
         is_row: true if its wait is a row of the table of waits.
     """
 
@@ -74,7 +74,7 @@ class States:
         self._carriers |= _work_items(stacks)
 
     def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
-        """Record that a task or thread has to continue before a future of another thread can end."""
+        """Record that a task or thread must continue before another thread's future can complete."""
         self._carriers.setdefault(future, key)
 
     def name_of(self, key: Key) -> str:
@@ -141,13 +141,13 @@ class States:
         return seen
 
     def _native_id(self, ident: int) -> int | None:
-        """Return the kernel's id of a thread; in a fork, Python 3.11 still has the parent's id of the main thread."""
+        """Return the kernel's thread id; after a fork, Python 3.11 keeps the parent's id for the main thread."""
         if ident == threading.main_thread().ident:
             return os.getpid()
         return self._threads[ident].native_id if ident in self._threads else None
 
     def _wait_for_carrier(self, seen: Observation, does: Doing) -> bool:
-        """True if the wait is for another thread or task, even one that is not visible here."""
+        """True if the wait is for another thread or task, even if not visible in this process."""
         if does.future is not None:
             seen.awaits = [self._carriers[does.future]] if does.future in self._carriers else []
         elif does.thread is not None:
@@ -159,7 +159,7 @@ class States:
         else:
             return False
         if not seen.awaits:
-            # Another process may complete the future, or it has just been completed.
+            # Another process may complete the future, or the future has just completed.
             seen.state = ActivityState.RUNNING
         return True
 

@@ -1,4 +1,4 @@
-"""Requests to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a stuck run.
+"""Requests to all of a run's nodes about its processes: ``report``, and ``why``, the verdict on a stuck run.
 
 For processes of the run; an operator outside the run uses ``launcher/control``.
 """
@@ -23,17 +23,17 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-# Extra seconds, beyond the processes' time to answer, for a busy daemon that reads stacks.
+# Extra seconds, beyond the processes' answer time, for a busy daemon that reads stacks.
 _GRACE_S: Final = 3.0
 
 VERDICT: Final = "the verdict on this run"  # describes the wait of ``why``
 
-# Seconds between the two reports of a verdict: waits that are the same in both have not progressed.
+# Seconds between a verdict's two reports; waits that are the same in both have not progressed.
 ASK_AGAIN_S: Final = 0.5
 
 
 class InspectionClient(Protocol):
-    """Part of a ``NodeClient`` that makes requests to daemons."""
+    """Part of ``NodeClient`` that sends requests to daemons."""
 
     welcome: dict[str, Any]
     endpoint: int
@@ -42,7 +42,7 @@ class InspectionClient(Protocol):
 
 
 async def report(client: InspectionClient, parts: Sequence[str] = PARTS) -> RunReport:
-    """Return the present report of all nodes; nodes that do not answer are ``missing``."""
+    """Return the current report of all nodes; nodes that do not answer are ``missing``."""
     nodes = {int(each["node"]): str(each["name"]) for each in client.welcome["nodes"]}
     requests = {node: client.request(operations.Inspect([], list(parts)), node=node) for node in nodes}
     answers: list[dict[str, Any]] = []
@@ -75,10 +75,10 @@ def _asks(activity: Activity) -> bool:
 
 
 async def log_verdict(client: InspectionClient) -> None:
-    """Log the verdict on the run, unless it only says that others are at work, as the wait's warning already does."""
+    """Log the verdict on the run, unless it only says that others are working, like the wait's own warning."""
     try:
         verdict = await why(client)
-    except RLinfAsyncError as error:  # most likely the cluster is closing
+    except RLinfAsyncError as error:  # the cluster is probably closing
         logger.info("there is no verdict on the run: %s", error)
         return
     if verdict.kind not in (VerdictKind.BUSY, VerdictKind.IDLE):

@@ -1,13 +1,12 @@
-"""``BlockedLoopResponder``: a thread that answers the daemon while the user's event loop is blocked.
+"""``BlockedLoopResponder``: thread that answers the daemon while the user's event loop is blocked.
 
 A driver inside asyncio handles frames on the user's loop, so a request stays unread while the loop is blocked, although
-another thread could report tasks, their waits, and the code that blocks the loop.  The daemon wakes that thread::
+another thread could report tasks, their waits, and the code that blocks the loop. The daemon wakes this thread::
 
     daemon   opens /proc/PID/fd/N, whose number was in the process's HELLO, and writes a byte
     process  the thread reads it, and answers
 
-A signal handler would do without the thread, but it would interrupt system calls, even in C code that does not expect
-it.
+A signal handler would need no thread, but would interrupt system calls, even in C code that does not expect that.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class BlockedLoopResponder:
     """Thread that answers until ``close``; the daemon opens ``fd``.
 
     Raises:
-        OSError, RuntimeError: the process cannot have another descriptor, or another thread.
+        OSError, RuntimeError: no descriptor or thread is available.
     """
 
     def __init__(self, answer: Callable[[], None]) -> None:
@@ -45,7 +44,7 @@ class BlockedLoopResponder:
         return f"<BlockedLoopResponder [{'closed' if self._is_closed else f'descriptor {self.fd}'}]>"
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):  # user code may have closed it
+        with contextlib.suppress(OSError):  # user code may have closed the descriptor
             while os.read(self._read_fd, _MAX_READ_BYTES) and not self._is_closed:
                 self._answer()
             os.close(self._read_fd)
@@ -55,13 +54,13 @@ class BlockedLoopResponder:
         if self._is_closed:
             return
         self._is_closed = True
-        # Write a byte, too: a forked child may have a copy of this end, and then the reader sees no end of file.
+        # Write a byte, too, because the reader sees no end of file if a forked child has a copy of this end.
         with contextlib.suppress(OSError):
             os.write(self.fd, b"\0")
             os.close(self.fd)
 
     def leave_to_parent(self) -> None:
-        """Close the copies of the descriptors in a forked child, which has no such thread."""
+        """Close a forked child's copies of the descriptors; the child has no responder thread."""
         if not self._is_closed:
             self._is_closed = True
             for fd in (self.fd, self._read_fd):

@@ -1,7 +1,7 @@
 """``own_activities``: tasks and threads of this process in which the user's code runs or waits.
 
-Any thread may examine them; running code records nothing for that.  An activity that changes meanwhile
-may be reported in either state; conclusions need two reports.
+Any thread may examine them, and running code need not record anything. An activity that changes during the examination
+may be reported in either state, so conclusions need two reports.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def own_activities(
     """Return the activities of this process; any thread may call it.
 
     Args:
-        blocked: the loop that handles frames, if it is blocked: until it runs again, no wait gets an answer.
+        blocked: the loop that handles frames, if it is blocked; until it runs again, no wait can end by an answer.
     """
     ages = WaitAges() if ages is None else ages
     ages.begin()
@@ -96,7 +96,7 @@ class _Look:
         return seen
 
     def _see_thread(self, ident: int) -> Observation | None:
-        """Return the activity of a thread besides the tasks of its loop; None if there is none."""
+        """Return a thread's activity apart from its loop's tasks; None if there is none."""
         where = self._occupied[ident]
         call = self._blocking if ident == self._main else None
         if where.loop is None:
@@ -104,12 +104,12 @@ class _Look:
             seen.call = call
             seen.is_users = seen.is_users or call is not None
             return seen
-        if where.task is None and has_users(where.inner):  # a callback of the loop
+        if where.task is None and has_users(where.inner):  # a loop callback
             return dataclasses.replace(self._states.running(ident, ident, where.inner), blocks=True)
         if not has_users(where.outer):
             return None
-        # The user's code has called a function that runs a loop. If that is asyncio.run(), its tasks are reported, and
-        # mention the call; if it is a blocking method of the framework, only this activity shows the wait.
+        # User code has called a function that runs a loop. For asyncio.run(), the loop's tasks are reported and mention
+        # the call; for a blocking method of the framework, only this activity shows the wait.
         main = self._seen.get(where.main)
         told = any(self._seen[task].is_users for task in self._tasks if task.get_loop() is where.loop)
         name = self._states.name_of(ident)
@@ -132,12 +132,12 @@ class _Look:
         return found
 
     def _hold_up(self) -> None:
-        """Record that tasks which could continue wait for the activity that blocks their loop's thread."""
+        """Record that tasks that could continue wait for the activity blocking their loop's thread."""
         for seen in self._seen.values():
             where = None if seen.loop_thread is None else self._occupied.get(seen.loop_thread)
             if where is None:
                 continue
-            # Its loop is inside a step of another task, or is not running because a method occupies the thread.
+            # The task's loop is inside another task's step, or is not running because a method occupies the thread.
             blocking = self._seen.get(where.task if seen.key.get_loop() is where.loop else where.ident)
             if blocking is not None and blocking is not seen and blocking.state is ActivityState.WAITING:
                 seen.state, seen.wait, seen.age, seen.awaits = ActivityState.WAITING, None, None, [blocking.key]
@@ -181,7 +181,7 @@ class _Look:
         reported = sorted((self._activity(seen) for seen in found.values()), key=lambda activity: activity.name)
         calls = [*self._calls.values(), *([] if self._blocking is None else [self._blocking])]
         served = {(activity.source, activity.number) for activity in reported}
-        # Calls that have begun, or ended, since the stacks were read count as running.
+        # Calls that have begun or ended since the stacks were read count as running.
         reported += [
             Activity(f"call {call.number}", ActivityState.RUNNING, None, call.method, call.source, call.number)
             for call in calls
@@ -201,7 +201,7 @@ class _Look:
             source=0 if call is None else call.source,
             number=0 if call is None else call.number,
             wait=seen.wait,
-            # Asyncio keeps them in sets, without an order.
+            # asyncio keeps the awaited tasks in unordered sets.
             awaits=sorted(self._seen[key].name for key in seen.awaits if key in self._seen),
             line=line_of(seen.frames),
             stack=stack_of(seen.frames),

@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed on the threads of this process, with the ranks that they wait for."""
+"""Collective operations of torch.distributed on this process's threads, with the awaited ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Variables of these operations that hold the single partner: as rank of the world, and as rank of the group.
+# Variables of these operations that hold the single partner's rank, in the world and in the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for a collective's other ranks, without its age; None outside one. Outermost frames first."""
+    """Return the wait for a collective's other ranks, without age; None outside one. Frames: outermost first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
@@ -34,7 +34,7 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
     frame = next(frame for frame in frames if frame.f_code.co_name == name and frame.f_globals is vars(c10d))
     group, every = "", True
     ranks: list[int] = []
-    with contextlib.suppress(Exception):  # this version of torch may be unknown, or there is no process group yet
+    with contextlib.suppress(Exception):  # torch's version may be unknown, or no process group may exist yet
         group, ranks, every = _partners(c10d, name, frame.f_locals)
     of = f" of process group {group}" if group else ""
     what = f"{name_ranks(ranks)} in {name}{of}" if ranks else f"{name}{of}"

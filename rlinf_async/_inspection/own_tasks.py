@@ -1,4 +1,4 @@
-"""Tasks of this process, on all loops, and the objects that they await."""
+"""This process's tasks, on all loops, and the objects that they await."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _GROUPS: Final = str(taskgroups.__file__)
 _LOCKS: Final = (str(locks.__file__), str(queues.__file__))
 _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 
-# Names of asyncio's sets of the tasks of all loops, which depend on the version of Python.
+# Names of asyncio's sets of all loops' tasks, which depend on the Python version.
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
 
-# Attempts to copy such a set while other threads change it; asyncio makes as many.
+# Attempts to copy such a set while other threads change it, as many as asyncio makes.
 _MAX_TRIES: Final = 1000
 
 _MAX_DEPTH: Final = 32
@@ -33,7 +33,7 @@ _MAX_DEPTH: Final = 32
 Task = asyncio.Task[Any]
 T = TypeVar("T")
 
-# Tasks of the parent process in a forked child, which no loop will ever run.
+# Parent process's tasks in a forked child, which no loop will ever run.
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
 
 
@@ -42,14 +42,15 @@ class Awaited:
     """Objects that a suspended task awaits.
 
     Attributes:
-        futures: awaited futures of other threads, or of processes.
-        row: its wait in the table of waits, if registered there.
-        kind, primitive: asyncio primitive on which the user's code waits: ``event`` and ``asyncio.Event.wait()``.
+        futures: awaited futures of other threads or processes.
+        row: its row in the table of waits, if registered.
+        kind, primitive: kind and name of the asyncio primitive on which user code waits: ``event`` and
+        ``asyncio.Event.wait()``.
         token: object that lives as long as the await.
         sleeps: true if it waits for a timer.
         is_known: true if only the objects above can end the await.
-        every: true if all of them have to complete; false if one suffices.
-        left: seconds until a timer ends the await.
+        every: true if all of the objects must complete; false if one suffices.
+        left: seconds until a timer ends the await, if any.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -68,14 +69,14 @@ def all_tasks() -> list[Task]:
     """Return the unfinished tasks of all loops of this process; any thread may call it."""
     found = dict.fromkeys(task for registry in _registries() for task in _copy(registry))
     if sys.version_info >= (3, 14):
-        # From 3.14 on each thread has its own list, and the sets hold foreign tasks only.
+        # From Python 3.14 on each thread has its own list, and the sets hold only third-party tasks.
         for loop, _ in slow_waits.loops():
             found.update(dict.fromkeys(asyncio.all_tasks(loop)))
     return [task for task in found if not (task.done() or is_inherited(task))]
 
 
 def is_inherited(task: Task) -> bool:
-    """True for a task of the process that this one was forked from."""
+    """True for a task of the process from which this process was forked."""
     return task in _inherited
 
 
@@ -107,7 +108,7 @@ def awaited_by(task: Task) -> Awaited:
 
 
 def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
-    """Return the futures that a task awaits, without those that asyncio interposes; True if it awaits all of them."""
+    """Return the futures that a task awaits, without asyncio's internal ones, and True if it awaits all of them."""
     future: Any = getattr(task, "_fut_waiter", None)
     if frames and future is not None:
         code, variables = frames[-1].f_code, frames[-1].f_locals
@@ -123,7 +124,7 @@ def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
 
 
 def _unfold(first: Any, found: Awaited) -> None:
-    """Resolve a future into its origin: a task, the members of a gather, a shielded future, work of another thread."""
+    """Resolve a future into its origin: a task, members of a gather, a shielded future, or another thread's work."""
     waiting = [first]
     while waiting:
         future = waiting.pop()
@@ -146,7 +147,7 @@ def _unfold(first: Any, found: Awaited) -> None:
 
 
 def _behind(future: Any) -> Iterator[Any]:
-    """Yield the origins of a future that forwards an outcome: the inner one of ``shield``, or another thread's."""
+    """Yield the origins of a future that forwards an outcome: ``shield``'s inner future, or another thread's future."""
     for callback, *_ in list(getattr(future, "_callbacks", None) or ()):
         if getattr(callback, "__name__", "") in ("_outer_done_callback", "_call_check_cancel"):
             yield from (
@@ -157,7 +158,7 @@ def _behind(future: Any) -> Iterator[Any]:
 
 
 def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of other threads that complete with a task (``run_coroutine_threadsafe``)."""
+    """Yield other threads' futures that complete with a task (``run_coroutine_threadsafe``)."""
     for callback, *_ in list(getattr(task, "_callbacks", None) or ()):
         yield from (value for value in bound_to(callback) if isinstance(value, concurrent.futures.Future))
 
@@ -178,12 +179,12 @@ def above(task: Task) -> Iterator[Task]:
 
 
 def _left(task: Task) -> float | None:
-    """Return the seconds until a deadline of the task, or of a task that awaits it, cancels it; None without one."""
+    """Return the seconds until a deadline of the task, or of a task awaiting it, expires; None without one."""
     return min((left for each in above(task) if (left := time_left(each)) is not None), default=None)
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """Return kind and name of the primitive on which the user's own code waits; a socket may end a package's wait."""
+    """Return kind and name of the primitive on which user code waits, not a package, whose wait a socket may end."""
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""
     caller = next((frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_FOLDER)), None)

@@ -1,4 +1,4 @@
-"""States of this process's threads: known blocking functions in their innermost frames, and their system calls."""
+"""States of this process's threads: known blocking functions in innermost frames, and system calls."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_async._inspection.code_frames import Code, called_by, code_of
 from rlinf_async._inspection.state.run_report import ActivityState
 from rlinf_async._inspection.system_calls import system_call_of
 
-# Time at which the main thread had ended, and began to wait for the other threads.
+# Time at which the main thread had finished and began to wait for other threads.
 _exit_began: float | None = None
 
 _THREADING: Final = threading.__file__
@@ -33,9 +33,9 @@ class Doing:
     """State of a thread, with the seconds spent in it, if known.
 
     Attributes:
-        kind, what: kind and description of its wait; a wait for something outside the process counts as running.
-        sleeps: number of times that it has started to sleep since its start.
-        future: awaited future, which a thread or task of this process, or another process, may complete.
+        kind, what: kind and description of the wait; a wait for something outside the process counts as running.
+        sleeps: number of times that it has gone to sleep since its start.
+        future: awaited future, to be completed by a thread or task of this process, or by another process.
         ends: true if it waits for all non-daemon threads to exit.
     """
 
@@ -60,9 +60,9 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         return Doing(
             ActivityState.RUNNING, "lock", "a lock that it shares with other processes", sleeps=_sleeps(native_id)
         )
-    # A thread may be in such a call for other reasons, too: it waits for the GIL, which this thread holds, or for
-    # threads of a library that compute for it. So it counts as waiting only if it acquires one of Python's own locks
-    # without a deadline: with a deadline it continues by itself, and the GIL is tried every few milliseconds.
+    # A thread may be in such a call for other reasons, too: to wait for the GIL, which this thread holds, or for a
+    # library's compute threads. So it counts as waiting only if it acquires one of Python's own locks without a
+    # deadline: with a deadline it continues by itself, and the GIL is retried every few milliseconds.
     # tests/_inspection/test_own_threads.py::test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter
     waits = _wait_of(frames)
     if waits is None:
@@ -104,14 +104,14 @@ def _note_exit() -> None:
     _exit_began = time.monotonic()
 
 
-# Register a hook for the moment before the interpreter waits for threads: atexit functions run later. Without this
+# Register a hook that runs before the interpreter waits for threads, because atexit functions run later. Without the
 # hook, or during the exit, the age stays unknown.
 with contextlib.suppress(AttributeError, RuntimeError):
     threading._register_atexit(_note_exit)  # type: ignore[attr-defined]
 
 
 def _has_signal_handlers() -> bool:
-    """True if the user or a package has a signal handler; asyncio's own handlers only call back on its loop."""
+    """True if the user or a package has a signal handler; asyncio's own handlers only call back on the loop."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         code = getattr(getattr(handler, "func", handler), "__code__", None)

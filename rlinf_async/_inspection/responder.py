@@ -1,7 +1,7 @@
-"""Answers to a daemon that inspects this process; offers two fallbacks in case its loop does not answer.
+"""Answers to a daemon that inspects this process, with two fallbacks in case its loop does not answer.
 
 If the user's loop handles frames and is blocked, the daemon wakes a thread that answers all rounds
-(``blocked_loop_responder.py``); if that does not answer either, the daemon requests the stacks by a signal
+(``blocked_loop_responder.py``); if the thread does not answer, either, the daemon requests the stacks by a signal
 (``stack_pipe.py``).
 """
 
@@ -26,10 +26,10 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:
-    """Answer inspections of this process, on the thread that handles its frames, until the client is closed.
+    """Answer inspections of this process, on its frame-handling thread, until the client is closed.
 
     Returns:
-        Facts for the client's HELLO: the descriptors for stacks, and for waking the answering thread, if there are any.
+        Facts for the client's HELLO: the descriptors, if any, for stacks and for waking the answering thread.
     """
     responder = _Responder(client, calls)
     client.events.on("inspect", responder.answer)
@@ -53,14 +53,14 @@ class _Responder:
         self._client = client
         self._calls = calls
         self._ages = WaitAges()
-        self._lock = threading.Lock()  # held during an examination: two threads may answer at once
+        self._lock = threading.Lock()  # held during an examination, as two threads may answer at once
 
     def answer(self, facts: dict[str, Any]) -> None:
-        """Answer an inspection. A failure is not reported: the daemon then reads the stacks."""
+        """Answer an inspection. A failure is not reported, because the daemon then reads the stacks."""
         self._send_activities(facts["round"], None)
 
     def answer_for_loop(self) -> None:
-        """Answer all pending inspections from another thread, because the user's loop has not read them."""
+        """Answer all pending inspections from another thread, because the user's loop has not read the requests."""
         self._send_activities(operations.ALL_ROUNDS, self._client.user_loop)
         self._client.flush()
 

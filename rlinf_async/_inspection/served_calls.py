@@ -1,4 +1,4 @@
-"""Calls that run in this process, for reports about it."""
+"""Calls running in this process, for reports about it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """Running call of this worker, by caller and the caller's number; without a task it runs on the main thread
-    (``def``).
+    """This worker's running call, by caller and caller's number; without a task, a ``def`` call on the main thread.
 
     Attributes:
         is_paused: true if its generator waits for the caller to take items.

@@ -1,12 +1,12 @@
-"""Pipe into which this process writes the stacks of its threads when its daemon sends it a signal.
+"""Pipe into which this process writes its threads' stacks when its daemon sends a signal.
 
     daemon   opens the pipe by /proc/PID/fd, sends SIGNAL, reads
     process  faulthandler's handler writes, in C: without the GIL, wherever a thread is stuck
 
-The process holds both ends, in one descriptor, and reads neither. So the pipe always has a reader: otherwise a write
-after the daemon's exit would raise SIGPIPE, whose default action ends the process. A full pipe takes no more, and the
-rest of the stacks is lost, because the handler must not block. The pipe keeps its usual size, because the pipes of a
-user have a common limit (``pipe-user-pages-soft``); its reader may enlarge it for a moment.
+The process holds both ends in one descriptor and never reads it, so that the pipe always has a reader; otherwise a
+write after the daemon's exit would raise SIGPIPE, whose default action kills the process. When the pipe is full, the
+rest of the stacks is lost, because the handler must not block. The pipe keeps its usual size, because all of a user's
+pipes share a limit (``pipe-user-pages-soft``); the reader may enlarge it briefly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _users = 0
 
 
 def acquire() -> int | None:
-    """Return the descriptor, opened if necessary; None if this process cannot have one."""
+    """Return the descriptor, opened if necessary; None if that fails."""
     global _fd, _users
     if _fd == _NONE:
         _fd = _opened()
@@ -45,13 +45,13 @@ def release() -> None:
 
 
 def _opened() -> int:
-    # Leave a handler of the user's alone. Without one, ignore the signal first: faulthandler restores the previous
-    # action on unregister, and with the default action a signal on its way would end the process.
+    # Leave a user's handler in place. Without one, ignore the signal first, because faulthandler restores the previous
+    # action on unregister, and with the default action a pending signal would kill the process.
     try:
         previous = signal.getsignal(SIGNAL)
         if previous not in (signal.SIG_DFL, signal.SIG_IGN):
             return _NONE
-        with contextlib.suppress(ValueError):  # only the main thread may; elsewhere that risk remains
+        with contextlib.suppress(ValueError):  # allowed only on the main thread; elsewhere the risk remains
             signal.signal(SIGNAL, signal.SIG_IGN)
         ends = os.pipe2(os.O_CLOEXEC)
         try:
@@ -60,7 +60,7 @@ def _opened() -> int:
             for end in ends:
                 os.close(end)
         faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
-    except (OSError, RuntimeError, ValueError):  # no descriptors, no /proc, or a system without this signal
+    except (OSError, RuntimeError, ValueError):  # no free descriptors, no /proc, or no such signal
         return _NONE
     return fd
 
@@ -70,9 +70,9 @@ def _close() -> None:
     fd, _fd = _fd, _NONE
     if fd == _NONE:
         return
-    # Unregister before close(): afterwards the number may belong to another file.
+    # Unregister before close(), because afterwards the number may belong to another file.
     faulthandler.unregister(SIGNAL)
-    with contextlib.suppress(OSError):  # user code may have closed it
+    with contextlib.suppress(OSError):  # user code may have closed the pipe
         os.close(fd)
 
 

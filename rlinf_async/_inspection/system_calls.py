@@ -1,4 +1,4 @@
-"""System calls of this process's threads, and the objects outside of the process that they wait for."""
+"""System calls of this process's threads, and the external objects that they wait for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _FUTEX_PRIVATE: Final = 128
 
 @dataclass(frozen=True)
 class SystemCall:
-    """System call of a thread; the name is empty for an irrelevant call, and outside system calls."""
+    """System call of a thread; the name is empty for irrelevant calls and outside system calls."""
 
     name: str = ""
     arguments: tuple[int, ...] = (0,) * 6
@@ -61,12 +61,12 @@ class SystemCall:
 
     @property
     def outside(self) -> tuple[str, str]:
-        """Return kind and description of the awaited object outside of the process; empty if unknown."""
+        """Return kind and description of the awaited external object; empty if unknown."""
         first, second, *_ = self.arguments
         if self.name in _ON_FILES:
             kind, name = _file(first)
-            # If this process also has the other end of a pipe, the read never ends, even after the child that wrote
-            # has ended.
+            # If this process also holds the other end of a pipe, a read never ends, even after the writing child has
+            # exited.
             ended = _ended_child() if name in ("a pipe", "a socket") else ""
             return kind, f"{_ON_FILES[self.name]} {name}{ended}"
         if self.name == "wait4" or (self.name == "waitid" and first == _P_PID):
@@ -96,7 +96,7 @@ def _file(fd: int) -> tuple[str, str]:
 
 def _address(fd: int) -> str:
     """Return the address of a socket's peer; for a listening socket, its own address."""
-    # Use a duplicate: the other thread may close its descriptor, and the number may then mean another file.
+    # Use a duplicate, because the other thread may close its descriptor, and the number may then refer to another file.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
         try:
             address = copy.getpeername()

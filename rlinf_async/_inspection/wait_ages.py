@@ -1,4 +1,4 @@
-"""Ages of unrecorded waits: lower bounds, from one examination of this process to the next."""
+"""Ages of unrecorded waits: lower bounds, tracked from one examination of this process to the next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_async._core import clock
 
-# Shorter lower bounds are reported as unknown: the wait may be old, but would look young.
+# Shorter lower bounds are reported as unknown, because an old wait would look young.
 _TOLD_FROM_S: Final = 2.0
 
 
@@ -23,8 +23,8 @@ class _Record:
 class WaitAges:
     """Findings of earlier examinations, by key: a name and the awaited object.
 
-    A wait is the same as before if its token is: the future of a task, which lives no longer than the wait does, or the
-    number of times that a thread has started to sleep so far.
+    A wait is unchanged if its token is the same: a task's future, which lives no longer than the wait, or the number of
+    times that a thread has gone to sleep so far.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class WaitAges:
         self._last = self._looked_at = 0.0
 
     def begin(self) -> None:
-        """Start an examination; forget the waits that the previous one did not find."""
+        """Start an examination; forget waits that the previous examination did not find."""
         self._before, self._now = self._now, {}
         self._last, self._looked_at = self._looked_at, clock.monotonic()
 

@@ -14,13 +14,13 @@ class CollectiveGroupOptions:
     """NCCL settings in the form of RLinf's configurations and calls.
 
     ``AcceleratorUtil.get_accel_pg_options`` applies them, except ``use_ring_broadcast``, to process groups that user
-    code makes. This framework's own transfers validate and otherwise ignore them.
+    code creates. This framework's own transfers validate and otherwise ignore them.
 
     Attributes:
         accel_cluster_size: thread blocks per cluster, 0 to 8 (NCCL's ``cga_cluster_size``).
         accel_max_ctas, accel_min_ctas: maximum and minimum number of thread blocks, 1 to 32.
-        is_high_priority_stream: run on a CUDA stream of high priority.
-        use_ring_broadcast: forward a broadcast from one receiver to the next.
+        is_high_priority_stream: run on a high-priority CUDA stream.
+        use_ring_broadcast: forward a broadcast from receiver to receiver.
 
     Raises:
         ConfigError: a value is out of its range, or the maximum is below the minimum.

@@ -1,4 +1,4 @@
-"""``DevicePayload``, ``DeviceContent``: message bodies with GPU memory, sent by a GPU link or copied to the CPU."""
+"""``DevicePayload``, ``DeviceContent``: message bodies with GPU memory, sent over a GPU link or copied to the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DevicePayload(Payload):
-    """Outgoing value with buffers in GPU memory, and a CPU copy of it, made at the first request.
+    """Outgoing value with buffers in GPU memory, and its CPU copy, made on first request.
 
     Both forms share one head, so the value is pickled once. ``encoded`` may also be the flat bytes of one tensor.
     """
@@ -35,7 +35,7 @@ class DevicePayload(Payload):
         self._plain: Payload | None = None
 
     def make_plain(self) -> Payload:
-        """Return the copy in CPU memory, made at the first call. Raise RuntimeError if CUDA fails."""
+        """Return the copy in CPU memory, made on the first call. Raise RuntimeError if CUDA fails."""
         if self._plain is None:
             self._own.follow(self._written)
             source, to_cpu = self._source, self._own.to_cpu
@@ -76,14 +76,14 @@ class DevicePayload(Payload):
         return [place for place, buffer in enumerate(self._source.buffers) if not isinstance(buffer, memoryview)]
 
     def pack_rest(self) -> tuple[bytes | int, Sequence[int]]:
-        """Pack the buffers that are not on the GPU, as ``pack`` does."""
+        """Pack the buffers that are not on the GPU, like ``pack``."""
         source = self._source
         if not isinstance(source, Encoded):
             return b"", ()
         return pack_body(source.replace([view for view in source.buffers if isinstance(view, memoryview)]))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the GPU buffers for a link; the caller's stream first waits for the work that wrote them."""
+        """Return the GPU buffers for a link; the caller's stream first waits until they have been written."""
         self._own.follow(self._written)
         if not isinstance(self._source, Encoded):
             return [self._source]
@@ -110,7 +110,7 @@ class DeviceContent(Content):
 
 
 def encode_on(own: OwnGpu, value: Any, piggyback: Any) -> Payload:
-    """Encode, as ``encode`` does, a value that may contain tensors on the given GPU."""
+    """Like ``encode``, for a value that may contain tensors on the given GPU."""
 
     def make(kind: int, about: Any, encoded: Encoded | bytes) -> Payload:
         if isinstance(encoded, bytes) or all(isinstance(view, memoryview) for view in encoded.buffers):

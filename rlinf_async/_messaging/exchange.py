@@ -60,7 +60,7 @@ class Exchange:
         timeout: float | None,
         stream: str | None = None,
     ) -> Work[None]:
-        """Start a send, on the stream of user messages or on ``stream``, a private one between the two workers."""
+        """Start a send, on the stream of user messages or on ``stream``, a private stream between the two workers."""
         member = _member(group, rank, options, timeout)
         own = self._devices.own
         payload = encode(value, piggyback) if own is None else encode_on(own, value, piggyback)
@@ -126,8 +126,8 @@ class Exchange:
         """
         Args:
             at_once: True lets a contiguous CPU tensor be filled while its content is still arriving from another
-            machine. If the operation then fails or is abandoned, the tensor may be written for a while, and later
-            messages of the stream are unreliable.
+            machine. If the operation then fails or is abandoned, the tensor may still be written for a while, and later
+            messages on the stream are unreliable.
         """
         member = _member(group, rank, options, timeout)
         from rlinf_async._transports.in_place import is_tensor
@@ -203,7 +203,7 @@ class Exchange:
     def _send_emulated(
         self, sending: SendWork, members: Sequence[Member], receivers: Sequence[Peer], stream: Any
     ) -> None:
-        """Send the message; on an emulated link, only when its delay is over."""
+        """Send the message; on an emulated link, only after the delay."""
         outbox = self._mailbox.outbox
         if emulated_links.here is None:
             outbox.send(sending, receivers, stream)
@@ -212,7 +212,7 @@ class Exchange:
         link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
 
         def go() -> None:
-            # Nothing was sent yet: if the send was abandoned meanwhile, no WITHDRAW is needed.
+            # Nothing has been sent so far, so an abandoned send needs no WITHDRAW.
             if not sending.done():
                 outbox.send(sending, receivers, stream)
 
@@ -221,15 +221,15 @@ class Exchange:
     # -- groups -------------------------------------------------------------------------------------------------
 
     def find_group(self, group: str) -> Work[int]:
-        """Return the world size of a group, after waiting for a group that does not exist yet."""
+        """Return the world size of a group, waiting until the group exists."""
         work = GroupSearch(self._client, group, self._mailbox.names)
 
         def found(roster: Roster | None, error: Exception | None) -> None:
             if roster is None:
                 work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
                 return
-            # A group that is closed and launched again may have another size. Watching rank 0 makes the end of the
-            # group clear its cached roster.
+            # A group that is closed and launched again may have another size. Because rank 0 is watched, the group's
+            # end clears the cached roster.
             endpoint, node, pid = roster.find(0)
             self._mailbox.peers.note_names(endpoint, group, 0, node, pid)
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
@@ -265,7 +265,7 @@ class Exchange:
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
-        """Call back with group and rank of every worker that introduces itself, before its first message is handled.
+        """Call back with group and rank of each worker that introduces itself, before its first message is handled.
 
         The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
@@ -290,8 +290,8 @@ class Exchange:
         receives: bool,
         stream: str | None = None,
     ) -> None:
-        # A receive is always posted on private streams, which would fill the recorder: only a traced run records them,
-        # as a separate kind of event.
+        # Private streams always have a posted receive, which would fill the recorder, so only a traced run records
+        # them, as a separate kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
             nbytes = operation.payload.nbytes if isinstance(operation, SendWork) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
@@ -299,9 +299,8 @@ class Exchange:
             kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
             operation._event = recording.begin(kind, name, nbytes)
         # A receive of a user message may still take messages that a rank sent before it died. Broadcasts and private
-        # streams wait for the rank to return instead: a private stream that failed at once would be reopened in an
-        # endless loop.
-        # tests/_messaging/test_moments.py::
+        # streams wait for the rank to return instead: otherwise a private stream would fail immediately and be
+        # reopened, in an endless loop. tests/_messaging/test_moments.py::
         # test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return
         receives = receives and stream is None and len(members) == 1
         if len(members) == 1:
@@ -333,7 +332,7 @@ class Exchange:
                         names.late, member.group, operation._timeout, operation.abandon
                     )
 
-                # The answer about a name arrives even if the operation is abandoned meanwhile, and must not send it:
+                # The roster arrives even if the operation has been abandoned, which must then not be sent:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
                 def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
                     if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
@@ -341,7 +340,7 @@ class Exchange:
 
                 operation.withdraw = lambda error: names.leave(on_roster)
                 names.find(member.group, on_roster, member.rank, after)
-                if operation.done():  # another thread has abandoned it meanwhile
+                if operation.done():  # another thread has abandoned the operation
                     names.leave(on_roster)
                 return
             found.append(peer)
@@ -360,12 +359,12 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process, or 0."""
+        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process (0 for none)."""
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
             if before is not None and isinstance(before.error, NodeLost):
-                # The lost node may also have hosted the group's owner, which then cannot answer.
+                # The lost node may also have hosted the group's owner, which could then not answer.
                 error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
@@ -391,8 +390,8 @@ class Exchange:
         return True
 
     def _known(self, member: Member, receives: bool) -> Peer | None:
-        # A peer may introduce itself while earlier operations still wait for the answer about its name. An operation
-        # that started now would overtake them and become the first message of the stream, so it joins the lookup.
+        # A peer may introduce itself while earlier operations still wait for the lookup of its name. A new operation
+        # would overtake them and become the stream's first message, so it joins the lookup.
         # tests/_messaging/test_mailbox.py::
         # test_nobody_overtakes_those_who_wait_for_a_name_by_having_met_the_peer_meanwhile
         mailbox = self._mailbox
@@ -401,14 +400,14 @@ class Exchange:
         peer = mailbox.peers.named(member.group, member.rank)
         if peer is None:
             return None
-        # The peer has ended: receive a message that is here already, or wait for the rank's next process.
+        # The peer has ended, so receive a message that has already arrived, or wait for the rank's next process.
         if peer.error is not None:
             return peer if receives and mailbox.inbox.has_message(peer, POINT_TO_POINT) else None
         return None if mailbox.names.is_pending(*member) else peer
 
 
 class _ObjectAcceptor:
-    """Acceptor of a pickled object, which the waiter's thread rebuilds."""
+    """Acceptor of a pickled object; the waiter's thread rebuilds the object."""
 
     def refuses(self, message: Message) -> str | None:
         if message.kind in (OBJECT, PAIR):

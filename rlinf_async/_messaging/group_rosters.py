@@ -1,4 +1,4 @@
-"""Name resolution of groups: asks node 0 for a group's ranks (``Roster``), waits until they exist, and caches them."""
+"""Name resolution of groups: asks node 0 for a group's ranks (``Roster``), waits for missing ones, caches rosters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_async.work import Work
 
 
 class Roster:
-    """Ranks of one group. A rank that has not joined yet has None as its entry."""
+    """Ranks of one group. The entry of a rank that has not joined is None."""
 
     def __init__(self, group: str, entries: list[dict[str, Any] | None]) -> None:
         self.group = group
@@ -43,7 +43,7 @@ class Roster:
         return entry is not None and bool(entry.get("supervised"))
 
     def find(self, rank: int) -> tuple[int, str, int]:
-        """Return endpoint, node name and pid of a rank. Raise ValueError, which lists the ranks, for an unknown one."""
+        """Return endpoint, node name and pid of a rank; raise a ValueError that lists the ranks for an unknown rank."""
         if not 0 <= rank < len(self._entries):
             ranks = fold_ranks(range(len(self._entries)))
             raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
@@ -60,7 +60,7 @@ _Key = tuple[str, int | None, int]
 
 
 def _key(group: str, rank: int, after: int) -> _Key:
-    """Return the key that lookups share: one per rank, because a worker's subprocesses join rank by rank."""
+    """Return the key shared by equal lookups; it includes the rank for subprocesses, which join rank by rank."""
     return group, rank if after or ":" in group else None, after
 
 
@@ -74,7 +74,7 @@ class _Lookup:
 
 
 class GroupRosters:
-    """Rosters by group name; lookups of unknown names wait. Callers of one name are served in order."""
+    """Rosters by group name; lookups of unknown names wait. Lookups of the same name are answered in order."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
@@ -84,20 +84,20 @@ class GroupRosters:
         self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
-        """Call back with the roster of a group. Return True if it was known and the callback has run.
+        """Call back with the roster of a group. Return True if the roster was known and the callback has run.
 
-        The roster has the given rank, if that rank can exist. With ``after``, the endpoint of an ended process of the
-        rank, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
+        The roster includes the given rank, if that rank can exist. With ``after``, the endpoint of an ended process of
+        the rank, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
 
-        If there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists the groups that exist; if the
-        group is closed, the error says so at once.
+        If no such group appears within ``settings.NAME_TIMEOUT_S``, the error lists the existing groups; if the group
+        is closed, the error says so immediately.
         """
         is_new = False
         key = _key(group, rank, after)
         with self._lock:
             if not after:
-                # Other operations may wait for the rank to return, although its new process has introduced itself
-                # before the group's owner announced the return. This one queues behind them.
+                # Other operations may still wait for the rank's return, although its new process introduced itself
+                # before the group's owner announced the return. This lookup queues behind them.
                 # tests/_messaging/test_moments.py::
                 # test_those_who_wait_for_a_rank_keep_their_order_when_it_speaks_before_its_return_is_told
                 key = next((other for other in self._lookups if other[:2] == (group, rank)), key)
@@ -116,7 +116,7 @@ class GroupRosters:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # for a rank that is away, the group's owner always reports the outcome
+            if not after:  # for a restarting rank, the group's owner always reports the outcome
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 
@@ -132,7 +132,7 @@ class GroupRosters:
         return any(name == group and of in (None, rank) for name, of, _ in list(self._lookups))
 
     def forget(self, group: str) -> None:
-        """Drop the roster of a group that has ended; the same name may later belong to another group."""
+        """Drop an ended group's roster, because the same name may later belong to another group."""
         with self._lock:
             self._rosters.pop(group, None)
 
@@ -163,8 +163,8 @@ class GroupRosters:
             if lookup.is_answered:
                 return
             lookup.is_answered = True
-        # Call back one by one, and remove the lookup last: a caller that joins meanwhile must queue behind the waiting
-        # ones instead of finding the roster and overtaking them.
+        # Call back one by one, and remove the lookup last: a new caller must queue behind the waiting callers instead
+        # of finding the roster and overtaking them.
         while True:
             with self._lock:
                 if not lookup.waiting:

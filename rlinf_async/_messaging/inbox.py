@@ -1,4 +1,4 @@
-"""Receiving side of messaging: gives messages to posted receives, fetches content by links, answers the senders."""
+"""Receiving side of messaging: delivers messages to posted receives, fetches content over links, answers senders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """Receiving side of a stream of messages. The death of a peer in ``others`` fails it, too."""
+    """Receiving side of a message stream. The death of a peer in ``others`` also fails it."""
 
     __slots__ = ("arrivals", "id", "others", "source")
 
@@ -46,7 +46,7 @@ class Inbox:
         self._lock = threading.Lock()
         self._streams: dict[tuple[int, Any], _ReceiveStream] = {}
         self.wait_for_return: Callable[[ReceiveWork[Any], Peer], None]
-        """Callback that reposts a receive whose peer has died, for the next process of the rank."""
+        """Callback that reposts a receive of a dead peer for the rank's next process."""
 
     def __repr__(self) -> str:
         return f"<Inbox {len(self._streams)} streams>"
@@ -55,8 +55,8 @@ class Inbox:
         stream = self._streams.get((source.endpoint, stream_id))
         if stream is None:
             if isinstance(stream_id, str) and not receives:
-                # A relay sends nothing on a stream before its receive is posted. This message is therefore late: its
-                # receiver has forgotten the stream, and a new entry in the table would stay for good.
+                # A relay sends nothing on a stream before its receive is posted. So this message is late: its receiver
+                # has forgotten the stream, and a new entry would stay in the table forever.
                 # tests/_messaging/test_mailbox.py::test_what_comes_on_a_line_that_is_forgotten_is_not_kept
                 stream = _ReceiveStream(source, stream_id)
                 stream.arrivals.fail(ClosedError(f"{stream_id} is not received any more"))
@@ -73,7 +73,7 @@ class Inbox:
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, receiving: ReceiveWork[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
-        """Post a receive of the next message, for which the peers in ``others`` must live, too."""
+        """Post a receive of the next message, for which the peers in ``others`` must also be alive."""
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
         receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
@@ -85,7 +85,7 @@ class Inbox:
         if receiving.done():  # another thread abandoned it before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
-        # Check after posting: the end of a peer before the receive was in the table did not fail this receive.
+        # Check after posting, because a peer's end before the receive was in the table has not failed this receive.
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
         if source.error is not None:
             gone = source
@@ -93,9 +93,8 @@ class Inbox:
             self._fail(stream, gone)
 
     def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
-        # The peer may have ended since, and its empty stream was removed from the table: put the stream back.
-        # tests/_messaging/test_moments.py::
-        # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
+        # If the peer has ended since, its empty stream was removed from the table, so put the stream back.
+        # tests/_messaging/test_moments.py::test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
         source = stream.source
         if self._peers.named(source.group, source.rank) is source:
             self._streams[source.endpoint, stream.id] = stream
@@ -120,7 +119,7 @@ class Inbox:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                # A raised error holds the frames that it passes through, so each receive gets a copy.
+                # A raised error holds the frames it passes through, so each receive gets a copy.
                 receive.fail(copy_of(action.why))
             return []
         assert message is not None
@@ -192,7 +191,7 @@ class Inbox:
         if via is not None:
             with self._lock:
                 message = arrivals.expect(number, charge)
-            if message is None:  # the message is a duplicate, or was withdrawn
+            if message is None:  # the message is a duplicate or was withdrawn
                 close_fds(fds)
                 self._reply(stream, message_facts.TAKEN, number)
                 self._act(stream, list)
@@ -280,8 +279,8 @@ class Inbox:
         self._streams.pop((source.endpoint, stream_id), None)
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
-        """Fail the receives that depend on an ended peer. If its name already means another process (``is_back``), drop
-        its queued messages, which no receive can take."""
+        """Fail the receives that depend on an ended peer. If its name already refers to another process (``is_back``),
+        drop the peer's queued messages, which no receive can take."""
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)

@@ -1,4 +1,4 @@
-"""``RelayHost``: receives payloads for its whole machine, and forwards them to other hosts (``RelayPlan``)."""
+"""``RelayHost``: receives payloads for its machine, and forwards them to other hosts (``RelayPlan``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = own_logger(__name__)
 
 
 class Room(Protocol):
-    """Memory for one payload; ``memory`` is sliced for the pieces."""
+    """Memory for one payload; ``memory`` is sliced into pieces."""
 
     memory: Any
 
@@ -27,7 +27,7 @@ class Room(Protocol):
         """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
-        """Return the name of the memory of the complete payload; raise if the memory cannot be used."""
+        """Return the name of the complete payload's memory; raise if the memory cannot be used."""
 
     def abandon(self) -> None:
         """Release the memory, to which late pieces may still be written."""
@@ -38,7 +38,7 @@ class RelayHost:
 
     Args:
         carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
-            ``later``, which calls back after some seconds.
+            ``later`` for delayed callbacks.
         make_room: allocates a ``Room`` for a payload, given its number and size in bytes.
         submit: calls functions one at a time, in a thread where they may block.
     """
@@ -103,7 +103,7 @@ class RelayHost:
             except Exception as failure:
                 self._send_landed(number, failure)
         else:
-            # Do not raise the error: it is shared, and its traceback would keep the room.
+            # Do not raise the error, because it is shared, and its traceback would keep the room alive.
             self._send_landed(number, error)
         room.abandon()
 
@@ -128,10 +128,10 @@ class RelayHost:
 
 
 class _Landing:
-    """Payload that is arriving; each piece is forwarded at once. Any thread may call the methods.
+    """Arriving payload, whose pieces are forwarded immediately; thread-safe.
 
     Args:
-        source: address of another machine's host that sends the pieces; None: the source sends them.
+        source: address of another machine's host that sends the pieces; None if the source sends them.
         patience: seconds to wait for each piece once the payload is published.
     """
 
@@ -177,7 +177,7 @@ class _Landing:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Forward the pieces that are here; finish once all are here and published, or the payload has failed."""
+        """Forward the arrived pieces; finish once all have arrived and are published, or the payload has failed."""
         with self._lock:
             arrived = self._arrived
             try:
@@ -228,13 +228,13 @@ class _Landing:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
     def keep(self, stream_id: int) -> None:
-        """Stop forwarding the payload on a stream that no host awaits any more."""
+        """Stop forwarding the payload on a stream that no host awaits any longer."""
         with self._lock:
             _, sent = self._passing.pop(stream_id, (None, []))
         abandon_works(sent)
 
     def keep_all(self) -> None:
-        """Stop forwarding the payload, and drop its memory once it is finished."""
+        """Stop forwarding the payload, and drop its memory once finished."""
         for stream_id in list(self._passing):
             self.keep(stream_id)
         with self._lock:
@@ -252,7 +252,7 @@ class _Landing:
 
 
 def abandon_works(works: Sequence[Work[Any]]) -> None:
-    """Abandon the transfers of a stream, last first: otherwise messages that follow would match earlier receives."""
+    """Abandon a stream's transfers, last first; otherwise later messages would match earlier receives."""
     for work in reversed(works):
         if not work.done():
             work._lose_interest()

@@ -15,7 +15,7 @@ from rlinf_async._transports.shared_memory import SharedSegment
 
 
 class Payload:
-    """Outgoing value. It refers to the value's own memory until it is packed.
+    """Outgoing value, which refers to the value's own memory until packed.
 
     The receiver gets the description, ``kind`` and ``about``, ahead of the content.
     """
@@ -29,7 +29,7 @@ class Payload:
         self.nbytes = len(encoded) if isinstance(encoded, bytes) else encoded.nbytes
 
     def pack(self) -> tuple[bytes | int, Sequence[int]]:
-        """Return the body of a frame and its descriptors, as ``pack_body`` does; afterwards the value may change."""
+        """Return the body of a frame and its descriptors, like ``pack_body``; afterwards the value may change."""
         encoded = self._encoded
         if not isinstance(encoded, memoryview):
             return pack_body(encoded)
@@ -42,7 +42,7 @@ class Payload:
 
     @property
     def has_small_head(self) -> bool:
-        """True if all bytes that will be unpickled fit into the frame, so that a link carries only plain memory."""
+        """True if all bytes that will be unpickled fit into the frame, so that a link would carry only plain memory."""
         encoded = self._encoded
         if isinstance(encoded, memoryview):
             return True
@@ -75,7 +75,7 @@ def encode(
     keep: Callable[[Any], bool] | None = None,
     make: Callable[[int, Any, Encoded | bytes], Payload] = Payload,
 ) -> Payload:
-    """Encode an object as a payload. Raise SerializationError if the value or the piggyback cannot travel."""
+    """Encode an object as a payload. Raise SerializationError if the value or the piggyback cannot be pickled."""
     kind = OBJECT if piggyback is None else PAIR
     root: str | tuple[str, ...] = "object"
     if piggyback is not None:
@@ -87,9 +87,9 @@ def encode(
 
 
 class Content:
-    """Content that has arrived: the body of the frame or the memory that came with it, and buffers from a link.
+    """Arrived content: the frame's body or the memory that came with it, and buffers from a link.
 
-    If there are buffers, a body that is not empty is the pickle that refers to them.
+    With buffers, a non-empty body is the pickle that refers to them.
     """
 
     __slots__ = ("body", "buffers")
@@ -99,7 +99,7 @@ class Content:
         self.buffers = buffers
 
     def value(self) -> Any:
-        """Rebuild the object, which takes over the memory. Raise SerializationError if that is impossible here."""
+        """Rebuild the object, which takes over the memory. Raise SerializationError if that fails."""
         if self.buffers is None:
             return codec.decode(self.body.open() if isinstance(self.body, SharedSegment) else self.body)
         if self.body:

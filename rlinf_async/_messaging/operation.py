@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Member(NamedTuple):
-    """Rank of a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
+    """Rank in a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
 
     group: str
     rank: int
@@ -29,7 +29,7 @@ class Member(NamedTuple):
 
     @classmethod
     def of(cls, group: Any, rank: Any) -> Member:
-        """Make a member from a group's name and a rank, or a root group's name and a path of ranks below it."""
+        """Create a member from a group's name and a rank, or from a root group's name and a path of ranks."""
         if type(rank) is int and type(group) is str:
             return cls(group, rank)
         if not isinstance(group, str):
@@ -49,12 +49,12 @@ class MessageOperation(Work[T]):
 
     Attributes:
         what: description without the peer.
-        peer: the peer; before it is known, an object whose text names it.
+        peer: the peer; until it is known, an object whose text names it.
         others: receivers of a broadcast.
         missing: member whose group is being looked up.
         is_away: True if the missing member has died and is being restarted.
-        withdraw: undoes the effects so far; None before there are any.
-        explain: called at the deadline in place of a plain timeout error.
+        withdraw: undoes the effects so far; None before any.
+        explain: called at the deadline instead of raising a plain timeout error.
     """
 
     others: Sequence[Peer] = ()
@@ -108,18 +108,18 @@ class MessageOperation(Work[T]):
         return True
 
     def forget(self) -> None:
-        # The callbacks refer to this object: the cycle would keep its payload until a garbage collection.
+        # Break the cycle through the callbacks, which would keep the payload until a garbage collection.
         self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
-        """Fail the operation. Return False if it was done before."""
+        """Fail the operation. Return False if it was already done."""
         return self._settle(error=error)
 
     def abandon(self, error: Exception) -> None:
         """Fail the operation unless it is done, and undo its effects.
 
-        The sending thread sets ``withdraw`` and then checks for done; this method marks it as done and then reads
-        ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that has left.
+        The sending thread sets ``withdraw`` and then checks for done; this method marks the operation as done and then
+        reads ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that has left.
 
         tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
         """
@@ -149,7 +149,7 @@ class SendWork(MessageOperation[Any]):
         return self._done and self._error is not None
 
     def finish(self) -> bool:
-        """Settle the operation: the caller may now change the value. Return False if the operation was done before."""
+        """Settle the operation: the caller may now change the value. Return False if it was already done."""
         return self._settle(self.result)
 
 
@@ -160,20 +160,20 @@ class Acceptor(Protocol):
         """Return the reason why the message is not acceptable; None if it is acceptable."""
 
     def place(self) -> GivenMemory | None:
-        """Return memory that arriving content is written into; the user must not touch it before it is complete."""
+        """Return the memory for arriving content; the user must not touch it before the content is complete."""
 
     def arrived(self, content: Content) -> None:
-        """Store the content, in the thread that reads the socket and before the operation is done. May raise."""
+        """Store the content, on the socket-reading thread and before the operation is done. May raise."""
 
     def value(self, message: Message) -> Any:
-        """Return the result, in the thread of its waiter."""
+        """Return the result, on the waiter's thread."""
 
 
 class ReceiveWork(Returnable[T], MessageOperation[T]):
-    """Receive of one message; done once a message has been delivered to it.
+    """Receive of one message; done once a message has been delivered.
 
     If the last waiter is cancelled before its wait returns, ``back`` returns the message to the head of its stream, as
-    if it had not been received.
+    if never received.
     """
 
     _kind = "recv"
@@ -185,7 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it must go back because this is done; raise if the content does not fit."""
+        """Take the message. Return False if it must go back because this is done; raise if its content does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:
@@ -205,9 +205,8 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
     def _result(self) -> T:
         if self._message is not None:
             with self._lock:
-                # Clear ``_message`` last: another waiter's thread that finds it None reads the value, which must be set
-                # by then.
-                # tests/_messaging/test_operation.py::
+                # Clear ``_message`` last: a waiter on another thread that finds None reads the value, which must
+                # already be set. tests/_messaging/test_operation.py::
                 # test_who_asks_for_the_result_while_another_thread_rebuilds_it_has_the_same
                 if self._message is not None:
                     try:

@@ -36,12 +36,12 @@ class InFlight(WindowEntry):
     """Message of an unfinished send.
 
     Attributes:
-        awaited: endpoints that have not confirmed the content yet.
+        awaited: endpoints that have not yet confirmed the content.
         links: links used for the content, with the number of the transfer on each.
-        attempts: transfers started in all.
+        attempts: total transfers started.
         by_gpu: True if the latest transfer was from GPU to GPU.
         relay: relayed broadcast that carries the content, or None.
-        certain: endpoints to which it was sent by a transport that loses nothing while both sides live.
+        certain: endpoints reached by a transport that loses nothing while both sides are alive.
     """
 
     __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
@@ -76,16 +76,17 @@ class SendStream:
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.RLock()
-        """Lock held from the numbering of a message to its frame, so that frames leave in the order of their numbers.
+        """Lock held from numbering a message until its frame is sent, so that frames leave in numerical order.
 
-        It is reentrant: if a link refuses a message at once, the message takes another path and may be done before the
-        lock is released, and its ``then`` callback may send the next one.
-        tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
+        It is reentrant: if a link refuses a message immediately, the message takes another path and may complete while
+        the lock is held, and its ``then`` callback may send another message. tests/_messaging/test_moments.py::
+        test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
         """
         self.open: dict[int, InFlight] = {}
 
 
-# More than 30 methods: one for each message from a receiver and for each transport; all change one table of streams.
+# The class stays whole with more than 30 methods, because each receiver's message and each transport changes the same
+# table of streams.
 class Outbox:
     """Sending sides of this worker's streams. Any thread may call ``send``; ``on_…`` run where frames are read."""
 
@@ -113,7 +114,7 @@ class Outbox:
     # -- sending ------------------------------------------------------------------------------------------------
 
     def send(self, sending: SendWork, receivers: Sequence[Peer], stream_id: Any) -> None:
-        """Send or announce the message; a failure fails the operation."""
+        """Send or announce the message; an error fails the operation."""
         stream = self._stream(stream_id, receivers)
         in_flight = InFlight(sending, receivers)
         with stream.order:
@@ -126,7 +127,7 @@ class Outbox:
         if in_flight.awaited:
             # Set ``withdraw`` only after the message was sent. Another thread that abandoned the operation earlier
             # would send WITHDRAW ahead of the message; the receivers would ignore the withdrawal and then accept the
-            # abandoned message. If the operation was abandoned before this line, ``done`` below finds that.
+            # abandoned message. If the operation was abandoned before this line, ``done`` below detects it.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
             sending.withdraw = functools.partial(self._withdraw, stream, in_flight)
@@ -135,7 +136,8 @@ class Outbox:
             sending.forget()
             if sending.has_failed:  # another thread abandoned it while it was being sent
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
-        # A peer may have ended after the check above and before this message was in the table: ``fail`` did not see it.
+        # A peer may have ended after the check above but before this message was in the table, where ``fail`` could not
+        # see it.
         for peer in receivers:
             if peer.error is not None:
                 self._fail(stream)
@@ -146,7 +148,7 @@ class Outbox:
         try:
             transport = self._choose_transport(stream, payload)
             if payload.is_on_gpu and transport not in GPU_LINKS:
-                # Copy in this thread: the copy would delay the thread that reads the socket.
+                # Copy on this thread, because the copy would delay the socket-reading thread.
                 payload.make_plain()
         except Exception as error:
             sending.fail(error)
@@ -155,9 +157,8 @@ class Outbox:
             number = stream.window.add(in_flight).number
             stream.open[number] = in_flight
             if not in_flight.left:
-                # Post under the lock: the thread that reads the socket may get ROOM or GRANT at this moment, and would
-                # post the content ahead of this announcement.
-                # tests/_messaging/test_mailbox.py::
+                # Post under the lock: the socket-reading thread may receive ROOM or GRANT at this moment, and would
+                # otherwise post the content ahead of this announcement. tests/_messaging/test_mailbox.py::
                 # test_no_content_overtakes_its_announcement_when_room_is_returned_at_that_moment
                 self._peers.post(
                     stream.receivers, (message_facts.ANNOUNCE, stream.id, number, payload.kind, payload.about)
@@ -192,7 +193,7 @@ class Outbox:
         return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
     def _transmit(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
-        """Send the content; raise, with nothing sent, if it cannot be packed."""
+        """Send the content; raise before sending anything if it cannot be packed."""
         if transport in GPU_LINKS:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
@@ -225,7 +226,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(stream, in_flight)  # the send is done, and a later error of a receiver must not affect it
+                self._drop(stream, in_flight)  # the send is done, and a receiver's later error must not affect it
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -245,7 +246,7 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
-                # Libraries may search for a connection forever.
+                # Libraries may try to connect forever.
                 timeout = settings.GPU_LINK_TIMEOUT_S()
                 self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
@@ -254,12 +255,12 @@ class Outbox:
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        # The message was withdrawn meanwhile, so no receiver will request it.
+        # The message has been withdrawn, so no receiver will request it.
         if in_flight.awaited and number not in stream.open:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        # Do not raise the error: its traceback would keep the payload until a garbage collection.
+        # Do not raise the error, because its traceback would keep the payload until a garbage collection.
         if work._error is not None:
             self._retry(stream, in_flight, (peer,), work._error)
 
@@ -312,7 +313,7 @@ class Outbox:
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
 
     def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
-        """Send the content by the relay; raise, with nothing sent, if it cannot be packed."""
+        """Send the content over the relay; raise before sending anything if it cannot be packed."""
         here = node_of(self._peers.me)
         near = [peer for peer in stream.receivers if peer.node == here]
         far = [peer for peer in stream.receivers if peer.node != here]
@@ -330,7 +331,7 @@ class Outbox:
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, on_landed)
         in_flight.relay.start(memory)
-        # Another thread, which did not see the relay, has withdrawn the message meanwhile.
+        # Another thread, which did not see the relay, has withdrawn the message.
         if in_flight.number not in stream.open:
             in_flight.end_relay()
 
@@ -357,9 +358,9 @@ class Outbox:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
         if in_flight.links:
-            # A link keeps a transfer until its receiver requests it. This receiver may have the message already and
-            # never request it.
-            # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
+            # A link keeps a transfer until its receiver requests it. A receiver that already has the message would
+            # never request it. tests/_messaging/test_moments.py::
+            # test_a_transfer_that_nobody_asks_for_ends_with_its_message
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
             in_flight.end_relay()
@@ -396,7 +397,7 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            # End the transfers to live receivers, too: the caller may change the value from now on.
+            # End the transfers to living receivers, too, because the caller may change the value from now on.
             in_flight.end_transfers(error)
             in_flight.sending.fail(copy_of(error))
 
@@ -419,9 +420,9 @@ class Outbox:
 
     def _send_announced(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
         """Send the content of these messages, and of the messages behind them that fit into the remaining room."""
-        # A message that is withdrawn or cannot be packed leaves its room unused. No further ROOM from a receiver would
-        # then release the messages behind it, hence the loop.
-        # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
+        # A message that is withdrawn or cannot be packed leaves its room unused. No further ROOM would then release the
+        # messages behind it, hence the loop. tests/_messaging/test_moments.py::
+        # test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:
                 self._send_content(stream, in_flight)
@@ -478,4 +479,4 @@ class Outbox:
             in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
-            logger.warning("%s", text)  # the operation is done already
+            logger.warning("%s", text)  # the operation is already done

@@ -9,11 +9,11 @@ from rlinf_async._core import frames
 from rlinf_async._transports.devices.gpu_link_choice import Gpu
 
 _MAX_FAILURES: Final = 3
-"""Number of failures, without any success, after which a link to a peer is abandoned."""
+"""Number of failures, without a success, before a link to a peer is abandoned."""
 
 
 class LinkHealth:
-    """Record of a link's failures and successes. The link is proven once a message has come through."""
+    """Record of a link's failures and successes. The link is proven once a message has got through."""
 
     __slots__ = ("_failures", "is_proven")
 
@@ -26,19 +26,19 @@ class LinkHealth:
         return self.is_proven or self._failures < _MAX_FAILURES
 
     def fail(self) -> bool:
-        """Count a failure. Return True if it makes the link unusable."""
+        """Count a failure. Return True if the link is now unusable."""
         self._failures += 1
         return not self.is_proven and self._failures == _MAX_FAILURES
 
 
 class Peer:
-    """Another worker: its endpoint and names, the error that ended it, its GPU, the links to it.
+    """Another worker: its endpoint and names, the error that ended it, its GPU, and the links to it.
 
     Attributes:
-        error: the error that ended it; None while it lives.
+        error: the error that ended it; None while it is alive.
         returns: True if it has died and its rank is being restarted under another endpoint.
         is_supervised: True if its rank is known to be restarted after a death.
-        connection, gpu_link: health of the direct connection, and of the link from GPU to GPU.
+        connection, gpu_link: health of the direct connection and of the GPU link.
         gpu: its announced GPU, if any.
         reachable: uuids of other GPUs that it can open.
         knows_gpu: True if this worker's GPU has been announced to it.

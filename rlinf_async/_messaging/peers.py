@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 SWITCH: Final = "RLINF_GPU_LINKS"
-"""Environment variable of a worker; ``0`` sends all tensors to and from it through CPU memory."""
+"""Worker's environment variable; ``0`` sends all its tensors through CPU memory."""
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -37,11 +37,11 @@ def label_of(group: str, rank: int, node: str, pid: int) -> str:
 
 
 class Peers:
-    """All workers with which this one has exchanged messages, itself included.
+    """All workers with which this worker has exchanged messages, including itself.
 
     Args:
-        on_end: called with every peer that has ended, and again when its rank is back.
-        on_facts: receives facts and body that this worker posts to itself.
+        on_end: called with each peer that has ended, and again once its rank has been restarted.
+        on_facts: called with facts and body that this worker posts to itself.
     """
 
     def __init__(
@@ -81,14 +81,13 @@ class Peers:
     def note_names(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
         peer = self.at(endpoint)
         peer.group, peer.rank, peer.label = group, rank, label_of(group, rank, node, pid)
-        # A roster that was requested before a rank returned still lists the dead process.
-        # tests/_messaging/test_moments.py::
+        # A roster requested before a rank's return still lists the dead process. tests/_messaging/test_moments.py::
         # test_a_roster_from_before_a_return_takes_no_name_from_the_rank_that_is_back
         before = self._named.get((group, rank))
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                # Call back again: messages of the dead process cannot be received any more.
+                # Call back again: messages of the dead process can no longer be received.
                 self._on_end(before)
 
     def named(self, group: str, rank: int) -> Peer | None:
@@ -99,7 +98,7 @@ class Peers:
         return list(self._named)
 
     def on_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """Handle the introduction of a peer; its daemon reports its end without another request."""
+        """Handle the introduction of a peer; its daemon reports its end without being asked."""
         self.note_names(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
         for callback in list(self.introduction_callbacks):
@@ -115,7 +114,7 @@ class Peers:
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
-            # Deliver through the loop, as from other peers: the caller may hold a lock that the handler takes.
+            # Deliver through the loop, as from other peers, because the caller may hold a lock that the handler takes.
             self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:
@@ -159,7 +158,7 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """Return the link of that name to a peer, made at first use: a ``DeviceLink`` for ``GPU_LINKS``."""
+        """Return the link of that name to a peer, created on first use; a ``DeviceLink`` for ``GPU_LINKS``."""
         link = peer.links.get(name)
         if link is None:
             with self._lock:
@@ -211,9 +210,9 @@ class Peers:
                 self._end(peer, ClosedError(f"{peer.label}: its group was closed"))
 
     def on_returned(self, facts: dict[str, Any]) -> None:
-        """Handle the report that a dead rank is back under another endpoint, or does not return."""
+        """Handle the report that a dead rank has been restarted at another endpoint, or will not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
-        # The report of the dead process's end takes another path, and arrives later.
+        # The report of the process's death takes another path and may arrive later.
         if peer is not None and peer.error is None:
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:
@@ -224,7 +223,7 @@ class Peers:
             self.mark_lost(peer, report["reason"])
 
     def mark_lost(self, peer: Peer, reason: str = "") -> None:
-        """Record that a peer that was expected to return will not."""
+        """Record that a peer expected to return will not."""
         assert peer.error is not None
         peer.returns = False
         if isinstance(peer.error, WorkerDied):  # the error's text says that the rank is being restarted
@@ -237,7 +236,7 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Handle the loss of a node. Node 0, asked when a rank is needed, knows whether the rank is restarted."""
+        """Handle the loss of a node. When a rank is needed, node 0 is asked whether it will be restarted."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])
@@ -254,24 +253,24 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # a raised error would keep the open transfers alive, so the link gets a copy
+            link.discard(copy_of(error))  # a copy: the raised error would keep open transfers alive
         self._on_end(peer)
 
 
 class Devices:
     """This worker's GPU, and the links from it to each peer's GPU.
 
-    Two workers announce their GPUs to each other when the first large tensor is sent between them. That tensor, and
-    further ones until the answer arrives, go through CPU memory. Only a user thread can tell which GPU it works on, and
-    CUDA is never initialised for this purpose. A worker that learns of another's GPU therefore announces its own with
-    the next message that it sends or receives while CUDA is in use.
+    Two workers announce their GPUs to each other when one first sends the other a large tensor. This tensor, and others
+    until the answer arrives, go through CPU memory. Only a user thread knows its current GPU, and CUDA is never
+    initialised just to find out. A worker that learns of another's GPU therefore announces its own with the next
+    message that it sends or receives while CUDA is in use.
 
     Raises:
         ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
 
     Attributes:
-        own: GPU of this worker; None before it is known, or if there is none.
-        is_awaited: True if a peer waits for the announcement of this GPU: call ``detect_gpu`` from a user thread.
+        own: GPU of this worker; None if unknown or absent.
+        is_awaited: True if a peer waits for this GPU's announcement: a user thread must call ``detect_gpu``.
     """
 
     def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:
@@ -315,11 +314,11 @@ class Devices:
         if peer.gpu is None:
             self._introduce(peer)
             return None
-        # The arguments are in this order because the receiver opens the sender's memory.
+        # The peer's GPU is the first argument because the receiver opens the sender's memory.
         return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Make the link, as ``OwnGpu.make_link`` does. Raise ValueError also if this worker has announced no GPU."""
+        """Create the link, like ``OwnGpu.make_link``; also raise ValueError if this worker has announced no GPU."""
         if self.own is None:
             raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
         return self.own.make_link(name, post, first, address)
@@ -341,7 +340,7 @@ def _is_switched_off() -> bool:
 
 
 def _find_own_gpu() -> OwnGpu | None:
-    """Return the GPU of this thread, None if CUDA is not in use. This neither imports torch nor initialises CUDA."""
+    """Return this thread's GPU, or None if CUDA is not in use; neither import torch nor initialise CUDA."""
     is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     if is_in_use is None or not is_in_use():
         return None

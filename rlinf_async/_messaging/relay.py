@@ -26,8 +26,8 @@ class Relay:
     A receiver has a ``link`` (as for ``RelayPlan``, with ``error`` and ``send_tensor``), and ``send`` for messages.
 
     Args:
-        source: called with the lock held, one call at a time.
-        lock: reentrant lock held for events and actions, in any thread.
+        source: object whose methods are called one at a time, with the lock held.
+        lock: reentrant lock held during events and actions, on any thread.
     """
 
     def __init__(self, source: RelaySource, lock: threading.RLock, chain_from: int) -> None:
@@ -39,8 +39,8 @@ class Relay:
     def act(self, event: Callable[..., T], *facts: Any) -> T:
         with self._lock:
             result = event(*facts)
-            # A message may fail at once. That failure is another event, whose actions queue behind the pending ones:
-            # messages leave in the order in which the plan decided on them.
+            # A message may fail immediately. The failure is another event, whose actions queue behind pending actions,
+            # so that messages leave in the order in which the plan requested them.
             if not self._is_acting:
                 self._is_acting = True
                 try:
@@ -86,6 +86,6 @@ class Relay:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:  # the error's traceback would keep the piece alive, so a copy is kept
+        except Exception as failure:  # keep a copy: the error's traceback would keep the piece alive
             error = copy_of(failure)
         self.act(self.plan.sent, transfer, error)

@@ -1,11 +1,11 @@
-"""Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` for the nodes that it reaches.
+"""Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` at the receiving nodes.
 
-The first receiver of each node is its host. It receives the buffers of the message into sealed memory. The source sends
-the name of that memory to all receivers of the node; each maps it privately and answers TAKEN. Then the source makes
-the hosts release it. Content that will be unpickled never travels by the relay, whose pieces may use unauthenticated
-connections: it is the body of the frame that names the memory.
+The first receiver of each node is its host. The host receives the message's buffers into sealed memory. The source
+sends the memory's name to all receivers of the node; each maps the memory privately and answers TAKEN. Then the source
+makes the hosts release the memory. Content to be unpickled never travels over the relay, whose pieces may use
+unauthenticated connections, but in the body of the frame that names the memory.
 
-If the relay fails, or makes no progress for a while, the daemons carry the content, as for other broadcasts.
+If the relay fails, or stalls, the daemons carry the content, as for other broadcasts.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ RELAY: Final = "relay"
 
 HOST: Final = "host"
 END: Final = "end"
-"""Messages of the source in addition to those of ``RelayPlan``: receive for your node; release the memory."""
+"""Messages from the source besides those of ``RelayPlan``: receive for your node; release the memory."""
 
 STALL_S: Final = 20.0
-"""Seconds, beyond the transfer time at 4 MiB/s, after which the daemons carry the content to receivers that lack it."""
+"""Seconds, beyond the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack it."""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
-"""Time limit of a broadcast; hosts wait for each other's pieces for a fraction of it."""
+"""Time limit of a broadcast; hosts wait for each other's pieces for a fraction of this time."""
 
 _ALIGNMENT_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 
 
 def places_of(sizes: Iterable[int]) -> list[slice]:
-    """Return the slices of one block of memory that buffers of these sizes take."""
+    """Return the slices for buffers of these sizes in one block of memory."""
     places, end = [], 0
     for size in sizes:
         start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -63,7 +63,7 @@ def places_of(sizes: Iterable[int]) -> list[slice]:
 
 
 def memory_of(buffers: Sequence[memoryview]) -> memoryview:
-    """Return the buffers in one contiguous block of memory, without a copy if there is only one."""
+    """Return the buffers in one contiguous block of memory, without a copy if there is only one buffer."""
     if len(buffers) == 1:
         return buffers[0]
     places = places_of(buffer.nbytes for buffer in buffers)
@@ -76,7 +76,7 @@ def memory_of(buffers: Sequence[memoryview]) -> memoryview:
 
 
 def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Content:
-    """Return the content of a message that has landed on this node; raise if its host released it or has exited."""
+    """Return the content of a message that landed on this node; raise if its host released the content or exited."""
     path, inode = memory
     places = places_of(sizes)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -90,9 +90,9 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by endpoint.
+    """Link of one broadcast between this worker and a peer, and to other hosts by endpoint.
 
-    A source needs no inbox. ``about`` holds stream and number of the message.
+    A source needs no inbox. ``about`` holds the message's stream and number.
     """
 
     def __init__(self, peers: Peers, outbox: Any, inbox: Any, peer: Peer, *about: Any) -> None:
@@ -144,7 +144,7 @@ class Carrier:
 
 
 class _PieceAcceptor:
-    """Acceptor of a piece; the piece is written to its place as it arrives."""
+    """Acceptor of a piece; the piece is written in place as it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -167,11 +167,11 @@ class _PieceAcceptor:
 
 
 class RelayedBroadcast:
-    """Message in transit to receivers on several other nodes. Any thread may call the methods.
+    """Message in transit to receivers on several other nodes; thread-safe.
 
     Args:
-        carriers: one for each receiver.
-        told: called with receivers and the memory of their node that holds the message, or the error.
+        carriers: one carrier per receiver.
+        told: called with receivers and either their node's memory that holds the message, or the error.
     """
 
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
@@ -185,7 +185,7 @@ class RelayedBroadcast:
         job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
-        # Hold the lock: otherwise ``close`` could run in between, and miss hosts appointed after it.
+        # Hold the lock; otherwise ``close`` could run in between and miss hosts appointed later.
         with self._lock:
             if self._told is None:
                 return
@@ -199,7 +199,7 @@ class RelayedBroadcast:
         self._relay.on_message(self._carriers[peer.endpoint], *message)
 
     def abandon(self, error: Exception) -> None:
-        """Abandon the relay, and send the content along another path to all receivers that lack it."""
+        """Abandon the relay; receivers that lack the content get it on another path."""
         told = self._told
         self.close()
         if told is not None:
@@ -228,7 +228,7 @@ class RelayedBroadcast:
             carrier.send_message(HOST, stream_id)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
-        if carrier in self._hosts:  # another receiver has replaced it as host
+        if carrier in self._hosts:  # another receiver has replaced this host
             self._hosts.remove(carrier)
             carrier.send_message(END)
 
@@ -244,7 +244,7 @@ def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
 
 
 class BroadcastHosts:
-    """Broadcasts for which this process is the host of its node. Its methods are called where frames are read."""
+    """Broadcasts for which this process is its node's host. The methods are called where frames are read."""
 
     def __init__(self, *mailbox: Any) -> None:
         self._mailbox = mailbox
@@ -272,7 +272,7 @@ class BroadcastHosts:
 
 
 class _BroadcastHost(RelayHost):
-    """Host of one broadcast, whose memory stays until it is closed."""
+    """Host of one broadcast; keeps the memory until closed."""
 
     def __init__(self, carrier: Carrier, submit: Callable[[Callable[[], None]], None], stream_id: int) -> None:
         self._rooms: list[_SegmentRoom] = []
@@ -286,7 +286,7 @@ class _BroadcastHost(RelayHost):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # must run after the job that allocates the room
+        self._submit_later(self._forget)  # after the job that allocates the room
 
     def _forget(self) -> None:
         for room in self._rooms:

@@ -11,10 +11,10 @@ from rlinf_async.work import Returnable, Whole, Work
 
 
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
-    """Result of ``send_to`` and ``recv_from``: done when all parts are, failed with the first part that fails.
+    """Result of ``send_to`` and ``recv_from``: done once all parts are done, failed once any part has failed.
 
-    ``timeout`` is for all parts together. The waiter's thread merges them. If the waiter is cancelled before that, the
-    parts return to their senders' streams.
+    ``timeout`` covers all parts together. The waiter's thread merges them. If the waiter is cancelled before the merge,
+    the parts return to their senders' streams.
     """
 
     def __init__(self, what: str, timeout: float | None = None) -> None:
@@ -34,10 +34,10 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         return [part for part in self._parts if not part._done]
 
     def wait_for(self, size: Work[int]) -> None:
-        """Begin with a part whose result determines the other parts."""
+        """Wait first for a part whose result determines the other parts."""
         self._share_time((size,))
         self._parts = (size,)
-        # Fail at once: another operation that looks for the same group may have a longer deadline.
+        # Fail immediately, because another operation that looks for the same group may have a longer deadline.
         size._follow(lambda: None if size._error is None else self.fail(size._error))
 
     def _share_time(self, parts: Sequence[Work[Any]]) -> None:
@@ -46,12 +46,12 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Wait for these parts; ``finalize``, called once, makes the result from theirs; by default it is None."""
+        """Wait for these parts; ``finalize``, called once, returns the result (None by default) from theirs."""
         self._share_time(parts)
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
-        if self._done:  # the work was abandoned meanwhile
+        if self._done:  # the work has been abandoned
             self._abandon_parts()
         if not parts:
             self._settle()

@@ -1,4 +1,4 @@
-"""Executes ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or peer to peer, merges them."""
+"""Executes ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or directly, merges them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SizeFn = Callable[[Any], int]
 
 
 class LocalWorker(Protocol):
-    """Attributes of the worker that ``Routes`` uses."""
+    """Worker attributes that ``Routes`` uses."""
 
     _group_name: str
     _rank: int
@@ -49,8 +49,8 @@ class Route:
     """Arguments of one ``send_to`` or ``recv_from``, except data and functions.
 
     Attributes:
-        channel: channel that carries the shards; None if they are sent between the workers.
-        queue_size: number of shards that this rank sends or takes at once in decoupled mode; 0 for its whole part.
+        channel: channel that carries the shards; None for peer-to-peer sends.
+        queue_size: number of shards that this rank sends or takes per call in decoupled mode; 0 for one whole shard.
     """
 
     group: str
@@ -65,7 +65,7 @@ class Route:
     timeout: float | None
 
     def check(self, enable_p2p: bool) -> None:
-        """Raise ConfigError if the arguments do not fit together, TypeError or ValueError for the timeout."""
+        """Raise ConfigError if the arguments are inconsistent, TypeError or ValueError for the timeout."""
         if self.decoupled and enable_p2p:
             raise ConfigError("enable_p2p is not supported in decoupled_mode: any rank may serve any other there")
         if self.timeout is not None:
@@ -77,8 +77,7 @@ class Route:
 class Routes:
     """``send_to`` and ``recv_from`` of one worker. Everything runs in threads of user code.
 
-    The first use of a group looks it up. Operations that wait for the lookup start in order, ahead of later
-    ones.
+    The first use of a group looks it up. Operations that wait for the lookup start in order, ahead of later operations.
     """
 
     def __init__(self, worker: LocalWorker, exchange: Exchange) -> None:
@@ -246,7 +245,7 @@ class Routes:
     # -- the other group ----------------------------------------------------------------------------------------
 
     def _begin(self, group: str, work: AsyncRouteWork, start: Callable[[int], None]) -> None:
-        """Start the operation with the group's world size, after the operations that already wait for it."""
+        """Start the operation with the group's world size, after the operations that already wait for the group."""
         size = self._exchange.find_group(group)
         work.wait_for(size)
         self._waiting.setdefault(group, deque()).append((size, work, start))
@@ -254,8 +253,8 @@ class Routes:
             try:
                 size.wait()
             except BaseException as error:
-                # The work gets the error of the lookup. Any other error, a signal handler's for example, is this
-                # caller's, and the work must not start sending later.
+                # The work gets the error of the lookup. Any other error, from a signal handler for example, goes to
+                # this caller, and the work must not start sending later.
                 if error is not size._error:
                     work._lose_interest()
                     raise
@@ -267,14 +266,13 @@ class Routes:
 
     def _advance(self, group: str) -> None:
         waiting = self._waiting[group]
-        # Another thread, of a ``@concurrent`` method, may be here at the same time and take the next entry, which may
-        # be one whose lookup is not done.
-        # tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
+        # Another thread, of a ``@concurrent`` method, may run this at the same time and take the next entry, whose
+        # lookup may not be done. tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
         with self._order:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()
                 if work.done():
-                    continue  # the work was abandoned meanwhile, and must not start sending now
+                    continue  # the work has been abandoned, and must not start sending now
                 try:
                     start(size._result())
                 except Exception as error:
@@ -282,8 +280,8 @@ class Routes:
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
-    """Advance on the loop of the user's code; the thread that received the answer calls this."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits there any more
+    """Advance on the loop of user code; called by the thread that received the answer."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits on it
         loop.call_soon_threadsafe(routes._advance, group)
 
 

@@ -1,12 +1,12 @@
 """This process's part of the flight recorder: its ring, a file beside the logs, and the hooks that write to it.
 
     attach(directory, identity)      once the daemon has welcomed the process; creates the ring's file there
-    if admits():                     for an operation that begins now; ``Work`` itself records its end
+    if admits():                     for a new operation; ``Work`` itself records its end
         work._event = begin(EventKind.SEND, "send actor:0", 4096)
     detach()                         the process leaves its run
 
 The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run. It lies beside the
-run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``). A process that cannot create one
+run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``). A process that cannot create a ring
 records nothing.
 
 In a traced run the process also has a span log beside its ring (``trace``). The same ``begin`` and ``end`` then write
@@ -46,7 +46,7 @@ from rlinf_async._recorder.state.span_log import RECORDS_AT, SpanLog, Writers, l
 
 logger = own_logger(__name__)
 
-# Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files.
+# Number of rings that must fit on the disk, so that a small disk keeps room for logs and the user's files.
 _LEFT_FREE: Final = 20
 
 ring: EventRing | None = None  # this process's ring; None if it records nothing
@@ -75,18 +75,18 @@ def _no_finish(place: int) -> None:
     pass
 
 
-# Hooks without an intermediate call. They change when the process joins or leaves a run, while operations may begin in
-# other threads: look up each hook in this module at every use, and do not keep a copy.
+# Hooks without an intermediate call. They change when the process joins or leaves a run, while other threads may begin
+# operations, so look up each hook in this module at every use instead of keeping a copy.
 
-# True if an operation that begins now has to be recorded (``RingAdmission.question``).
+# True if a new operation must be recorded (``RingAdmission.question``).
 admits: Callable[[], bool] = _NONE
 
-# ``begin(kind, name, value, of)`` records the beginning of an operation, and must precede anything that could end it.
-# It returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``). A ``Work`` with that number as
-# its ``_event`` records its own end.
+# ``begin(kind, name, value, of)`` records the beginning of an operation, before anything can end the operation. It
+# returns the operation's number, or 0; ``of`` is for the trace (``SpanLog.begin``). A ``Work`` with this number as its
+# ``_event`` records its own end.
 begin: BeginEvent = _nowhere
 
-# ``end(operation, failed)`` records the end of an operation that has a number.
+# ``end(operation, failed)`` records the end of a numbered operation.
 end: EndEvent = _no_end
 
 # ``point(kind, name, value)`` records an event without duration.
@@ -101,7 +101,7 @@ _tracer: object = None
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Start recording beside ``logs``, once for all clusters of this process; ``detach`` needs the ``owner``."""
+    """Start recording beside ``logs``, once for all of this process's clusters; ``detach`` needs the ``owner``."""
     global ring, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
@@ -112,12 +112,12 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         point, start_call, finish_call = ring.point, ring.journal.start, ring.journal.finish
         _write_to((RingAdmission(slots, ring.left_out).question(), ring.begin, ring.end))
         _owner = owner
-    except (OSError, ValueError) as error:  # a full disk, or no descriptors: the run continues without a recorder
+    except (OSError, ValueError) as error:  # a full disk or no descriptors; continue without a recorder
         logger.debug("this process has no flight recorder: %s", error)
 
 
 def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Record this process's operations in the trace of a run from now on; one run at a time."""
+    """Start recording this process's operations in a run's trace; one run at a time."""
     global log, admits, begin, end, _tracer
     if log is not None:
         if log.run != identity["run"]:
@@ -134,7 +134,8 @@ def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
 
 def detach(owner: object) -> None:
     """Stop recording, unless another owner has attached; the files stay."""
-    # Do not close the mappings: another thread may be writing an event.  They end with the last reference.
+    # Do not close the mappings, because another thread may be writing an event; they are unmapped with the last
+    # reference.
     global ring, log, admits, begin, end, point, start_call, finish_call, _owner, _tracer
     if log is not None and _tracer is owner:
         admits, begin, end = log.ring
@@ -158,7 +159,7 @@ def _forget() -> None:
     detach(_tracer)
 
 
-os.register_at_fork(after_in_child=_forget)  # parent and child must not write to one ring
+os.register_at_fork(after_in_child=_forget)  # parent and child must not share a ring
 
 
 def _slots() -> int:
@@ -171,10 +172,10 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
     disk = os.statvfs(path.parent)
     if disk.f_bavail * disk.f_frsize < _LEFT_FREE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
-    path.unlink(missing_ok=True)  # an earlier run in the same directory may have left it
+    path.unlink(missing_ok=True)  # possibly left by an earlier run in this directory
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        # Reserve the blocks now: a write to a mapping on a full disk would raise SIGBUS.
+        # Reserve the blocks now, because a write to a mapping on a full disk would raise SIGBUS.
         os.posix_fallocate(fd, 0, nbytes)
         return mmap.mmap(fd, nbytes)
     except BaseException:
@@ -186,7 +187,7 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
 
 
 def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | None:
-    """Return the journal of an ended process's calls; None if the process has left none in this run."""
+    """Return an ended process's call journal; None if the process has left none in this run."""
     try:
         with open(ring_path(logs, endpoint), "rb", buffering=0) as file:
             if identity_of(file.read(NAMES_AT)).get("run") != run:  # a log directory may hold several runs
@@ -198,7 +199,7 @@ def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | N
 
 
 def version(model: str, role: str, number: int) -> None:
-    """Record that this process has ``published`` or ``applied`` weights (``role``), as an event and as a metric."""
+    """Record that this process has ``published`` or ``applied`` weights (``role``), as an event and a metric."""
     current = ring
     if current is not None:
         current.point(EventKind.VERSION, f"{role} {model}", number)

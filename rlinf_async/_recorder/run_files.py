@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MAX_PIECE_BYTES: Final = 1 << 20  # limit of one read; a frame may have at most 16 MiB
+MAX_PIECE_BYTES: Final = 1 << 20  # limit of one read, below a frame's maximum of 16 MiB
 
 _NAME: Final = re.compile(
     r"(?:daemon_\d+|template_\d+_\d+)\.log"
@@ -27,12 +27,12 @@ def usual_log_parent(base: Path) -> Path:
 
 
 def bundle_name(run: str) -> str:
-    """Return the file name of a run's bundle; the launcher puts it beside the logs."""
+    """Return the file name of a run's bundle, which the launcher writes beside the logs."""
     return f"rlinf-{run}.zip"
 
 
 class RunFile(NamedTuple):
-    """File of a run: path relative to the log directory, size, and modification time in seconds since 1970."""
+    """File of a run: path relative to the log directory, size, and modification time in epoch seconds."""
 
     path: str
     nbytes: int
@@ -44,7 +44,7 @@ class RunFile(NamedTuple):
 
 
 def is_of_a_run(path: str) -> bool:
-    """True if a run's file may have this path; False for any path outside the log directory."""
+    """True if the path may belong to a run's file; False for any path outside the log directory."""
     return _NAME.fullmatch(path) is not None
 
 
@@ -53,7 +53,7 @@ def is_log(path: str) -> bool:
 
 
 class RunFiles:
-    """Files in one log directory, which the user may have chosen and which may hold other files."""
+    """Files in one log directory, possibly chosen by the user and holding other files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -66,7 +66,7 @@ class RunFiles:
         return [each for name in ("", *_folders(self.directory)) for each in self._files_in(name)]
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return a part of a file, which is shorter at the end of the file.
+        """Return part of a file, possibly shorter at its end.
 
         Raises:
             ValueError: the path is not a file of a run, or the range is invalid.
@@ -77,8 +77,8 @@ class RunFiles:
         if offset < 0 or not 0 <= nbytes <= MAX_PIECE_BYTES:
             raise ValueError(f"{path}: a piece has up to {MAX_PIECE_BYTES} bytes, got {nbytes} from {offset}")
         folder, _, name = path.rpartition("/")
-        # Open the folder first: a link that has replaced it meanwhile must not lead elsewhere. The log directory
-        # itself may be a link, which its user has chosen.
+        # Open the folder first, so that a link that has just replaced it cannot lead elsewhere. The log directory
+        # itself may be a link chosen by the user.
         directory = os.open(self.directory, _DIRECTORY)
         try:
             if folder:
@@ -115,5 +115,5 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # the folder is missing, was removed meanwhile, or belongs to another user
+    except OSError:  # the folder is missing, has been removed, or belongs to another user
         return []

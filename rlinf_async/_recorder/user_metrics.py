@@ -3,7 +3,7 @@
     self.metrics.gauge("return", task="cheetah").set(312.5)
     self.metrics.counter("episodes").add(8)
 
-Metrics never fail a training: a bad name, a bad value or one metric too many is reported once in the log.
+Metrics never fail a training run: a bad name, a bad value or an excess metric is logged once.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
-# Exceptions from the conversion to a float: a tensor with several elements raises the last one.
+# Exceptions from the conversion to a float: a tensor with several elements raises the last.
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 
 
 _NAMES: Final = reprlib.Repr()
-# Shorten the log's quote of a name that is too long.
+# Shorten names that are too long when the log quotes them.
 _NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES
 
 
 class _UserMetric:
-    """Value of one name with its labels, in the process's present ring; ``cell`` is empty for an invalid metric."""
+    """Value of one name with its labels, in the process's current ring; ``cell`` is empty for an invalid metric."""
 
     __slots__ = ("_cell",)
     kind: MetricKind
@@ -42,7 +42,7 @@ class _UserMetric:
 
     def _nowhere(self, ring: EventRing | None) -> None:
         if not self._cell:
-            return  # the log has the reason already
+            return  # the reason has already been logged
         if ring is not None:
             _warn_full()
         else:
@@ -80,7 +80,7 @@ class Counter(_UserMetric):
     kind = MetricKind.COUNTER
 
     def add(self, amount: float = 1.0) -> None:
-        """Add to the sum. Any thread may call this. Amounts that are negative, infinite or not numbers are refused."""
+        """Add to the sum. Any thread may call this. Negative, infinite or non-numeric amounts are refused."""
         ring = recording.ring
         if ring is None or not self._cell or (place := ring.cell(MetricKind.COUNTER, self._cell)) is None:
             self._nowhere(ring)
@@ -110,19 +110,19 @@ class Metrics:
         return f"<Metrics [{len(self._gauges)} gauges, {len(self._counters)} counters]>"
 
     def gauge(self, name: str, **labels: object) -> Gauge:
-        """Return the gauge of that name with these labels; the same object each time.
+        """Return the gauge with this name and these labels, the same object each time.
 
         Args:
-            labels: labels, each with few values: every combination is a metric, and a process may have 512.
+            labels: labels, each with few values, because every combination is one of at most 512 metrics.
         """
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
             return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
-        except Exception as error:  # the name has no hash, or a label's value no text
+        except Exception as error:  # the name is unhashable, or a label's value has no text
             return _unusable(Gauge, name, error)
 
     def counter(self, name: str, **labels: object) -> Counter:
-        """Return the counter of that name with these labels, which is served as ``NAME_total``."""
+        """Return the counter with this name and these labels, served as ``NAME_total``."""
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
             return self._counters.get(key) or self._new(Counter, self._counters, key, name, labels)
@@ -155,7 +155,7 @@ def _unusable(cls: type[MetricClass], name: object, why: object) -> MetricClass:
     return cls("")
 
 
-# Metrics of this process, which has one ring for all its clusters and workers.
+# This process's metrics; one ring serves all its clusters and workers.
 METRICS: Final = Metrics()
 
 _warned: set[str] = set()

@@ -1,4 +1,4 @@
-"""``Faults`` of a simulation: crashes, stops and network cuts at random moments and places, chosen by the seed."""
+"""``Faults`` of a simulation: crashes, stops and network cuts at random times and places, chosen by the seed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Faults:
         kills: a rank is killed.
         stops: a rank is stopped for ``stop_s`` seconds.
         cuts: a node other than node 0 is cut off for ``cut_s`` seconds.
-        breaks: the sockets between a rank and its callers break.
+        breaks: sockets between a rank and its callers break.
         groups: names of the groups whose ranks may fail; None for all.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Guard that refuses torch.distributed, forks, subprocesses, connections and GPUs, which a simulation lacks."""
+"""Guard that rejects torch.distributed, forks, subprocesses, connections and GPUs, which are not simulated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rlinf_async._simulation.stand_ins import replace
 
 
 def _connection(sock: socket.socket, address: object) -> str | None:
-    # Allow UNIX sockets: the framework itself uses them.
+    # Allow UNIX sockets, which the framework itself uses.
     return None if sock.family == socket.AF_UNIX else f"a connection to {address!r}"
 
 
@@ -35,7 +35,7 @@ _REFUSED: Final[tuple[tuple[Any, str, Callable[..., str | None]], ...]] = (
 
 @contextlib.contextmanager
 def refused(scheduler: Scheduler) -> Iterator[None]:
-    """Make each of these raise ``SimulationError`` in simulated threads while the block runs."""
+    """Context manager: each unsimulated operation raises ``SimulationError`` on simulated threads."""
 
     def guard(real: Callable[..., Any], resource_name: Callable[..., str | None]) -> Callable[..., Any]:
         @functools.wraps(real)

@@ -6,8 +6,8 @@
     scheduler.at(scheduler.now + 3, cut)         a fault, or a message that arrives
     scheduler.run_until(task.done)
 
-Every simulated loop and thread is an actor. It has a time from which it can run, and epoll descriptors that let it run
-earlier. The seed's next random number chooses among the actors that can run.
+Every simulated loop and thread is an actor, with a time from which it can run, and epoll descriptors that let it run
+earlier. The seed's next random number chooses among the runnable actors.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ START_S: Final = 1000.0
 
 _MAX_TURNS_AT_ONCE: Final = 100_000
 _ONCE_S: Final = 0.001
-"""Virtual duration within which ``_MAX_TURNS_AT_ONCE`` turns count as an endless loop."""
+"""Virtual duration in which ``_MAX_TURNS_AT_ONCE`` turns count as an endless loop."""
 
 SIMULATED: Final = "simulated "
 """Prefix of simulated threads' names."""
 
 _MAX_TURN_S: Final = 20.0
-"""Real seconds after which a turn counts as blocked by something outside the simulation."""
+"""Real seconds after which a turn counts as blocked outside the simulation."""
 
 
 _start, _join = threading.Thread.start, threading.Thread.join
 
 
 class SimulationError(Exception):
-    """The simulation cannot continue: every actor waits forever, or one waits for something outside the simulation."""
+    """The simulation cannot continue, because every actor waits forever or one waits for something not simulated."""
 
 
 class SimulatedDeath(BaseException):
-    """Raised in the threads of a process that has ended, to end them."""
+    """Raised in an ended process's threads to end them."""
 
 
 class ScheduledProcess(Protocol):
@@ -78,7 +78,7 @@ class Actor(Protocol):
         """Return the time from which the actor can run without an event."""
 
     def watched(self) -> tuple[int, ...]:
-        """Return the epoll descriptors whose readiness lets the actor run at once."""
+        """Return the epoll descriptors whose readiness lets the actor run immediately."""
 
     def run(self) -> None: ...
 
@@ -99,7 +99,7 @@ def moment_of(time: float, rate: float) -> float:
 
 
 class SimLog:
-    """Log of a run's events, one per line, the same for one seed: a hash of all lines, and the last lines."""
+    """Log of a run's events, reproducible per seed: a hash of all lines, and the last lines."""
 
     def __init__(self, kept: int = 4000) -> None:
         self.kept: deque[str] = deque(maxlen=kept)
@@ -125,10 +125,10 @@ class Scheduler:
 
     Attributes:
         now: virtual time in seconds.
-        random: generator that makes every choice of the simulation, seeded.
-        writes: separate seeded generator for partial socket writes, which leaves the other choices unchanged.
+        random: seeded generator that makes every choice of the simulation.
+        writes: separate seeded generator for partial socket writes, so that other choices are unaffected.
         current: process whose globals are installed.
-        grave: an ended process, whose globals are installed for code that outlives its process.
+        grave: an ended process whose globals are installed for code that outlives its process.
         steps: number of turns so far.
         serials: numbers for tasks and futures, in order of creation.
     """
@@ -159,7 +159,7 @@ class Scheduler:
     # -- threads ------------------------------------------------------------------------------------------------
 
     def in_simulation(self) -> bool:
-        """True if the calling thread runs simulated code, or code that an ended process left behind."""
+        """True if the calling thread runs simulated code or code left behind by an ended process."""
         return (self.running is not None or self.current is self.grave) and self.owns_thread()
 
     def owns_thread(self) -> bool:
@@ -319,7 +319,7 @@ class ThreadActor:
         self._scheduler.await_baton(self)
 
     def park(self, waiting: ParkedWait) -> None:
-        """Pass the baton on, and block this thread until the wait may be over."""
+        """Pass the baton on, and block this thread until the wait may have ended."""
         if self.process.has_ended:
             raise SimulatedDeath
         self._waiting = waiting

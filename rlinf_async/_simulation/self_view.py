@@ -1,7 +1,7 @@
 """Stand-ins for a process's view of itself and the kernel's view of it: tasks, threads and CPU state.
 
-Reports of a run, and so all verdicts, rely on these. Without stand-ins, a simulated process would report the tasks
-and threads of all simulated processes, and the CPU time of the simulation.
+Reports of a run, and so all verdicts, rely on these views. Without stand-ins, a simulated process would report the
+tasks and threads of all simulated processes, and the CPU time of the simulation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
         process = scheduler.current
         assert process is not None
         first = process.actors[0] if process.actors else None
-        # The scheduler's own thread runs a driver's loop: no thread of the driver has its tasks.
+        # The scheduler's own thread runs a driver's loop, so no thread of the driver has its tasks.
         return _as_thread(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
 
     def system_call_of(native_id: int | None) -> SystemCall:
@@ -118,7 +118,7 @@ def _tasks(scheduler: Scheduler) -> list[asyncio.Task[Any]]:
 
 
 def _process(scheduler: Scheduler, pid: int) -> ScheduledProcess | None:
-    """Return the living process with this pid. A driver has the pid of the simulation, as the kernel reports it."""
+    """Return the living process with this pid. A driver has the simulation's pid, as reported by the kernel."""
     for actor in scheduler._actors:
         if pid == (os.getpid() if actor.process.name == "driver" else actor.process.pid):
             return actor.process

@@ -1,4 +1,4 @@
-"""``SimCluster``: the daemons, workers and drivers of a run in one process, in virtual time, decided by a seed."""
+"""``SimCluster``: a run's daemons, workers and drivers in one process, in virtual time, determined by a seed."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class SimCluster:
 
     Args:
         nodes: number of nodes.
-        seed: seed of every choice, such as the next actor to run and the delay of each message.
-        faults: random faults, at moments that the seed chooses.
+        seed: seed of every choice, such as the next actor to run and each message's delay.
+        faults: random faults, at times chosen by the seed.
         drift: largest relative deviation of a node's clock rate: 0.01 is one percent.
         settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``. Variables in
             the test's own environment have no effect.
 
     Raises:
-        ConfigError: ``nodes`` is below 1, a setting does not exist, or its value is out of bounds.
+        ConfigError: ``nodes`` is below 1, a setting is unknown, or its value is out of bounds.
 
     Example:
         async def main() -> int:
@@ -105,7 +105,7 @@ class SimCluster:
         return self.scheduler.now - START_S
 
     def run(self, main: Callable[..., Coroutine[Any, Any, T]] | Callable[..., T], *args: Any) -> T:
-        """Run a driver, which is a coroutine function or a blocking function, in the cluster.
+        """Run a driver, a coroutine function or a blocking function, in the cluster.
 
         Args:
             args: arguments of ``main``.
@@ -114,7 +114,7 @@ class SimCluster:
             The result of ``main``; its exceptions are raised.
 
         Raises:
-            SimulationError: every actor waits forever, or one waits for something that is not simulated.
+            SimulationError: every actor waits forever, or one waits for something not simulated.
             TypeError: ``main`` does not take these arguments.
         """
         inspect.signature(main).bind(*args)  # raises for wrong arguments before anything has started
@@ -139,7 +139,7 @@ class SimCluster:
                 try:
                     return self._run(folder, main, args)
                 except SimulationError as error:
-                    traceback.clear_frames(error.__traceback__)  # the frames would keep the whole simulation alive
+                    traceback.clear_frames(error.__traceback__)  # frames would keep the whole simulation alive
                     raise
                 finally:
                     with _silence(), contextlib.ExitStack() as cleanup:
@@ -157,21 +157,21 @@ class SimCluster:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _discard_remains(self) -> None:
-        """Drop the remains of ended processes, with the output of their coroutines discarded."""
+        """Drop the remains of ended processes, discarding their coroutines' output."""
         # A garbage-collected coroutine runs its `finally` blocks. With the host process's globals installed, a worker's
-        # call would take that process for a forked child and end it, after running all exit functions.
+        # call would take the host for a forked child and end it, after running all exit functions.
         # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
         self.scheduler.grave.enter()
         _close_coroutines()
         self.nodes.clear()
         self._driver = None
         del self.fabric
-        pool.close()  # all simulated processes have shared it
+        pool.close()  # shared by all simulated processes
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
-            # A method as a callback belongs to an object of an ended process.
+            # A bound method as callback belongs to an ended process's object.
             if isinstance((finalizer.peek() or (None, None))[1], MethodType):
                 finalizer.detach()
-        for _ in range(_COLLECTIONS):  # the next collection frees an object that a finalizer has revived
+        for _ in range(_COLLECTIONS):  # the next collection frees an object revived by a finalizer
             self.scheduler.forget()
             if not gc.collect():
                 break
@@ -251,7 +251,7 @@ class SimCluster:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def kill(self, group: str, rank: int) -> bool:
-        """Kill a rank's process, as SIGKILL does; return False if it has none."""
+        """Kill a rank's process, as by SIGKILL; return False if the rank has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"kill {group}:{rank}")
         if worker is not None:
@@ -259,7 +259,7 @@ class SimCluster:
         return worker is not None
 
     def stop(self, group: str, rank: int, seconds: float) -> bool:
-        """Stop a rank's process as SIGSTOP does, and continue it later; return False if it has none."""
+        """Stop a rank's process, as by SIGSTOP, and continue it later; return False if the rank has none."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"stop {group}:{rank} for {seconds:g} s")
         if worker is not None:
@@ -267,7 +267,7 @@ class SimCluster:
         return worker is not None
 
     def slow(self, group: str, rank: int, turn_s: float) -> bool:
-        """Make every turn of a rank's loops take ``turn_s`` seconds from now on; return False if it has no process."""
+        """From now on, make every turn of a rank's loops take ``turn_s`` seconds; return False if it has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"each turn of {group}:{rank} takes {turn_s:g} s")
         if worker is not None:
@@ -275,7 +275,7 @@ class SimCluster:
         return worker is not None
 
     def starve(self, group: str, rank: int, seconds: float) -> bool:
-        """Drop every descriptor sent to a rank for some seconds; return False if it has no process."""
+        """Drop every descriptor sent to a rank for some seconds; return False if the rank has no process."""
         worker = self.find(group, rank)
         self.scheduler.note("fault", f"{group}:{rank} gets no descriptors for {seconds:g} s")
         if worker is not None:
@@ -309,16 +309,16 @@ class SimCluster:
         self.fabric.cut(source, target, seconds)
 
     def stop_node(self, node: int, seconds: float) -> None:
-        """Stop a daemon as SIGSTOP does, and continue it later; its workers continue to run.
+        """Stop a daemon, as by SIGSTOP, and continue it later; its workers keep running.
 
-        A node other than node 0 ends once its lease is over: its guardian, which is not stopped, kills the daemon.
+        A node other than node 0 ends once its lease has expired, when its guardian, which is not stopped, kills it.
         """
         self.scheduler.note("fault", f"stop the daemon of node {node} for {seconds:g} s")
         self.nodes[node].stop_for(seconds)
         self.fabric.expect_silence(seconds)
 
     def kill_node(self, node: int) -> None:
-        """Kill a daemon, as SIGKILL does."""
+        """Kill a daemon, as by SIGKILL."""
         self.scheduler.note("fault", f"kill the daemon of node {node}")
         self.nodes[node].kill()
 
@@ -351,8 +351,8 @@ class SimCluster:
 def _close_coroutines() -> None:
     """End the coroutines of all simulated tasks, with an ended process's globals installed.
 
-    A program may keep some coroutines alive. A garbage collection after the simulation would run their ``finally``
-    blocks in the host process, which a worker's call would take for a forked child and end.
+    A program may keep some coroutines alive. Left open, they would run their ``finally`` blocks in the host process at
+    a later garbage collection, where a worker's call would take the host for a forked child and end it.
     """
     # tests/simulation/test_sim_deaths.py::test_a_task_that_outlives_its_simulation_ends_nothing
     for task in own_tasks.all_tasks():
@@ -362,7 +362,7 @@ def _close_coroutines() -> None:
 
 
 def _seed_generators(seed: int) -> Callable[[], None]:
-    """Seed the random generators that all processes share here; return a function that restores them."""
+    """Seed the random generators shared by all simulated processes; return a function that restores them."""
     state = random.getstate()
     numbers, tensors = numpy.random.get_state(), torch.get_rng_state()
     random.seed(seed)

@@ -1,4 +1,4 @@
-"""``SimLoop``, an event loop with virtual time that runs one callback a turn; its selector and how it is hosted."""
+"""``SimLoop``, an event loop with virtual time that runs one callback per turn; its selector and hosts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rlinf_async._wire.reading.idle_reader import IdleReader
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 TICK_S: Final = 1e-6
-"""The shortest wait in seconds; a shorter one could vanish in rounding."""
+"""Minimum wait in seconds; a shorter wait could vanish in rounding."""
 
 
 class _SerialHash:
-    """Base of objects whose hash is their serial number, so that sets of them have the same order in every run."""
+    """Base of objects hashed by serial number, so that sets of them have the same order in every run."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         # Serials start at 1 in each simulation, because the order within a set depends on the values of the hashes.
@@ -62,7 +62,7 @@ class SimSelector(SharedSelector):
 
 
 class SimLoop(asyncio.SelectorEventLoop):
-    """An event loop of a simulated process; either a thread runs it, or the scheduler runs it turn by turn."""
+    """An event loop of a simulated process, run by a thread, or turn by turn by the scheduler."""
 
     _ready: Any
     _scheduled: Any
@@ -93,7 +93,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        """Schedule at least a tick from now: rounded times could let a wait's timer fire early again and again."""
+        """Schedule at least a tick from now: because rounding could let a wait's timer fire early again and again."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 
     def create_future(self) -> Any:
@@ -112,7 +112,7 @@ class SimLoop(asyncio.SelectorEventLoop):
         return (self.selector.fileno(),)
 
     def _run_once(self) -> None:
-        """Run one turn per scheduler step; ``run_forever`` calls it, on a thread."""
+        """Run one turn per scheduler step; called by ``run_forever``, on a thread."""
         host = self._scheduler.current_actor()
         assert host is not None
         host.park(self)
@@ -122,7 +122,7 @@ class SimLoop(asyncio.SelectorEventLoop):
             self.turn()
 
     def turn(self) -> None:
-        """Run one callback; collect ready and due callbacks once all collected ones have run."""
+        """Run one callback; once all collected callbacks have run, collect ready and due callbacks."""
         ready = self._ready
         if not self._left:
             self._process_events(self.selector.select())  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ class SimLoop(asyncio.SelectorEventLoop):
             self._scheduled.clear()
 
     def _check_closed(self) -> None:
-        pass  # code that outlives its process may still call it, without effect
+        pass  # code that outlives its process may still call this, without effect
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         if not isinstance(context.get("exception"), SimulatedDeath):
@@ -189,7 +189,7 @@ class LoopActor:
         before, work._per_thread.wakeups = (
             work._per_thread.wakeups,
             self._wakeups,
-            # Keep this per thread; a real thread has one loop.
+            # Keep this per thread, because a real thread has only one loop.
         )
         try:
             self.loop.turn()
@@ -203,7 +203,7 @@ class LoopActor:
 
 
 class SimIdleReader(IdleReader):
-    """Reader for a worker's main thread that waits outside its loop: the thread parks."""
+    """Reader for a worker's main thread, which parks when it waits outside its loop."""
 
     def __init__(self, scheduler: Scheduler, host: ThreadActor, loop: SimLoop, other: SimSelector) -> None:
         super().__init__(loop, loop.selector, other)

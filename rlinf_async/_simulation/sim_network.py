@@ -22,7 +22,7 @@ _MAX_IN_FLIGHT: Final = 64
 """Number of messages in transit above which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
-"""Limit on connections between two daemons in a minute; more mean that a daemon keeps breaking them."""
+"""Limit on connections between two daemons per minute; more mean that a daemon keeps breaking them."""
 
 
 class SimStream:
@@ -60,7 +60,7 @@ class SimStream:
         scheduler.at(arrival, self._arrive)
 
     def _arrive(self) -> None:
-        """Deliver the next message, or keep it until the network is back."""
+        """Deliver the next message, or hold it until the network is restored."""
         if self.broken or not self._in_flight:
             return
         fabric = self.cable.fabric
@@ -90,7 +90,7 @@ class Cable:
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """Time by node until which its data is held up after a cut: TCP's backoff may last as long as the cut."""
+        """Time, by node, until which its data is delayed after a cut; TCP's backoff may last as long as the cut."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
@@ -125,7 +125,7 @@ class Cable:
 
 
 class SimPeerLink(PeerLink):
-    """A link without heartbeats while the network is intact, because hours of heartbeats would change nothing then."""
+    """A link without heartbeats while the network is intact, when hours of heartbeats would change nothing."""
 
     network: SimNetwork
     _sleeps = False
@@ -152,14 +152,14 @@ class Fabric:
         self.scheduler = scheduler
         self.networks: dict[int, SimNetwork] = {}
         self.held: list[tuple[int, int, Callable[[], None]]] = []
-        """Callbacks, with source and target node, that wait until the path between these is open."""
+        """Callbacks, with source and target node, that wait for the path between the two nodes."""
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
         self._silent_until = 0.0
 
     def disturb(self) -> None:
-        """Mark the network as possibly faulty, which resumes the heartbeats of all links."""
+        """Mark the network as possibly faulty, which resumes all links' heartbeats."""
         if self.is_whole:
             self.is_whole = False
             for network in self.networks.values():
@@ -202,7 +202,7 @@ class Fabric:
 
     @property
     def recovers_at(self) -> float:
-        """Time by which TCP has resent everything that earlier faults held up."""
+        """Time by which TCP has resent everything delayed by earlier faults."""
         waits = [until for cable in self.cables for until in cable.waits_until.values()]
         return max([self._silent_until, *self._cuts.values(), *waits])
 
@@ -224,7 +224,7 @@ class Fabric:
             network.loop.call_soon(event.set)
 
     def end_node(self, node: int) -> None:
-        """Break all connections of a daemon that has ended."""
+        """Break all connections of an ended daemon."""
         self.disturb()
         self.scheduler.after(_CALM_S, self.calm)
         for cable in self.cables:
@@ -289,7 +289,7 @@ class SimNetwork:
         """Open a connection to another daemon; return it with the peer's received counts.
 
         Raises:
-            NodeLost: the peer does not answer, or refuses.
+            NodeLost: the peer does not answer or refuses.
             AuthError: the peer refuses to continue the link.
         """
         fabric = self.fabric

@@ -1,4 +1,4 @@
-"""``SimNode``, a simulated node: its daemon's process, with a launcher's means to control it."""
+"""``SimNode``, a simulated node: its daemon's process, and a launcher's control over it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class SimNode:
         return self.process.has_ended or (self.task is not None and self.task.done())
 
     def stop_for(self, seconds: float) -> None:
-        """Stop the daemon as SIGSTOP does, and continue it later unless its guardian kills it first."""
+        """Stop the daemon, as by SIGSTOP, and continue it later unless its guardian kills it first."""
         self.process.stop_for(seconds)
         assert self.node is not None
         root = self.node._router.node_links.get(0)
@@ -124,7 +124,7 @@ class SimNode:
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """Kill the daemon as SIGKILL does; its workers die with it, as the kernel would kill them."""
+        """Kill the daemon, as by SIGKILL; the kernel would kill its workers with it."""
         if self.has_ended:
             return
         assert self.node is not None

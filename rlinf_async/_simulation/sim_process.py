@@ -42,7 +42,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     (registration, "_made"),
     (os.environ, "_data"),
 )
-"""Globals of which each real process has its own: module or mapping, and name."""
+"""Globals that are separate in each real process: module or mapping, and name."""
 
 _ON_CLASSES: Final = (
     (Scope, "_open"),
@@ -52,7 +52,7 @@ _ON_CLASSES: Final = (
         for name in ("current_worker", "logger", "PID", "accelerator_type", "torch_platform", "torch_device_type")
     ),
 )
-"""Class attributes of which each real process has its own: class, and name."""
+"""Class attributes that are separate in each real process: class, and name."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
@@ -68,11 +68,11 @@ class SimProcess:
     """A process of a simulation.
 
     Attributes:
-        stopped_until: time until which none of its actors runs.
+        stopped_until: time until which no actor of the process runs.
         starved_until: time until which descriptors sent to it are lost.
-        turn_s: virtual seconds that each of its turns takes.
-        rate: seconds on its clock per virtual second.
-        has_ended: True once none of its actors will run again.
+        turn_s: virtual seconds that each turn takes.
+        rate: seconds on the process's clock per virtual second.
+        has_ended: True once no actor of the process will run again.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str], rate: float = 1.0) -> None:
@@ -86,7 +86,7 @@ class SimProcess:
         self.loops: list[Any] = []
         self.actors: list[Any] = []
         self.on_exit: Callable[[int], None] = lambda code: None
-        """Callback for the process's own exit, which ends it."""
+        """Callback for an exit of the process by itself."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]
@@ -129,7 +129,7 @@ class SimProcess:
         self.stopped_until = self._scheduler.now + seconds
 
     def end(self, connections: Iterable[Any] = (), *sockets: Any) -> None:
-        """End the process as the kernel does: threads stop; sockets are closed, and their unsent data is lost."""
+        """End the process as the kernel does: threads stop, sockets are closed, and unsent data is lost."""
         self.has_ended = True
         for actor in self.actors:
             self._scheduler.remove(actor)
@@ -140,7 +140,7 @@ class SimProcess:
         for sock in sockets:
             with contextlib.suppress(OSError):
                 sock.close()
-        # SIGKILL runs no code, but coroutines that are dropped with their loop run their `finally` blocks. With another
+        # SIGKILL runs no code, but coroutines dropped with their loop run their `finally` blocks. With another
         # process's globals installed, such a block would change that process's environment.
         # tests/simulation/test_sim_deaths.py::test_a_death_changes_no_other_process
         with self._scheduler.grave.entered():

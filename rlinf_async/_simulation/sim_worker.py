@@ -1,4 +1,4 @@
-"""``SimWorkerProcess``, a worker of a simulated daemon: its start as threads and loops, and its death."""
+"""``SimWorkerProcess``, a worker of a simulated daemon: started as threads and loops, and its death."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlinf_launcher.daemon.exit_status import ExitStatus
 from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup, WorkerStarter
 
 _BIRTH_S = 0.05
-"""Longest time in virtual seconds that the start of a process takes."""
+"""Maximum virtual seconds that a process takes to start."""
 
 
 class SimWorkerProcess(WorkerProcess):
@@ -101,7 +101,7 @@ class SimWorkerProcess(WorkerProcess):
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
         connections: list[Any] = []
         if self._runtime is not None:
-            self._runtime.direct_callers._granted = False  # code that runs during the exit must not open another socket
+            self._runtime.direct_callers._granted = False  # code run during the exit must not open another socket
             connections = [*filter(None, (*self.connections(), self._runtime.client._connection))]
             os.close(self._runtime._alarm)
             if self._runtime.client.closed is None:
@@ -136,10 +136,10 @@ class SimWorkerProcess(WorkerProcess):
             if (fd := connection.fileno()) < 0:
                 continue
             if how == "shutdown":
-                with contextlib.suppress(OSError):  # the socket may be broken already
+                with contextlib.suppress(OSError):  # the socket may already be broken
                     connection._socket.sock.shutdown(socket.SHUT_RDWR)
             else:
-                # Keep the number in use: another file that got it would also get the frames, beyond repair.
+                # Keep the number in use, because another file with this number would irreparably get the frames.
                 null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 os.dup2(null, fd, inheritable=False)
                 os.close(null)

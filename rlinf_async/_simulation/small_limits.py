@@ -1,4 +1,4 @@
-"""``small_limits``: small values for the protocol's thresholds, so that short simulated programs cross each of them.
+"""``small_limits``: small values for the protocol's thresholds, so that short simulated programs cross each threshold.
 
 Real runs keep the constants: the modules read them as usual, and small values replace them only while a
 ``small_limits`` block runs. Settings have environment variables, so the block returns their values::
@@ -67,7 +67,7 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
     (stand_ins, "_SHARE_CUT_SHORT", 0.2),
     (transport_choice, "TRANSPORTS", {"pieces": transport_choice.TRANSPORTS["pieces"]._replace(min_bytes=64 * _KIB)}),
-    (service, "count_memory", lambda: 16 * _KIB),  # half of it is the ``max_bytes`` of channels without their own
+    (service, "count_memory", lambda: 16 * _KIB),  # half of it is the default ``max_bytes`` of channels
 )
 """Module of each threshold, its name, and its small value."""
 
@@ -80,7 +80,7 @@ SETTINGS: Final = {
 
 @contextlib.contextmanager
 def small_limits() -> Iterator[dict[str, int]]:
-    """Install the small values while the block runs; yield the settings that go with them."""
+    """Context manager: installs the small values, and yields the matching settings."""
     with contextlib.ExitStack() as places:
         for module, name, value in LIMITS:
             for place in _holders(module, name):
@@ -89,7 +89,7 @@ def small_limits() -> Iterator[dict[str, int]]:
 
 
 def _holders(module: ModuleType, name: str) -> list[ModuleType]:
-    """Return the module of a constant, and all modules that have imported it by name."""
+    """Return a constant's module, and all modules that have imported it by name."""
     value = vars(module)[name]
     if name.startswith("_"):
         return [module]

@@ -1,4 +1,4 @@
-"""Stand-ins for functions that start threads, make loops or block; they affect simulated threads only.
+"""Stand-ins for functions that start threads, create loops or block; they affect only simulated threads.
 
 In a simulated process, a new thread becomes an actor that runs while it has the baton, a new loop has virtual time, and
 a blocking wait parks its thread. Other threads of the program see the real functions.
@@ -33,7 +33,7 @@ from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
 _OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
-"""Threads of the framework that are not actors: they wait only for the kernel."""
+"""Framework threads that are not actors, because they wait only for the kernel."""
 
 
 _SHARE_CUT_SHORT: Final = 0.0
@@ -55,7 +55,7 @@ class WaitUntil:
 
 
 class SimGate:
-    """Gate of a simulated thread that has no other work while it waits."""
+    """Gate of a simulated thread that does nothing else while it waits."""
 
     __slots__ = ("_actor", "_is_open")
 
@@ -148,7 +148,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return not waiter.locked()
 
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Run jobs one at a time, even in an executor with several threads."""
+        """Run jobs one at a time, even if the executor has several threads."""
         process = scheduler.current
         if process is None or not scheduler.in_simulation():
             return _REAL.submit(executor, function, *args, **options)
@@ -173,12 +173,12 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return not threading.current_thread().name.startswith(SIMULATED)
 
     def register(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """Register exit functions for good, except methods of objects that end with their simulated process."""
+        """Register exit functions, except methods of objects that end with their simulated process."""
         is_of_a_thing = isinstance(function, MethodType) and not isinstance(function.__self__, type)
         return function if is_of_a_thing and scheduler.in_simulation() else _REAL.register(function, *args, **options)
 
     def run_exit_functions() -> None:
-        """Do nothing for a simulated process: all exit functions belong to the host process."""
+        """Do nothing for a simulated process, because all exit functions belong to the host process."""
         if is_outside():
             _REAL.run_exit_functions()
 
@@ -200,7 +200,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return size, [], flags | socket.MSG_CTRUNC, address
 
     def accepted_bytes(sock: socket.socket, size: int, has_descriptors: bool) -> int:
-        """Return how many of ``size`` bytes the socket accepts; if none, raise the kernel's error (OSError)."""
+        """Return how many of ``size`` bytes the socket accepts; raise the kernel's error (OSError) if none."""
         if not scheduler.in_simulation() or sock.gettimeout() != 0 or scheduler.writes.random() >= _SHARE_CUT_SHORT:
             return size
         how = scheduler.writes.choice(("part", "part", "none", "short"))
@@ -208,20 +208,21 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             raise BlockingIOError(errno.EAGAIN, "the send buffer of a simulated socket is full")
         if how == "short" and has_descriptors:
             raise OSError(errno.ETOOMANYREFS, "too many descriptors of simulated processes are under way")
-        # Accept eighths of the size: the size of a pickle varies by a byte from run to run. A choice that depended on
-        # it would change all later ones, and a seed would not determine its run (tests/simulation/test_sim_cluster.py).
+        # Accept eighths of the size, because a pickle's size varies by a byte from run to run: a choice that depended
+        # on it would change all later choices, and a seed would not determine its run
+        # (tests/simulation/test_sim_cluster.py).
         return max(1, size * scheduler.writes.choice((0, 1, 3, 5, 7)) // 8)
 
     def send(sock: socket.socket, data: Any, flags: int = 0) -> int:
         return _REAL.send(sock, data[: accepted_bytes(sock, len(data), False)], flags)
 
     def sendmsg(sock: socket.socket, buffers: Any, ancillary: Any = (), flags: int = 0) -> int:
-        """Send only the accepted bytes; all descriptors go with the first byte, as in the kernel."""
+        """Send only the accepted bytes; all descriptors travel with the first byte, as in the kernel."""
         data = b"".join(buffers)
         return _REAL.sendmsg(sock, [data[: accepted_bytes(sock, len(data), bool(ancillary))]], ancillary, flags)
 
     def refuse_ended_processes(stand_in: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuse calls of ended processes, whose leftover code would start real threads and wait forever."""
+        """Reject calls from ended processes, whose leftover code would start real threads and wait forever."""
 
         @functools.wraps(stand_in)
         def refuse(*args: Any, **options: Any) -> Any:
@@ -257,7 +258,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     finally:
         _scheduler = None
         for (_, name, _), restore in zip(places, restores, strict=True):
-            # A thread that waits outside the simulation continues for some time, and may try to end its process.
+            # A thread waiting outside the simulation continues for a while, and may try to end its process.
             if name not in ("_exit", "_run_exitfuncs") or not scheduler.has_stuck_threads:
                 restore()
 

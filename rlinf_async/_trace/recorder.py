@@ -1,8 +1,8 @@
 """Starts recording once the daemon has welcomed a process; opens, collects and closes a run's trace.
 
-In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``).  The daemons
-read these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for
-anything.
+In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``). The daemons
+read the logs, and one daemon writes the file (``launcher/daemon/trace_service.py``), so that no process sends or waits
+for anything.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def attach(client: NodeClient, name: str) -> None:
 
 
 async def open_trace(client: NodeClient, path: str | None) -> None:
-    """Trace the run, this process included, into an absolute ``path``; None for a file beside the logs.
+    """Trace the run, including this process, into an absolute ``path``; None for a file beside the logs.
 
     Raises:
-        ConfigError: the file cannot be written, or the run is traced into another one.
+        ConfigError: the file cannot be written, or the run is already traced into another file.
     """
     facts = await client.request(operations.OpenTrace(path), what="a file for the trace")
     start = operations.StartTrace(facts["node"], facts["path"])
@@ -60,7 +60,7 @@ async def close_trace(client: NodeClient) -> None:
     """Complete the file with all recorded spans of the run, and stop recording in this process."""
     if client.welcome.get("trace") is not None:
         recording.detach(client)
-        with contextlib.suppress(RLinfAsyncError):  # the run has ended; the file has the spans that have arrived
+        with contextlib.suppress(RLinfAsyncError):  # the run has ended, so the file keeps the spans collected so far
             await collect(client)
 
 

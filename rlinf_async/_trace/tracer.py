@@ -1,4 +1,4 @@
-"""``Tracer``: records users' own spans, by context manager, decorator or call, in the trace of a run."""
+"""``Tracer``: records users' spans, by context manager, decorator or call, in a run's trace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async._recorder.state.span_log import SpanLog
 from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
 
-_MAX_TEXT_CHARS: Final = 200  # a name, or a text among the arguments, is cut at this length
+_MAX_TEXT_CHARS: Final = 200  # names and text arguments are cut at this length
 
 _MAX_ARGUMENTS: Final = 16
 
@@ -25,13 +25,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Tracer:
     """Spans of user code, in addition to the recorded calls, messages, channels and timers.
 
-    It works in drivers and in workers, in coroutines and in threads; in a run that is not traced, it does nothing.  A
-    run is traced if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with
-    ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens the file,
-    even during the run.
+    Works in drivers and workers, in coroutines and threads; does nothing in a run that is not traced. A run is traced
+    if it was started with ``rlinf-launch --trace FILE``, with ``Cluster(trace="file.json")`` or with ``cluster.tracer:
+    {enable: true, output_file: ...}`` in its configuration. https://ui.perfetto.dev opens the file, even during the
+    run.
 
     Spans of one coroutine, or of one thread, are nested; overlapping spans of several are on separate tracks. The trace
-    keeps numbers and texts of the arguments, and only the type of all others.
+    keeps arguments that are numbers or texts, and only the type of any other argument.
 
     Example:
         with Tracer.trace_span("load", args={"shard": 3}):
@@ -43,13 +43,13 @@ class Tracer:
 
     @staticmethod
     def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
-        """Begin a span; ``trace_end`` ends it in the same coroutine, or in the same thread outside coroutines."""
+        """Begin a span; ``trace_end`` ends it in the same coroutine or, outside coroutines, in the same thread."""
         if (log := recording.log) is not None:
             log.enter(_text(name), _text(cat), plain(args))
 
     @staticmethod
     def trace_end(name: str, cat: str = "default") -> None:
-        """End the latest span of that name and category begun here; do nothing if there is none."""
+        """End the latest span with this name and category begun here; do nothing if there is none."""
         if (log := recording.log) is not None:
             log.end_innermost(_text(name), _text(cat))
 
@@ -63,7 +63,7 @@ class Tracer:
         """Decorate a function, ``def``, ``async def`` or an async generator; with or without arguments.
 
         Args:
-            name: name of its spans; by default its qualified name.
+            name: name of the spans; by default the function's qualified name.
         """
 
         def decorate(function: F) -> F:
@@ -73,19 +73,19 @@ class Tracer:
 
     @staticmethod
     def finalize(*, cluster: registry.HasClient | None = None) -> Any:
-        """Complete the file with the spans that all processes of the run have recorded so far; recording continues.
+        """Complete the file with the spans recorded so far by all the run's processes; recording continues.
 
         This call is optional: the end of the cluster completes the file.
 
         Args:
-            cluster: cluster whose trace it is, if several are open in this process.
+            cluster: cluster to trace, if several are open in this process.
 
         Returns:
             The path of the file on the driver's machine, None if the run is not traced; in a coroutine, a ``Work`` with
-            that path.
+            the path.
 
         Raises:
-            RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
+            RuntimeError: no ``cluster=`` was given, and this process does not have exactly one open cluster.
         """
         client = registry.client_of(cluster)
         return blocking(client.run(recorder.collect(client), what="the trace of the run"))
@@ -109,8 +109,8 @@ class TraceSpan:
             self._span = self._log.enter(_text(self._name), _text(self._category), plain(self._args))
 
     def __exit__(self, *exc_info: object) -> None:
-        # Skip the end in a child that was forked meanwhile: the log is its parent's, and a parent's thread may hold its
-        # lock.
+        # Skip the end in a child forked within the span, because the log belongs to the parent, and a parent's thread
+        # may hold its lock.
         if self._log is not None and self._log is recording.log:
             self._log.end(self._span)
         self._log = None
@@ -121,7 +121,7 @@ def _traced(function: F, name: str, category: str) -> F:
 
         @functools.wraps(function)
         async def stream(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            # aclosing closes the inner generator with this one; otherwise the garbage collector would close it later.
+            # aclosing closes the inner generator with this one; otherwise the garbage collector would, later.
             with TraceSpan(name, category, None):
                 async with contextlib.aclosing(function(*args, **kwargs)) as items:
                     async for item in items:
@@ -148,7 +148,7 @@ def _traced(function: F, name: str, category: str) -> F:
 def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a span's arguments as plain data: numbers and texts, and the type of anything else.
 
-    No ``repr`` is called: that of a tensor on a device would wait for the device.
+    No ``repr`` is called, because a device tensor's ``repr`` would wait for the device.
     """
     if not args:
         return None

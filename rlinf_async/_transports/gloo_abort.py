@@ -1,7 +1,8 @@
-"""Aborts users' pending Gloo collectives: ends their TCP connections, found by Gloo threads' epoll descriptors.
+"""Aborts users' pending Gloo collectives by ending their TCP connections, found through Gloo threads' epoll
+descriptors.
 
-Gloo has no way to end a pending operation. Each of its devices has a thread in ``epoll_wait``, and the kernel lists the
-descriptors for which that thread waits. Neither torch's store nor the user's connections are touched.
+Gloo cannot abort a pending operation. Each Gloo device has a thread in ``epoll_wait``, and the kernel lists the
+descriptors on which that thread waits. Neither torch's store nor the user's connections are touched.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from rlinf_async._transports.tcp_connections import TcpConnection, connection_at
 _THREAD: Final = b"gloo_tcp_loop"
 
 _LOOK_S: Final = 1.0
-"""Seconds to catch a thread in its system call: it returns every 10 ms, and may then wait for a CPU."""
+"""Seconds to catch a thread in its system call, which returns every 10 ms; the thread may then wait for a CPU."""
 
 
 def end_connections() -> int:
     """End the connections of all Gloo process groups except this framework's own pairs. Return their number.
 
-    Listening sockets are left alone: Gloo ends the whole process if one of them is shut down.
+    Listening sockets are left alone, because Gloo aborts the whole process if one of them is shut down.
     """
     ended = 0
     for poll in _polls():
@@ -67,5 +68,5 @@ def _connections_of(poll: int) -> Iterator[socket.socket]:
             continue
         if os.fstat(connection.fileno()).st_ino == int(watched[2], 16):
             yield connection
-        else:  # the number was reused meanwhile
+        else:  # the number has been reused
             connection.close()

@@ -19,18 +19,17 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
-"""Bytes that the peer may send ahead, if they belong to two transfers: the message for the next transfer travels while
-the memory of the last one does."""
+"""Bytes that the peer may send ahead, if they belong to two transfers, so that the next transfer's message travels
+together with the last transfer's memory."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
-"""Gloo tries to connect for up to five times this long, and cannot be interrupted meanwhile. A shorter timeout is
-dangerous: when Gloo gives up, it frees memory that its own thread still uses, and the process dies; a distant peer
-takes tenths of a second to answer.
-tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
+"""Gloo tries to connect for up to five times this long, uninterruptibly. A shorter timeout is dangerous: when Gloo
+gives up, it frees memory that its own thread still uses, and the process dies; a distant peer takes tenths of a second
+to answer. tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
-"""Timeout for one chunk that the peer is sending. Nothing interrupts Gloo within a chunk, not even the end of its
-connection, and the pair is closed afterwards. So a thread may linger this long when a pair breaks."""
+"""Timeout for one chunk that the peer is sending, after which the pair is closed. Nothing interrupts Gloo within a
+chunk, not even the end of its connection, so a thread may linger this long when a pair breaks."""
 
 _MAX_TAGS: Final = 1 << 31
 
@@ -43,9 +42,8 @@ Job = Callable[[], None]
 class GlooDevice:
     """Gloo device that listens on one address of this machine, shared by all pairs of the process.
 
-    Gloo sends and receives in the device's thread, but starts each send in the caller's: it copies into the socket as
-    long as that accepts data. The device therefore has a thread that sends for all callers. That thread never waits for
-    a peer.
+    Gloo sends and receives on the device's thread, but starts each send on the caller's, copying into the socket as
+    long as it accepts data. So the device has a thread that sends for all callers, and never waits for a peer.
     """
 
     _lock = threading.Lock()
@@ -54,7 +52,7 @@ class GlooDevice:
     def __init__(self, address: str) -> None:
         self._address = address
         self._users = 0
-        # Do not use lazy pairs: with a shared device the first message of a lazy pair never arrives.
+        # Do not use lazy pairs, because with a shared device a lazy pair's first message never arrives.
         self.gloo: Any = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         threading.Thread(target=self._run, name="rlinf-gloo-send", daemon=True).start()
@@ -81,7 +79,7 @@ class GlooDevice:
                 self._jobs.put(None)
 
     def submit(self, job: Job) -> None:
-        """Run ``job``, which must not raise, in the sending thread, after earlier jobs."""
+        """Run ``job``, which must not raise, on the sending thread, after earlier jobs."""
         self._jobs.put(job)
 
     def _run(self) -> None:
@@ -91,7 +89,7 @@ class GlooDevice:
 
 
 class _GlooReceive:
-    """Transfer that Gloo is receiving."""
+    """Transfer being received by Gloo."""
 
     def __init__(self, receiving: ReceiveTransfer[Any], start: int) -> None:
         self.receiving = receiving
@@ -105,8 +103,8 @@ class _GlooReceive:
 class GlooPair(Pair):
     """Connection to the peer's pair, with a thread that sets it up and receives.
 
-    Only that thread waits for Gloo's constructor and operations. ``close`` makes the store raise and ends the
-    connection; it does not wait for the thread.
+    Only this thread waits for Gloo's constructor and operations. ``close`` makes the store raise and ends the
+    connection, without waiting for the thread.
     """
 
     def __init__(self, owner: PairOwner, first: bool, address: str) -> None:
@@ -184,7 +182,7 @@ class GlooPair(Pair):
         self._device = GlooDevice.acquire(self._address)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch does not list it
         options._devices = [self._device.gloo]
-        options._threads = 0  # Gloo's threads serve collectives only
+        options._threads = 0  # Gloo's threads serve only collectives
         options._timeout = _CONNECT_TIMEOUT
         group = ProcessGroupGloo(self._store, self._rank, 2, options)
         connection = self._find_connection()
@@ -198,10 +196,10 @@ class GlooPair(Pair):
             self._submit(sending, tag, start)
 
     def _find_connection(self) -> TcpConnection:
-        """Return the connection of the new group: without it, an operation of the group could not be ended."""
+        """Return the new group's connection, which is needed to end the group's operations."""
         own, peers = (self._store.get(f"0/{rank}") for rank in (self._rank, 1 - self._rank))
         connection = TcpConnection.find(lambda _, far: is_named_in(peers, far))
-        if connection is not None:  # this side has opened the connection
+        if connection is not None:  # this side opened the connection
             self._owner.connected(self, connection.near)
             return connection
         with self._changed:
@@ -214,9 +212,9 @@ class GlooPair(Pair):
         return connection
 
     def _serve(self, taken: deque[_GlooReceive]) -> None:
-        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive has; Gloo's own thread fills
-        # a receive that has entered, whatever this thread waits for; and this thread waits for nothing else. So the
-        # oldest receive depends on one peer's progress alone, never on another transfer.
+        # No cycle of peers can deadlock: a send enters Gloo only after the peer's receive; Gloo's own thread fills an
+        # entered receive, whatever this thread waits for; and this thread waits for nothing else. So the oldest receive
+        # depends only on one peer's progress, never on another transfer.
         while self._error is None:
             self._advance(taken)
 
@@ -300,7 +298,8 @@ class GlooPair(Pair):
         group = self._group
         if group is None or self._error is not None:
             return
-        # Keep the works until the peer has everything. Waiting for them would add nothing, and might take forever.
+        # Keep the works until the peer has received everything. Waiting for them is unnecessary, and might take
+        # forever.
         works: list[Any] = []
         with self._changed:
             self._sent[sending.number] = (sending, works)

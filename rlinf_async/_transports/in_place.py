@@ -19,14 +19,14 @@ def is_tensor(value: Any) -> bool:
 
 
 def describe(tensor: torch.Tensor) -> list[Any]:
-    """Return the properties that a receiver's tensor must have."""
+    """Return the properties that a receiver's tensor must match."""
     return [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), tensor.device.type]
 
 
 def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
-    """Return the reason why a tensor cannot be received into another one; None if it can.
+    """Return the reason why a tensor cannot be received into another tensor; None if it can.
 
-    The device type must match, too: a receiver on another device type has to agree with its sender explicitly.
+    The device type must match, too, because a receiver on another device type must agree with its sender explicitly.
     """
     for name, sent_value, own_value in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
         if sent_value != own_value:
@@ -48,9 +48,9 @@ def flatten(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fill(tensor: torch.Tensor, content: bytes | memoryview | SharedSegment | torch.Tensor, after: Any = None) -> None:
-    """Copy the bytes of a tensor of the same dtype and shape into this one, whatever its device and strides.
+    """Copy the bytes of a tensor of the same dtype and shape into this tensor, whatever its device and strides.
 
-    The copy begins ``after`` a ``gpu_tensors.mark``, and is complete on return: any stream may read it.
+    The copy begins ``after`` a ``gpu_tensors.mark``, and is complete on return, when any stream may read the tensor.
     """
     target = tensor.detach()
     if target.nbytes:

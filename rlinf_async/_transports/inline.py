@@ -1,7 +1,7 @@
 """``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within the receiver's window.
 
-It needs neither shared memory nor a connection beyond the existing sockets of the two workers. The receiver requests a
-transfer, and limits the pieces in transit so that no process in between has to buffer much::
+The link needs neither shared memory nor a connection beyond the two workers' existing sockets. The receiver requests a
+transfer, and limits the pieces in transit so that no process in between must buffer much::
 
     sender                                      receiver
     send(7, …)       ◄── "begin", 7, window ──  receive(7, …)
@@ -32,7 +32,7 @@ class _InlineSend(Work[None]):
         self.offset = 0
 
     def next_piece(self) -> bytes | None:
-        """Return the next bytes of the concatenated buffers; None at their end."""
+        """Return the next bytes of the concatenated buffers; None at the end."""
         if self.place == len(self.buffers):
             return None
         buffer = self.buffers[self.place]
@@ -64,7 +64,7 @@ class _InlineReceive(Work[list[memoryview]]):
 
 
 class InlineLink(Link):
-    """Link for buffers of any size in pieces through the sockets; it ignores ``first`` and ``address``."""
+    """Link that sends buffers of any size in pieces through the sockets; ignores ``first`` and ``address``."""
 
     def __init__(self, post: Post, first: bool = True, address: str = "") -> None:
         self._post = post

@@ -1,4 +1,4 @@
-"""Job queues that run one job at a time, in order: in their own thread, or after a lock is released."""
+"""Job queues that run one job at a time, in order: on their own thread, or after a lock is released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Job = Callable[[], object]
 
 
 class _JobQueue:
-    """Queue of jobs that one thread at a time runs. A job that raises does not stop the jobs behind it."""
+    """Queue of jobs, run by one thread at a time. A job that raises does not stop later jobs."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition(threading.Lock())
@@ -26,7 +26,7 @@ class _JobQueue:
         self._is_busy = False
 
     def _begin(self) -> bool:
-        """True if there are jobs and no thread runs them; the caller, which holds the lock, then calls ``_do_all``."""
+        """True if there are jobs that no thread runs; the caller, which holds the lock, must then call ``_do_all``."""
         is_first = bool(self._jobs) and not self._is_busy
         self._is_busy |= is_first
         return is_first
@@ -34,7 +34,7 @@ class _JobQueue:
     def _on_error(self, error: BaseException) -> None: ...
 
     def _do_all(self, linger_s: float = 0.0) -> BaseException | None:
-        """Run all jobs, including those added meanwhile. Return the first error, such as a signal handler's."""
+        """Run all jobs, including jobs added during the run. Return the first error, such as a signal handler's."""
         failure: BaseException | None = None
         while True:
             with self._condition:
@@ -53,9 +53,9 @@ class _JobQueue:
 
 
 class LazyThread(_JobQueue):
-    """Runner of jobs in its own thread, which exists only while there are jobs.
+    """Runner of jobs on its own thread, which exists only while there are jobs.
 
-    The idle thread waits ``linger_s`` seconds for another job: waking it is faster than a new start.
+    The idle thread waits ``linger_s`` seconds for another job, because waking it is faster than a new start.
     """
 
     def __init__(self, name: str, linger_s: float = 0.0) -> None:
@@ -64,7 +64,7 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; a next job retries."""
+        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; later jobs retry."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():
@@ -75,9 +75,9 @@ class LazyThread(_JobQueue):
         except RuntimeError:
             with self._condition:
                 self._jobs.remove(job)
-            # Another thread may have added a job meanwhile and left it to this thread's start. Nothing else would do it
-            # before the next ``submit``, so it is done here.
-            # tests/_transports/test_lazy_thread.py::test_a_job_that_was_added_while_no_thread_could_start_is_done
+            # Another thread may have added a job and relied on this thread's start. Nothing else would run the job
+            # before the next ``submit``, so run it here. tests/_transports/test_lazy_thread.py::
+            # test_a_job_that_was_added_while_no_thread_could_start_is_done
             self._do_all()
             raise
 
@@ -95,9 +95,9 @@ class LazyThread(_JobQueue):
 
 
 class DeferredActions(_JobQueue):
-    """Lock with a queue of actions, which the first thread that releases it runs.
+    """Lock with a queue of actions, run by the first thread that releases the lock.
 
-    No foreign code runs under the lock, and messages are sent in the order of the decisions::
+    No foreign code runs under the lock, and messages are sent in the order in which they were decided::
 
         with deferred.locked():
             self.state = ...
@@ -106,7 +106,7 @@ class DeferredActions(_JobQueue):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; on exit, also after an error, run the queued actions, unless another thread is doing so."""
+        """Hold the lock; on exit, even after an error, run the queued actions unless another thread is running them."""
         try:
             with self._condition:
                 yield

@@ -1,4 +1,4 @@
-"""``Link``: interface of a transport of large CPU buffers between two workers (send, receive, control, discard)."""
+"""``Link``: interface of a transport for large CPU buffers between two workers (send, receive, control, discard)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlinf_async._transports.memory import Memory
 from rlinf_async.work import Work
 
 Post = Callable[[Any], None]
-"""Function that sends small plain data to the peer's link, whose ``on_control`` gets it: in order, exactly once."""
+"""Function that sends small plain data to the ``on_control`` of the peer's link, in order, exactly once."""
 
 
 class Link(ABC):
@@ -18,11 +18,11 @@ class Link(ABC):
 
     The two mailboxes agree on a transfer before either link is called: the sender has announced its number and sizes.
     Numbers are separate for each direction: ``send(7)`` on one side is unrelated to ``send(7)`` on the other. Both
-    sides request the transfers of one direction in the same order, but one side may be far ahead.
+    sides request the transfers of one direction in the same order, but one side may be far ahead of the other.
 
-    A link is constructed as ``Kind(post, first, address)``: ``first`` is true on exactly one side, and
-    ``address`` is this node's own address. Nothing is set up before the first transfer. All methods return at once and
-    may be called from any thread; the works settle on any thread::
+    A link is constructed as ``Kind(post, first, address)``: ``first`` is true on exactly one side, and ``address`` is
+    this node's own address. Nothing is set up before the first transfer. All methods return immediately and may be
+    called from any thread; the works may settle on any thread::
 
         sender                                          receiver
         send(7, [view]) ── post ──► on_control          receive(7, [size]) ── post ──► on_control
@@ -38,20 +38,19 @@ class Link(ABC):
         """Receive the transfer of this number into new writable memory of ``sizes`` bytes."""
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:
-        """Receive into memory from the given allocator; a link that cannot do so uses its own."""
+        """Receive into memory from the given allocator; a link that cannot do so uses its own allocator."""
         return self.receive(transfer, sizes)
 
     @abstractmethod
     def on_control(self, facts: Any) -> None:
-        """Handle data that the peer's link has posted."""
+        """Handle data posted by the peer's link."""
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """Fail all open transfers with ``error``, after an error, deadline or death; the next use sets up the link
-        again.
+        """Fail all open transfers with ``error``, after an error, deadline or death; the next use reopens the link.
 
         The peer's link is notified, so that its transfers fail, too. Idempotent; does not block.
 
         Args:
-            transfer: fail only the send of this number; the others still arrive.
+            transfer: fail only the send with this number; the others still arrive.
         """

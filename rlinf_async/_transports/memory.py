@@ -1,7 +1,7 @@
 """CPU memory to receive tensors into: ``WarmMemory``, a pool reused once unreferenced; ``GivenMemory``, one buffer.
 
-Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it. Memory that
-a receiver has released is therefore kept, up to a bound, and handed out again::
+Fresh memory costs a page fault per page, which more than halves the speed of a transfer that writes to it. So memory
+released by a receiver is kept, up to a bound, and reused::
 
     view = warm.take(nbytes)        # writable; contents undefined
     tensor = torch.frombuffer(view, ...)
@@ -27,11 +27,11 @@ class Memory(Protocol):
     """Allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Return writable memory, exclusive to its caller while views or tensors of it live, or raise MemoryError."""
+        """Return writable memory, exclusive to the caller while its views or tensors live, or raise MemoryError."""
 
 
 class GivenMemory:
-    """One existing buffer, for a request of exactly its size; other requests get new memory."""
+    """One existing buffer, for a request of exactly its size; any other request gets new memory."""
 
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
@@ -41,11 +41,12 @@ class GivenMemory:
 
 
 class WarmMemory:
-    """Pool of memory blocks, which return automatically once unreferenced. Any thread may call its methods."""
+    """Pool of memory blocks, which are returned automatically once unreferenced; thread-safe."""
 
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
-        # Use a deque, not a lock: the garbage collector may return memory in any thread, which may hold any lock.
+        # Use a deque, not a lock, because the garbage collector may return memory on any thread, which may hold any
+        # lock.
         self._unused: deque[mmap.mmap] = deque()
 
     def __repr__(self) -> str:
@@ -56,7 +57,7 @@ class WarmMemory:
         return sum(map(len, tuple(self._unused)))
 
     def take(self, nbytes: int) -> memoryview:
-        """Return memory, as ``Memory.take`` does; its contents are undefined."""
+        """Return memory with undefined contents, like ``Memory.take``."""
         if nbytes < _SMALL_BYTES:
             return memoryview(bytearray(nbytes))
         memory = self._find(nbytes) or _allocate(nbytes)
@@ -84,7 +85,7 @@ class WarmMemory:
 
 
 def _allocate(nbytes: int) -> mmap.mmap:
-    # Round up by at most an eighth, so that messages of similar sizes share the memory.
+    # Round up by at most an eighth, so that messages of similar sizes can reuse the memory.
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     try:
         memory = mmap.mmap(-1, -(-nbytes // step) * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -1,4 +1,4 @@
-"""Table of a link's unfinished transfers, and of the peer's requests and refusals that arrived before them.
+"""Table of a link's unfinished transfers, and of the peer's early requests and refusals.
 
 Each side may be ahead of the other: a transfer may be requested before it is offered, and abandoned before both. Plain
 state; its owner's lock guards it.
@@ -14,7 +14,7 @@ from rlinf_async._transports.transfer import Buffer, ReceiveTransfer, SendTransf
 from rlinf_async.errors import TransferFailed
 
 _MAX_TRIES: Final = 5
-"""Number of connections that may break without progress during one transfer."""
+"""Number of connections that may break during one transfer without progress."""
 
 _SomeTransfer = TypeVar("_SomeTransfer", bound=Transfer[Any])
 
@@ -28,18 +28,18 @@ class TransferRequest(NamedTuple):
 
 
 class OpenTransfers(Generic[Buffer]):
-    """Requested and unfinished transfers of a link, by number; each direction has its own numbers."""
+    """Requested, unfinished transfers of a link, by number; each direction has its own numbers."""
 
     def __init__(self) -> None:
         self.sendings: dict[int, SendTransfer] = {}
         self.receivings: dict[int, ReceiveTransfer[Buffer]] = {}
         self._newest = -1
-        # Transfers not offered yet that the peer has requested, or has refused.
+        # Transfers not offered yet that the peer has already requested or refused.
         self._requests: dict[int, TransferRequest] = {}
         self._unwanted: dict[int, TransferFailed] = {}
-        # Transfers not requested here yet that the peer has abandoned.
+        # Transfers that the peer has abandoned before this side requested them.
         self._withdrawn: dict[int, TransferFailed] = {}
-        # Transfers that this side has abandoned, without the peer's confirmation so far: it may still request them.
+        # Transfers abandoned by this side but not yet confirmed by the peer, which may still request them.
         self._abandoned: set[int] = set()
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class OpenTransfers(Generic[Buffer]):
         return self._requests.pop(number, None)
 
     def refuse(self, number: int) -> None:
-        """Record that a transfer will not be sent; the peer may request it until it knows."""
+        """Record that a transfer will not be sent; until the peer knows, it may request the transfer."""
         self._abandoned.add(number)
 
     def request(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
@@ -71,7 +71,7 @@ class OpenTransfers(Generic[Buffer]):
         return None
 
     def find(self, number: int, request: TransferRequest) -> SendTransfer | None:
-        """Return the transfer that the peer requests; the request is kept if the transfer has not been offered yet."""
+        """Return the transfer that the peer requests; keep the request if the transfer has not been offered yet."""
         sending = self.sendings.get(number)
         if sending is None and number not in self._abandoned:
             self._requests[number] = request
@@ -88,7 +88,7 @@ class OpenTransfers(Generic[Buffer]):
         return self.sendings.pop(number, None)
 
     def abandon(self, receivings: Collection[int], sendings: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Remove and return the open ones among these transfers; the caller must notify the peer."""
+        """Remove and return those of these transfers that are open; the caller must notify the peer."""
         received, sent = _take(self.receivings, receivings), _take(self.sendings, sendings)
         self._abandoned.update(sending.number for sending in sent)
         return received, sent
@@ -100,7 +100,7 @@ class OpenTransfers(Generic[Buffer]):
         """Record that the peer has abandoned transfers that it was receiving and sending.
 
         Returns:
-            Sends of the peer that were not requested here; this is certain only above the newest number.
+            The peer's sends that this side has not requested; certain only above the newest number.
         """
         for number in received:
             if number not in self.sendings and number not in self._abandoned:

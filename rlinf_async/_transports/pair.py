@@ -1,4 +1,4 @@
-"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that it calls."""
+"""Interfaces ``Pair``, one side of a two-rank process group (Gloo, NCCL), and ``PairOwner``, the link that owns it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 class Pair(ABC):
     """One half of a process group of two, from its creation to its first error, which closes it.
 
-    No method blocks. The pair calls its owner in its own threads.
+    No method blocks. The pair calls its owner on its own threads.
     """
 
     @property
@@ -28,7 +28,7 @@ class Pair(ABC):
 
     @abstractmethod
     def receive(self, receiving: ReceiveTransfer[Any]) -> None:
-        """Prepare a receive, announce that it is ready, and report its chunks. Receives keep the order of the calls."""
+        """Prepare a receive, announce it as ready, and report its chunks. Receives keep the order of the calls."""
 
     @abstractmethod
     def send(self, sending: SendTransfer, tag: int, start: int) -> None:
@@ -47,7 +47,7 @@ class Pair(ABC):
 
 
 class PairOwner(Protocol):
-    """Link of a pair, which the pair calls from its own threads."""
+    """Link of a pair; called from the pair's own threads."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         """Make the peer call ``on_set`` with this key."""
@@ -58,7 +58,7 @@ class PairOwner(Protocol):
     def begins(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> int | None:
         """Return the first missing chunk, from which the peer may now send; None if the transfer was abandoned.
 
-        MemoryError means that there is no room for it; the pair must call ``refuses``.
+        On MemoryError the pair must call ``refuses``.
         """
 
     def ready(self, pair: Pair, receiving: ReceiveTransfer[Any], tag: int, start: int) -> None:

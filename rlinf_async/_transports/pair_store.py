@@ -1,7 +1,7 @@
 """Serverless ``torch.distributed`` store for two processes' rendezvous: each side's keys are sent to the other.
 
-torch's own ``TCPStore`` listens on every interface and authenticates nobody. This store uses the connection that the
-two sides already have.
+torch's own ``TCPStore`` listens on every interface without authentication. This store uses the existing connection
+between the two sides.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rlinf_async.errors import TransferFailed
 class PeerStore(Store):
     """Keys and values that two processes share while they create a process group.
 
-    ``publish`` gets each key and value in the thread that sets it; the other side's store must get them by ``on_set``.
+    ``publish`` is called with each key and value that a thread sets, and must deliver them to the peer's ``on_set``.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
@@ -34,7 +34,7 @@ class PeerStore(Store):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Fail all present and future waits for keys."""
+        """Fail all current and future waits for keys."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -53,7 +53,7 @@ class PeerStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
         """Return once all keys are set, or raise TransferFailed once the store is closed. Torch's timeout is ignored,
-        because the peer may be busy for long."""
+        because the peer may be busy for a long time."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self.check(keys))
             if self._is_closed:

@@ -1,8 +1,8 @@
 """``PairedLink``, base of the Gloo, NCCL and staged links: protocol of pair set-up, transfers, errors, restart.
 
 The two sides agree on every transfer first, and a pair of process groups lives until its first error. Then both sides
-drop it and begin the next *generation*. Every message names its generation, so that no message of an old pair is taken
-for one of the new pair::
+drop it and begin the next *generation*. Every message names its generation, so that an old pair's message is never
+taken for one of the new pair::
 
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
@@ -33,7 +33,7 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
 _MAX_ATTEMPTS: Final = 4
-"""Number of consecutive failures to connect after which the waiting transfers fail."""
+"""Number of consecutive connection failures after which the waiting transfers fail."""
 
 _MAX_ERROR_CHARS: Final = 500
 
@@ -41,8 +41,8 @@ _MAX_ERROR_CHARS: Final = 500
 class PairedLink(ABC, Generic[Buffer]):
     """Link that uses pairs; subclasses define the pairs and the buffers.
 
-    A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be made or lasted. An
-    abandoned transfer ends the pair, but the other transfers continue with the next one.
+    A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be established or
+    lasted. An abandoned transfer ends the pair, but the other transfers continue with the next pair.
 
     Args:
         post: sends facts to the peer's link: tuples of strings, integers, bytes and lists of integers. It must not
@@ -89,7 +89,7 @@ class PairedLink(ABC, Generic[Buffer]):
         return sending
 
     def _refuse(self, number: int, error: Exception) -> Work[None]:
-        """Fail a transfer that cannot be sent, and notify the peer, which waits for it."""
+        """Fail a transfer that cannot be sent, and notify the waiting peer."""
         refused: Transfer[None] = Transfer(number, [])
         with self._deferred.locked():
             self._open_transfers.refuse(number)
@@ -133,7 +133,7 @@ class PairedLink(ABC, Generic[Buffer]):
                 self._on_received(*rest)
                 return
             if generation < self._generation:
-                # The peer sent this before our "broken" arrived, or "broken" was lost with a connection.
+                # The peer sent this message before our "broken" arrived, or "broken" was lost with a connection.
                 self._post_facts("broken", self._generation - 1, [], [], "a new pair has begun")
                 return
             if generation > self._generation:
@@ -177,7 +177,7 @@ class PairedLink(ABC, Generic[Buffer]):
         sendings: Collection[int] = (),
         withdrawn: Collection[int] = (),
     ) -> None:
-        """End this generation: the named transfers fail, the others continue with the next one."""
+        """End this generation: the named transfers fail, the others continue in the next generation."""
         pair, self._pair = self._pair, None
         # Close the pair before any sender may reuse its memory.
         if pair is not None:
@@ -197,12 +197,12 @@ class PairedLink(ABC, Generic[Buffer]):
     def _abandon(
         self, error: Exception, receivings: Collection[int], sendings: Collection[int]
     ) -> tuple[list[int], list[int]]:
-        """Fail those of these transfers that are still open. Return their numbers."""
+        """Fail those of the transfers that are still open. Return their numbers."""
         received, sent = self._open_transfers.abandon(receivings, sendings)
         for transfer in (*received, *sent):
-            # A raised error holds its transfer's buffers. A pair that is connecting keeps its own error until Gloo
-            # gives the connection up, and would keep the buffers for as long: up to 15 s.
-            # tests/_transports/test_paired.py::test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another
+            # A raised error holds its transfer's buffers. A connecting pair keeps its own error until Gloo gives up on
+            # the connection, and would keep the buffers as long, up to 15 s. tests/_transports/test_paired.py::
+            # test_the_error_of_a_transfer_is_its_own_and_keeps_no_buffers_of_another
             self._deferred.add(functools.partial(transfer.fail, copy_of(error)))
         return [receiving.number for receiving in received], [sending.number for sending in sent]
 
@@ -230,7 +230,7 @@ class PairedLink(ABC, Generic[Buffer]):
         if sending is not None:
             self._begin(sending, request)
         elif self._open_transfers.is_abandoned(number):
-            # The peer's half of the pair waits for a transfer that never comes, and blocks all later ones.
+            # The peer's half of the pair waits for a transfer that never comes, which blocks all later transfers.
             error = TransferFailed(f"transfer {number} had been given up")
             self._post_facts("broken", self._generation, [], [number], _error_text(error))
             self._break(error)
@@ -254,7 +254,7 @@ class PairedLink(ABC, Generic[Buffer]):
                 self._post_facts("broken", self._generation - 1, failed, [], text)
         self._open_transfers.peer_knows(received)
 
-    # -- reports of the pair, in its threads ------------------------------------------------------------------------
+    # -- the pair's reports, on its threads ------------------------------------------------------------------------
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
         with self._about(pair) as is_current:
@@ -270,7 +270,7 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
-            # Count first: an allocation may fail at every attempt.
+            # Count first, because an allocation may fail at every attempt.
             receiving.tries += 1
             if not receiving.chunks:
                 receiving.allocate()
@@ -315,7 +315,7 @@ class PairedLink(ABC, Generic[Buffer]):
 
     @contextlib.contextmanager
     def _about(self, pair: Pair) -> Iterator[bool]:
-        """Context manager: holds the lock for a pair's report. Yields True if the pair is the current one."""
+        """Context manager: holds the lock for a pair's report. Yields True if the pair is current."""
         with self._deferred.locked():
             yield pair is self._pair
 

@@ -1,9 +1,9 @@
-"""Finds this process's pending ``torch.distributed`` collectives, aborts its groups; probe of its main thread.
+"""Finds this process's pending ``torch.distributed`` collectives, aborts its groups, probes its main thread.
 
-torch's flight recorder lists the pending collectives of Gloo and NCCL, whichever thread started them and however their
-end is awaited. It lacks ``send``, ``recv`` and the rendezvous of ``init_process_group``, and not every torch has it:
+torch's flight recorder lists the pending collectives of Gloo and NCCL, whichever thread started them and however they
+are awaited. It lacks ``send``, ``recv`` and the rendezvous of ``init_process_group``, and not every torch has it, so
 these operations are recognised by the main thread staying in one frame of ``torch.distributed``. Other threads are not
-sampled: a user's thread may wait there forever without blocking a call.
+sampled, because a user's thread may wait there forever without blocking a call.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Pending:
     """Pending operation.
 
     Attributes:
-        name: its function, such as ``"all_reduce"``.
+        name: its function: ``"all_reduce"``.
         since: time at which it began or was first seen, by ``time.monotonic()``.
         group: name of its process group; "" if unknown.
-        record: its number in the recorder; -1 if it is not recorded.
+        record: its number in the recorder; -1 if not recorded.
     """
 
     name: str
@@ -58,19 +58,19 @@ class Pending:
 
 
 class Collectives:
-    """Observer of this process's pending collectives, used by one thread."""
+    """Observer of this process's pending collectives, for use on one thread."""
 
     def __init__(self) -> None:
         self._seen: tuple[FramePosition, float] | None = None
         self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
-        """Return the pending operations; an unrecorded one counts from the moment when it is first seen."""
+        """Return the pending operations; an unrecorded operation counts from when it is first seen."""
         if "torch.distributed.distributed_c10d" not in sys.modules:
             return []
         try:
             recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
-        except Exception:  # this version of torch may have another format
+        except Exception:  # the format may differ in this torch version
             logger.warning("torch's flight recorder could not be read", exc_info=True)
             recorded = []
         return [*recorded, *self._sampled()]
@@ -82,7 +82,7 @@ class Collectives:
     def abort(self, pending: list[Pending]) -> None:
         """End these operations, and with them all process groups of this process; see ``abort``.
 
-        Their records are ignored from now on: those of an aborted back end may stay open forever.
+        Their records are ignored from now on, because an aborted back end's records may stay open forever.
         """
         self._aborted |= {operation.record for operation in pending if operation.record >= 0}
         abort(pending)
@@ -97,7 +97,7 @@ class Collectives:
         if frame is None or frame.f_globals.get("__name__") not in _WAITING_MODULES:
             self._seen = None
             return []
-        # Keep the frame itself: a new frame might get its address.
+        # Keep the frame itself, because a new frame might reuse its address.
         if self._seen is None or self._seen[0] != place:
             self._seen = (place, now)
         return [Pending(_called(frame), self._seen[1])]
@@ -109,10 +109,10 @@ def _main_thread_place() -> FramePosition:
 
 
 class PythonProbe:
-    """Probe of the main thread: has it run Python code since the probe was made? Within a C call it runs none.
+    """Probe for whether the main thread has run Python code, which it does not within a C call, since the probe began.
 
-    The main thread's position is not evidence: a loop that computes may be at the same instruction at each sample. The
-    interpreter runs a pending call in the main thread between two instructions.
+    The main thread's position is not evidence, because a compute loop may be at the same instruction at each sample.
+    But the interpreter runs a pending call on the main thread between two instructions.
     """
 
     _numbers = itertools.count(1)
@@ -121,7 +121,7 @@ class PythonProbe:
     def __init__(self) -> None:
         self._number = next(self._numbers)
         if ctypes.pythonapi.Py_AddPendingCall(_note_python, ctypes.c_void_p(self._number)):
-            self._number = 0  # too many calls are pending: the probe gives no evidence
+            self._number = 0  # too many calls are pending, so the probe gives no evidence
 
     @property
     def has_run(self) -> bool:
@@ -134,14 +134,14 @@ def _note(number: int) -> int:
 
 
 _note_python: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_note)
-"""Reference that keeps the function alive, because the interpreter has only its address."""
+"""Reference that keeps the function alive, because the interpreter knows only its address."""
 
 
 def abort(pending: list[Pending]) -> None:
-    """End pending operations of this process, and with them all its process groups; returns at once.
+    """End this process's pending operations, and with them all its process groups, without blocking.
 
-    Gloo's connections are shut down, which the peers notice, too. Other back ends (NCCL) have an ``abort``, which may
-    take long and runs in a thread of its own.
+    Gloo's connections are shut down, which the peers also notice. Other back ends (NCCL) have an ``abort``, which may
+    take long and runs on a separate thread.
     """
     ended = end_connections()
     if any(operation.is_rendezvous for operation in pending):
@@ -154,12 +154,11 @@ def abort(pending: list[Pending]) -> None:
 
 
 def forget_half_made() -> None:
-    """Roll back the group number that a failed ``init_process_group`` has used up.
+    """Roll back the group number used up by a failed ``init_process_group``.
 
-    torch numbers default groups from 0, increments the number before it connects, and resets it only after it destroys
-    a group that was created. Otherwise the next group would have number 1 here and 0 in a new process, and their keys
-    in the store would never match.
-    tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_says
+    torch numbers default groups from 0, increments the number before it connects, and resets it only when it destroys a
+    created group. Without the rollback the next group would have number 1 here and 0 in a new process, and their store
+    keys would never match. tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_says
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is not None and not c10d.is_initialized():
@@ -169,7 +168,7 @@ def forget_half_made() -> None:
 def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
     """True if a rank of a worker group certainly belongs to the operation's process group.
 
-    That is certain only if the default process group is that of the worker group.
+    That is certain only if the default process group matches the worker group.
     """
     if pending.is_rendezvous:
         return os.environ.get("WORLD_SIZE") == str(world_size)
@@ -184,11 +183,11 @@ def _recorded() -> Iterator[Pending]:
     import torch._C
 
     now, clock = time.monotonic(), time.time()
-    # Groups without a name in torch's table are private to this framework, between two workers.
+    # Groups without a name in torch's table are this framework's private groups between two workers.
     names = set(sys.modules["torch.distributed.distributed_c10d"]._world.pg_names.values())
     recorders = getattr(torch._C, "_distributed_c10d", None)
     for dump in filter(None, (getattr(recorders, name, None) for name in _RECORDERS)):
-        # Writing the full record takes up to half a second; its heads alone show whether an operation is pending.
+        # Dumping the full record takes up to half a second; the heads alone show whether an operation is pending.
         heads = json.loads(dump(False, True)).get("pg_status", {}).values()
         if all(head.get("last_enqueued_collective") == head.get("last_completed_collective") for head in heads):
             continue
@@ -209,7 +208,7 @@ def _called(frame: FrameType) -> str:
 
 
 def _end_store_connections() -> int:
-    """End the connections to the worker group's own store: a thread that waits there for a key has no other way out."""
+    """End the connections to the worker group's own store: a thread that waits for a key cannot be freed otherwise."""
     import socket
 
     address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")

@@ -1,8 +1,7 @@
 """Shared-memory budget of a machine or container, and received shared-memory segments.
 
-Memory that processes share counts against the machine's or the container's total, and a process that writes beyond it
-is killed. A budget therefore bounds all shared memory together, whoever owns it; a message that does not fit is not
-shared.
+Shared memory counts against the total of the machine or container, and a process that writes beyond that total is
+killed. So a budget bounds all shared memory together, whoever owns it; a message that does not fit is not shared.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ BUDGET: Final = "RLINF_SHM_BUDGET"
 """Environment variable with the budget in bytes; the number may end in K, M, G or T."""
 
 _ALWAYS_FITS_BYTES: Final = 1 << 20
-"""Size in bytes of messages that are not checked against the machine's memory."""
+"""Size in bytes below which messages are not checked against the machine's memory."""
 
 _COPY_MAX_BYTES: Final = 256 * 1024
 """Size in bytes up to which reading is faster than mapping."""
@@ -33,7 +32,7 @@ _RESERVED_FRACTION: Final = 0.03
 
 
 class SharedSegment:
-    """Received sealed memory that has not been mapped yet. It holds its descriptor until it is closed or forgotten."""
+    """Received sealed memory that has not been mapped yet; holds its descriptor until closed or forgotten."""
 
     __slots__ = ("_fd", "nbytes")
 
@@ -49,7 +48,7 @@ class SharedSegment:
         return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
-        """Return writable private memory with the content, as ``map_private`` does."""
+        """Return writable private memory with the content, like ``map_private``."""
         if self.is_small:
             memory = memoryview(bytearray(self.nbytes))
             self.read_into(memory)
@@ -57,7 +56,7 @@ class SharedSegment:
         return map_private(self._fd, self.nbytes)
 
     def read_into(self, memory: memoryview) -> None:
-        """Copy the content to flat memory of the same size. Raise SerializationError if it is smaller than that."""
+        """Copy the content to flat memory of the same size. Raise SerializationError if the content is smaller."""
         offset = 0
         while offset < self.nbytes:
             read = os.preadv(self._fd, [memory[offset:]], offset)
@@ -80,7 +79,7 @@ def fits(nbytes: int) -> bool:
     try:
         used, available, total = _usage()
         limit = budget()
-    except OSError:  # without a free descriptor, creating the segment fails with a better error
+    except OSError:  # without a free descriptor, creating the segment raises a better error
         return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
@@ -100,7 +99,7 @@ def _warn(limit: int) -> None:
 
 @functools.cache
 def budget() -> int:
-    """Return the limit in bytes on messages in shared memory here; ValueError for a malformed setting."""
+    """Return the limit in bytes on this machine's messages in shared memory; ValueError for a malformed setting."""
     wanted = os.environ.get(BUDGET)
     if wanted is None:
         limits = [limit for limit, _ in map(_limit_and_usage, _control_groups()) if limit is not None]
@@ -147,7 +146,7 @@ def _control_groups() -> tuple[Path, ...]:
 
 
 def _limit_and_usage(group: Path) -> tuple[int | None, int]:
-    """Return the memory limit of a control group, and the part of its usage that cannot be reclaimed."""
+    """Return the memory limit of a control group, and the non-reclaimable part of its usage."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

@@ -1,7 +1,7 @@
 """Finds this process's TCP connections among its descriptors, and shuts one down to end a Gloo operation.
 
-Gloo itself cannot end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the pair
-but may leave the peer waiting. A ``shutdown(2)`` of the connection ends all its operations at once, on both sides.
+Gloo itself cannot end an operation: its groups' ``abort`` and ``shutdown`` do not, and a deadline closes the pair but
+may leave the peer waiting. A ``shutdown(2)`` of the connection ends all its operations immediately, on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ESTABLISHED: Final = 1
 
 
 class TcpConnection:
-    """Duplicate of the descriptor of a connection that other code of this process uses."""
+    """Duplicate of the descriptor of a connection used by other code in this process."""
 
     _lock = threading.Lock()
     _held: set[tuple[Address, Address]] = set()  # noqa: RUF012  # the process's own table
@@ -35,7 +35,7 @@ class TcpConnection:
 
     @classmethod
     def find(cls, is_wanted: Callable[[Address, Address], bool]) -> TcpConnection | None:
-        """Return the only wanted connection that is not held. Raise TransferFailed if two pairs connect at once."""
+        """Return the only matching connection that is not held. Raise TransferFailed if two pairs connect at once."""
         with cls._lock:
             found: dict[tuple[Address, Address], TcpConnection] = {}
             for duplicate in connections():
@@ -86,7 +86,7 @@ def is_named_in(blob: bytes, address: Address) -> bool:
 
 
 def connections() -> Iterator[socket.socket]:
-    """Yield duplicates of all TCP connections of this process, for the caller to close."""
+    """Yield duplicates of all this process's TCP connections, for the caller to close."""
     for entry in Path("/proc/self/fd").iterdir():
         connection = connection_at(int(entry.name))
         if connection is not None:
@@ -97,7 +97,7 @@ def connection_at(fd: int) -> socket.socket | None:
     try:
         if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith("socket:"):
             return None
-        # Inspect a duplicate: the number itself may be closed and reused at any moment.
+        # Inspect a duplicate, because the number itself may be closed and reused at any moment.
         duplicate = os.dup(fd)
     except OSError:
         return None

@@ -1,8 +1,8 @@
-"""Pickling and rebuilding of torch tensors: their memory goes out of band, not as a copy in the pickle.
+"""Pickling and rebuilding of torch tensors, whose memory goes out of band, not as a copy in the pickle.
 
 The codec calls ``reduce`` for objects of torch's own types. Dense tensors in CPU or CUDA memory become a shape and a
-*region*, the range of memory that they cover. All others (sparse, quantised, with grad, and so on) use torch's
-pickling, at the price of some copies. Tensors that cover the same region still share it on the other side, so tied
+*region*, the range of memory that they cover. All other tensors (sparse, quantised, with grad, and so on) use torch's
+pickling, at the cost of some copies. Tensors that cover the same region still share it on the other side, so tied
 weights stay tied; parts of a larger storage travel alone.
 """
 
@@ -32,7 +32,7 @@ class _Region:
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
         self._is_kept = keep is not None and keep(owner)
-        # The view keeps the storage alive: the address, which is the key of the region, cannot be reused meanwhile.
+        # The view keeps the storage alive, so the address, which is the region's key, cannot be reused.
         if owner.is_contiguous():
             self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
             return
@@ -48,9 +48,9 @@ class _Region:
 def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     """Return the result of ``__reduce__`` without copying CPU memory; NotImplemented if torch should pickle the object.
 
-    A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous. A CUDA tensor arrives on
-    the receiver's current CUDA device, or on the CPU if there is none; it travels through CPU memory, unless it is kept
-    (``codec.KEEP``). A received tensor is writable, but cannot be resized to something larger.
+    A dense tensor keeps its strides (channels last, transposed); any other tensor arrives contiguous. A CUDA tensor
+    arrives on the receiver's current CUDA device, or on the CPU without one; it travels through CPU memory unless kept
+    (``codec.KEEP``). A received tensor is writable, but cannot be enlarged.
     """
     if type(obj) is not torch.Tensor or not _is_simple(obj):
         return NotImplemented
@@ -67,7 +67,7 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
 def alone(obj: Any) -> tuple[Any, memoryview] | None:
     """Split a contiguous tensor that numpy accepts into a description and its memory; None for any other object.
 
-    numpy refuses memory that is not dense or not on the CPU, and tensors that require grad: one call replaces ten
+    numpy refuses memory that is not dense or not on the CPU, and tensors that require grad, so one call replaces ten
     checks.
     """
     try:
@@ -80,7 +80,7 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
 
 
 def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
-    """Return the inverse of ``alone``: a function that makes a tensor from memory, which it takes over."""
+    """Return the inverse of ``alone``: a function that creates a tensor from memory and takes the memory over."""
     name, shape, strides = key
     none = numpy.empty(0, name)
     dtype = torch.from_numpy(none).dtype

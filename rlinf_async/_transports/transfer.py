@@ -1,8 +1,8 @@
-"""``SendTransfer`` and ``ReceiveTransfer``: one transfer over a link, each a ``Work``; divides buffers into chunks.
+"""``SendTransfer`` and ``ReceiveTransfer``: one transfer over a link, each a ``Work``. Divides buffers into chunks.
 
-Large buffers are sent from their own memory, in chunks of a few MiB: after an error a transfer continues with the first
-chunk that has not arrived. Small buffers share a chunk, because each chunk costs as much as a few hundred kilobytes.
-Both sides compute the chunks from the sizes.
+Large buffers are sent from their own memory, in chunks of a few MiB: so that after an error a transfer continues with
+the first missing chunk. Small buffers share a chunk, because each chunk costs as much as a few hundred kilobytes. Both
+sides compute the chunks from the sizes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Transfer(Work[T]):
 
     Attributes:
         sizes: sizes of its buffers in bytes.
-        tries: number of starts since the last chunk arrived.
+        tries: number of starts since the last chunk's arrival.
     """
 
     def __init__(self, number: int, sizes: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class ReceiveTransfer(Transfer[list[Buffer]]):
 
     Attributes:
         chunks: flat bytes to receive into, once allocated.
-        buffers: the buffers, which consist of the chunks.
+        buffers: the buffers made up of the chunks.
         arrived: number of complete chunks.
     """
 
@@ -84,7 +84,7 @@ class ReceiveTransfer(Transfer[list[Buffer]]):
 
     @abstractmethod
     def allocate(self) -> None:
-        """Allocate the buffers. Raise MemoryError if there is no memory."""
+        """Allocate the buffers. Raise MemoryError if memory is short."""
 
     def complete(self) -> None:
         buffers, self.buffers, self.chunks = self.buffers, [], []
@@ -108,7 +108,7 @@ class MemorySend(SendTransfer):
 
 
 class MemoryReceive(ReceiveTransfer[memoryview]):
-    """Transfer into CPU memory from a pool, which reuses memory that receivers have released."""
+    """Transfer into CPU memory from a pool that reuses memory released by receivers."""
 
     def __init__(self, number: int, sizes: Sequence[int], memory: Memory = warm) -> None:
         super().__init__(number, sizes)
@@ -119,7 +119,7 @@ class MemoryReceive(ReceiveTransfer[memoryview]):
 
 
 def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor], list[memoryview]]:
-    """Allocate the chunks of a receive, and the buffers that consist of them."""
+    """Allocate a receive's chunks, and the buffers made up of them."""
     alone, together, nbytes = _divide(sizes)
     buffers = {index: memory.take(sizes[index]) for index in alone}
     views = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers.values()]
@@ -132,7 +132,7 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Return the buffers with their own chunks, the others with offsets in a common chunk, and that chunk's size."""
+    """Return the buffers with their own chunks, the other buffers with offsets in a common chunk, and its size."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):
@@ -147,7 +147,7 @@ def _split(flat: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _view(buffer: memoryview) -> torch.Tensor:
-    """Return the memory as a tensor. The caller must keep the buffer; torch warns of read-only ones."""
+    """Return the memory as a tensor. The caller must keep the buffer; torch warns of read-only buffers."""
     if not buffer.readonly:
         return torch.frombuffer(buffer, dtype=torch.uint8)
     address = numpy.frombuffer(buffer, dtype=numpy.uint8).ctypes.data

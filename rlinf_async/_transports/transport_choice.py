@@ -20,9 +20,9 @@ class Transport(NamedTuple):
     """Transport outside the frames.
 
     Attributes:
-        make: creates its ``Link``; the first call imports its modules.
+        make: creates the ``Link``; the first call imports its modules.
         min_bytes: size from which two workers on different machines use it.
-        is_authenticated: True if its peer is authenticated, so that received bytes may be unpickled.
+        is_authenticated: True if the peer is authenticated, so that received bytes may be unpickled.
     """
 
     make: Callable[[Post, bool, str], Link]
@@ -43,7 +43,7 @@ TRANSPORTS: Final = {
 
 
 def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
-    """Return the transport for a message; ``direct`` means one receiver, to which a connection is possible."""
+    """Return the transport for a message; ``direct`` means a single receiver to which a connection is possible."""
     if not same_node and direct:
         for name, transport in TRANSPORTS.items():
             if nbytes >= transport.min_bytes:
@@ -52,7 +52,7 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """Create the link of that name; ValueError for an unknown one, because the peer may run other code."""
+    """Create the link of that name; ValueError if unknown, because the peer may run other code."""
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")
     return TRANSPORTS[name].make(post, first, address)

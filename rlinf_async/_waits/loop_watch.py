@@ -1,14 +1,14 @@
-"""``LoopNotRunning`` in waits for a user's event loop that was left or closed.
+"""``LoopNotRunning`` in waits for a user's event loop that was stopped or closed.
 
-A cluster opened in a coroutine lives on the loop that runs there. A wait on that loop works only while the loop runs,
-anyway; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
-is closed, which asyncio does not report. So each such wait schedules a callback on the loop, and checks after a while
-whether it ran::
+A cluster opened in a coroutine uses the loop that runs the coroutine. A wait on that loop runs only while the loop
+does; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
+is closed, which asyncio does not report. So each such wait schedules a callback on the loop, and later checks whether
+the callback ran::
 
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning
 
-A loop that is running without a sign is busy with user code, which is not an error.
+A running loop without a sign is busy with user code, which is not an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rlinf_async import settings
 from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
-# True once a cluster of this process has lived on a user's loop; before that, waits need no watch.
+# True once a cluster of this process has used a user's loop; until then, waits need no watch.
 is_needed = False
 
-# The user's loop, while there has been only one: a wait on that loop needs no watch.
+# The user's loop, if there has been only one; a wait on that loop needs no watch.
 only: asyncio.AbstractEventLoop | None = None
 
 
@@ -47,7 +47,7 @@ Have one loop serve all:
 
 
 class LoopBound(Protocol):
-    """Part of an awaited ``Work`` that the watch reads: its loop and its description."""
+    """Part of an awaited ``Work`` read by the watch: its loop and its description."""
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
@@ -74,7 +74,7 @@ class LoopWatch:
         self._has_turned = True
 
     def check(self) -> None:
-        """Raise LoopNotRunning if the loop is closed, or has not run the callback. Call this once the watch is due."""
+        """Raise LoopNotRunning if the loop is closed or has not run the callback. Call this once the watch is due."""
         check_open(self._loop, self._work._describe)
         if not self._has_turned and not self._loop.is_running():
             raise LoopNotRunning(
@@ -85,7 +85,7 @@ class LoopWatch:
         self._ask()
 
     def check_on(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Schedule the checks on the running loop; an error goes to the future on which the task waits."""
+        """Schedule the checks on the running loop; an error is set on the future on which the task waits."""
 
         def look() -> None:
             try:
@@ -117,7 +117,7 @@ def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
 
 
 def watch(work: LoopBound, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
-    """Return the watch for a wait on the loop ``own``, or in a thread; None if the wait needs no user's loop.
+    """Return the watch for a wait on the loop ``own`` or in a thread; None if the wait needs no user's loop.
 
     Raises:
         LoopNotRunning: the loop is closed.

@@ -1,8 +1,8 @@
 """Tables of the waits of tasks and threads: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
 
-There are two kinds of tables: tasks register in that of their loop (``LoopWaits``, with one timer), threads in a common
-one, after a moment. A row has the awaited object and the start of the wait, and costs two dict operations; waiter,
-line, and the activity of the other side are computed on request::
+There are two kinds of tables: tasks register in their loop's table (``LoopWaits``, with one timer), threads in a common
+table, after a short delay. A row has the awaited object and the start of the wait, and costs two dict operations;
+waiter, line and the peer's activity are computed on request::
 
     waits.snapshot()        # [WaitRecord(kind="call", what="rollout.step() on 4 ranks", line="t.py:12 in main()")]
 
@@ -33,7 +33,7 @@ from rlinf_async._waits.user_code import Waiter, waiter_for, waiter_in_thread
 
 logger = own_logger(__name__)
 
-# Seconds after which a waiting thread enters itself into the table: calls answered sooner cost nothing.
+# Seconds after which a waiting thread registers in the table, so that calls answered sooner cost nothing.
 REGISTER_AFTER_S: Final = 0.25
 
 
@@ -46,7 +46,7 @@ Needs = tuple[list[Target], bool]  # actions that end a wait; True if all are ne
 
 
 class Waitable(Protocol):
-    """Part of an awaited ``Work`` that warnings about its waits need."""
+    """Part of an awaited ``Work`` needed for warnings about its waits."""
 
     _kind: str
 
@@ -66,7 +66,7 @@ class Waitable(Protocol):
 
 
 class PeerActivity(Protocol):
-    """Activity of the other side as reported by its daemons: a ``Work`` with a text."""
+    """Peer's activity as reported by its daemons: a ``Work`` with a text."""
 
     def done(self) -> bool: ...
 
@@ -81,7 +81,7 @@ class WaitRecord:
 
     Attributes:
         kind: ``call``, ``send``, ``recv``, ``put``, ``get``, ``lock``, ``request``, ``task``, ...
-        whom: processes that have to act; empty if unknown.
+        whom: processes that must act; empty if unknown.
         owner: the waiting task or thread.
         line: line of the user's code; None if only the framework waits.
     """
@@ -108,7 +108,7 @@ def snapshot() -> list[WaitRecord]:
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the tables; ``until`` is the monotonic time at which the wait times out, or ``FOREVER``."""
+    """Row in the tables; ``until`` is the monotonic time at which the wait times out, or ``FOREVER``."""
 
     work: Waitable
     since: float
@@ -116,13 +116,13 @@ class Row:
 
 
 def row_of(future: asyncio.Future[Any]) -> Row | None:
-    """Return the row of the task that awaits a future; None if the tables have none. Any thread may call it."""
+    """Return the row of the task that awaits a future; None if the tables have none. Any thread may call this."""
     found = next((row for loop in _all_loops() if (row := loop.rows.get(future)) is not None), None)
     return None if found is None else Row(*found)
 
 
 def rows_of_threads() -> dict[int, Row]:
-    """Return the rows of threads, by their ids; for nested waits, the innermost one."""
+    """Return the rows of threads, by their ids; for nested waits, only the innermost."""
     found: dict[int, Row] = {}
     for key, (work, since) in list(_threads.rows.copy().items()):
         ident: int = key[0]  # type: ignore[index]
@@ -187,7 +187,7 @@ class LoopWaits:
             warn(rows, now)
         finally:
             if self.rows:
-                # Wake up no later than the first warning about a wait that begins now: such a wait then need not set
+                # Wake up no later than the first warning about a wait that begins now, so that such a wait need not set
                 # the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
@@ -231,7 +231,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
 
 
 def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
-    """Return line and kind of a wait: waits that share both usually take equally long."""
+    """Return line and kind of a wait; waits that share both usually take equally long."""
     return None if waiter.line is None else (waiter.line, work._kind)
 
 
@@ -254,7 +254,7 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
 
 class LongWaitListener(Protocol):
     def _on_long_wait(self) -> None:
-        """React to logged warnings, in the logging thread. An exception is logged and does not end the wait."""
+        """React to logged warnings, on the logging thread. An exception is logged and does not end the wait."""
 
 
 def add_listener(listener: LongWaitListener) -> None:
@@ -274,14 +274,14 @@ def _warn_once(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> No
     text = f"still waiting after {duration_since(since, now)} for {work._describe()}, at {place}"
 
     def log(words: str) -> None:
-        if not all(work.done() for work, *_ in same):  # the waits may have ended during the query
+        if not all(work.done() for work, *_ in same):  # the waits may have ended in the meantime
             _log(text, words)
 
     with_peer_activity(work, log)
 
 
 def with_peer_activity(work: Waitable, then: Callable[[str], None]) -> None:
-    """Call ``then`` with the daemons' description of the other side, or with an empty text if none arrives."""
+    """Call ``then`` with the daemons' description of the peer, or with an empty text if none arrives."""
     peer_activity = work._peer_activity()
     if peer_activity is None:
         then("")
@@ -302,7 +302,7 @@ def _log(text: str, peer_activity: str) -> None:
 
 
 def work_on(future: asyncio.Future[Any]) -> Any:
-    """Return the ``Work`` that a future waits for; None if it waits for something else."""
+    """Return the ``Work`` behind a future; None if there is none."""
     row = row_of(future)
     return None if row is None else row.work
 
@@ -313,9 +313,8 @@ def _all_loops() -> list[LoopWaits]:
 
 
 def _forget() -> None:
-    """Reset the tables in a forked child: the waits and their threads are the parent's."""
-    # Replace the lock instead of taking it: a thread of the parent may have held it at the fork, and does not exist
-    # here.
+    """Reset the tables in a forked child, because the waits and their threads belong to the parent."""
+    # Replace the lock instead of taking it, because a thread of the parent, missing here, may have held it at the fork.
     global _lock
     _lock = threading.Lock()
     _threads.clear()

@@ -18,14 +18,14 @@ class Gate(Protocol):
     """Object on which one thread waits, once."""
 
     def open(self) -> None:
-        """End the wait, or make a later one return at once. Any thread may call this."""
+        """End the wait, or make a later wait return immediately. Any thread may call this."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until the gate is opened. Return False after ``seconds``."""
 
 
 class LockGate:
-    """Gate of a thread that has no other work while it waits."""
+    """Gate of a thread that does nothing else while it waits."""
 
     __slots__ = ("_lock",)
 
@@ -43,7 +43,7 @@ class LockGate:
 class EndableWaits:
     """Blocking waits of one thread in a ``with`` block; any thread may ``end`` these waits with an error.
 
-    Present and later waits of the block raise copies of the error.
+    Current and later waits in the block raise copies of the error.
     """
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class EndableWaits:
             raise copy_of(self._error)
 
     def end(self, error: Exception) -> None:
-        # Set the error first: a wait registers its gate before it reads the error, so it either sees the error or is
+        # Set the error first; a wait registers its gate before it reads the error, so it either sees the error or is
         # woken.
         self._error = error
         with self._lock:
@@ -94,7 +94,7 @@ class EndableWaits:
 
 
 class _EndableGate:
-    """Gate that wraps another one, and also ends with the error of its ``EndableWaits``."""
+    """Gate that wraps another gate, and also ends with the error of its ``EndableWaits``."""
 
     def __init__(self, waits: EndableWaits, inner: Gate) -> None:
         self._waits = waits
@@ -106,7 +106,7 @@ class _EndableGate:
         self.wake()
 
     def wake(self) -> None:
-        """Open the inner gate, unless it is open already: it may be opened only once."""
+        """Open the inner gate unless already open, because it may be opened only once."""
         with self._waits._lock:
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
@@ -145,7 +145,7 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def must_await() -> bool:
-    """True in a coroutine, which has to await where other code blocks; RLinf's rules let a coroutine block as well.
+    """True in a coroutine, which must await where other code blocks; RLinf's rules let a coroutine block, too.
 
     Even under those rules, code that handles received frames must await: functions given to ``then``, callbacks of a
     group.
@@ -154,7 +154,7 @@ def must_await() -> bool:
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it runs no loop, and handles no received frames, which end other waits."""
+    """True if this thread may block: it neither runs a loop nor handles received frames, which end other waits."""
     return not _per_thread.reads and not must_await()
 
 

@@ -1,16 +1,16 @@
 """Unawaited errors of calls: logs them after a second, lists them, reports them to the daemon; ``fail_fast`` ends
 waits.
 
-The error of a call may arrive long before the script awaits it, or the script may never get there, because it waits for
-something else: ``env.wait(); rollout.wait(); actor.wait()`` blocks in the first line when the actor has failed::
+A call's error may arrive long before the script awaits the call, or the script may never do so because of another wait:
+``env.wait(); rollout.wait(); actor.wait()`` blocks in the first call when the actor has failed::
 
     arrived ── RLINF_UNOBSERVED_ERROR_S ──► logged with its remote traceback; with ``fail_fast`` it ends plain waits
        │                                    lines(): warnings about long waits, Ctrl-C
        └── ReportError ──► daemon           the run's exit code is not 0 ...
     observed ── WithdrawError ──► daemon    ... unless the script gets the error, of this call or of one that shares it
 
-Several calls share an error: a rank's death, the loss of a node, the error of a constructor.  They have a common
-``cause``, and an error that was caught once is not reported for the others.
+Several calls share an error: a rank's death, the loss of a node, the error of a constructor. They have a common
+``cause``, and an error caught once is not reported for the others.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Limit on the kept errors of one client; older ones are in the log, and the launcher has counted them.
+# Limit on one client's kept errors; older errors have been logged, and counted by the launcher.
 MAX_ERRORS: Final = 1000
 
-# Limit on remembered causes that have been observed: errors that share them may still arrive.
+# Limit on remembered observed causes, for which more errors may still arrive.
 MAX_OBSERVED: Final = 1000
 
 MAX_LINES: Final = 16
@@ -45,16 +45,16 @@ _numbers = itertools.count(1)
 
 @dataclass(eq=False)
 class UnobservedError:
-    """Error of a call or of a rank that has arrived, and that the script has not received yet.
+    """Error of a call or rank that has arrived but that the script has not received yet.
 
     Attributes:
-        cause: identity that errors of several calls share.
+        cause: identity shared by the errors of several calls.
         of: name of the call or rank: ``"actor.train()"``.
         text: one line with the call, its ranks and the error.
         details: the remote traceback and its origin.
-        make: creates the exception; None for an error that belongs to no call and ends no wait.
-        awaited: true while a wait for the call is in progress, which will raise the error.
-        is_due: true once it is older than ``RLINF_UNOBSERVED_ERROR_S``, and logged.
+        make: creates the exception; None for an error without a call, which ends no wait.
+        awaited: true while a wait that will raise the error is in progress.
+        is_due: true once older than ``RLINF_UNOBSERVED_ERROR_S`` and logged.
     """
 
     cause: str
@@ -78,8 +78,8 @@ class UnobservedError:
 class UnobservedErrors:
     """Unobserved errors of one client.
 
-    An error and its observation may come in either order, from different threads: an error whose cause was observed
-    before it arrived is never reported.
+    An error and its observation may arrive in either order, from different threads; an error whose cause has already
+    been observed is never reported.
 
     Args:
         send_operation: sends an operation to the daemon, which counts the errors for the launcher; None in a worker,
@@ -117,7 +117,7 @@ class UnobservedErrors:
             self._timer_is_set = self._timer_is_set or sets_timer
         if known is error:
             self._send_operation(operations.ReportError(error.key, error.text))
-            # Outside of the lock, which must not be held during a send: the error may have been observed meanwhile.
+            # Outside the lock, which must not be held during a send; the error may have been observed in between.
             if error.cause in self._observed:
                 self._send_operation(operations.WithdrawError(error.key))
         if left is not None and not left.is_due:
@@ -126,7 +126,7 @@ class UnobservedErrors:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
     def observed(self, cause: str) -> None:
-        """Record that the user's code has received the error; any thread may call this."""
+        """Record that user code has received the error; any thread may call this."""
         with self._lock:
             self._observed.pop(cause, None)
             self._observed[cause] = None
@@ -168,7 +168,7 @@ class UnobservedErrors:
         ending_waits.discard(self)
 
     def fail_fast(self) -> None:
-        """Let due errors end the plain waits of this process from now on."""
+        """From now on, let due errors end this process's plain waits."""
         ending_waits.add(self)
 
     # -- after a second -----------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class UnobservedErrors:
 
 _accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
 
-# Accounts of the clients with ``fail_fast``. The set is usually empty, and a wait has to check nothing else.
+# Accounts of the clients with ``fail_fast``. The set is usually empty, and a wait need check nothing else.
 ending_waits: Final[set[UnobservedErrors]] = set()
 
 
@@ -236,7 +236,7 @@ def warning_suffix() -> str:
 
 
 class ErrorWatch:
-    """Plain wait in a process with ``fail_fast``, and the error that ended it, if any."""
+    """Plain wait in a process with ``fail_fast``, and the error that ended the wait, if any."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -248,9 +248,9 @@ _watches: dict[ErrorWatch, None] = {}
 
 @contextmanager
 def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
-    """Context manager: calls ``end``, in any thread, once an error is due; its watch has an error already due."""
+    """Context manager: calls ``end``, on any thread, once an error is due; the watch has any error already due."""
     watch = ErrorWatch(end)
-    # Register the watch before looking for errors: an error that becomes due in between is then seen at least once.
+    # Register the watch before looking for errors, so that an error that becomes due in between is seen at least once.
     _watches[watch] = None
     try:
         due = [error for account in list(ending_waits) for error in account.pending() if error.is_due]

@@ -1,6 +1,6 @@
 """Waiters, and lines of the user's code, found from the stacks of tasks and threads.
 
-Nothing is recorded while things run: a stack is examined when a warning about a long wait is logged, or on request.
+Nothing is recorded in advance: a stack is examined only when a warning about a long wait is logged, or on request.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rlinf_async._core import clock
 from rlinf_async._core.framework_files import is_framework
 
 _STDLIB: Final = sysconfig.get_path("stdlib") + os.sep
-# Folders below that of the standard library that hold installed packages.
+# Subfolders of the standard library's folder that hold installed packages.
 _INSTALLED: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 
-# Types of the interpreter between a coroutine and the awaited object, which do not expose that object.
+# Interpreter types between a coroutine and the awaited object that do not expose the object.
 _WRAPPERS: Final = frozenset(
     {"async_generator_asend", "async_generator_athrow", "anext_awaitable", "coroutine_wrapper"}
 )
@@ -41,8 +41,8 @@ class Waiter:
     """Waiting task or thread.
 
     Attributes:
-        line: innermost line of the user's code on its stack, ``train.py:12 in main()`` with the full path.
-        internal: true if its stack has only code of the framework.
+        line: innermost line of user code on its stack, ``train.py:12 in main()`` with the full path.
+        internal: true if its stack has only framework code.
     """
 
     name: str
@@ -61,7 +61,7 @@ def waiter_in_thread(ident: int) -> Waiter:
 
 
 def waiter_for(future: asyncio.Future[Any]) -> Waiter:
-    """Return the task that waits for a future; if it runs no user code, the line is that of a task that awaits it."""
+    """Return the task that waits for a future; without user code, the line comes from a task that awaits this task."""
     first = task = awaiter_of(future)
     internal = False
     for _ in range(_MAX_AWAITERS):
@@ -109,7 +109,7 @@ def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
 
 
 def bound_to(callback: Any) -> list[Any]:
-    """Return the values bound to a callback: in the closure of its function, or as arguments of a partial call."""
+    """Return the values bound to a callback, in its function's closure or as arguments of a partial call."""
     found = list(getattr(callback, "args", ()))
     for cell in getattr(callback, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # the cell is empty
@@ -122,7 +122,7 @@ def frames_of(task: asyncio.Task[Any]) -> Iterator[FrameType]:
 
 
 def time_left(task: asyncio.Task[Any]) -> float | None:
-    """Return the seconds until a timer ends the present await of a suspended task; None without one."""
+    """Return the seconds until a timer ends a suspended task's current await; None without a timer."""
     return min((max(0.0, when - clock.monotonic()) for when in _deadlines_of(task)), default=None)
 
 
@@ -130,7 +130,7 @@ def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
     """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' monotonic clock."""
     for awaitable, frame in suspended(task):
         if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
-            timer: Any = frame.f_locals.get(name)  # None, or a timer handle of the loop's own kind
+            timer: Any = frame.f_locals.get(name)  # None, or the loop's own kind of timer handle
             with contextlib.suppress(AttributeError):
                 yield timer.when()
         # The interpreter keeps the exit method of an open ``async with`` on the frame's value stack, without a name.
@@ -161,7 +161,7 @@ def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
     drivers = getattr(awaitable, "_drivers", None)
     if isinstance(drivers, dict):
         return drivers.get(task)
-    if type(awaitable).__name__ not in _WRAPPERS:  # an object of another type may refer to its awaiter instead
+    if type(awaitable).__name__ not in _WRAPPERS:  # another type's object may refer to its awaiter instead
         return None
     inner = (CoroutineType, GeneratorType, AsyncGeneratorType)
     return next((found for found in gc.get_referents(awaitable) if isinstance(found, inner)), None)

@@ -1,4 +1,4 @@
-"""Timing of a socket's acknowledgements: each travels with the next sent frame, or alone after a delay."""
+"""Timing of a socket's acknowledgements: each travels with the next frame sent, or alone after a delay."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Acknowledgements:
         self._is_timing = False
 
     def consider(self) -> None:
-        """Send an acknowledgement if one is overdue, or start the timer, after a read."""
+        """After a read, send an overdue acknowledgement or start the timer."""
         incoming = self._incoming
         if incoming.owes():
             self._writer.send_acknowledgement()
         elif not self._is_timing and (incoming.descriptors or incoming.received >= incoming.look_at + ACK_FRAMES):
-            # Do not send one as soon as it is due: if each frame is answered, the next answer carries the
-            # acknowledgement, and a timer would cost the loop time in every turn.
+            # Do not send an acknowledgement as soon as it is due: if each frame is answered, the next answer carries
+            # it, and a timer for each would cost the loop time in every turn.
             self._is_timing = True
             self._writer.on_loop(self._set_timer)
 
@@ -36,7 +36,7 @@ class Acknowledgements:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
 
     def _late(self, acknowledged: int) -> None:
-        # Reset the flag first: a later frame must set another timer.
+        # Reset the flag first, because a later frame must set another timer.
         self._is_timing = False
         if not self._incoming.is_due:
             return

@@ -1,8 +1,8 @@
 """TLS credentials of a run: a certificate authority per run, a certificate per node; explains refused handshakes.
 
-The launching process makes a `RunAuthority` when it starts a run over several machines, and hands every daemon its
-`NodeCredentials` over the lifeline. The authority's key exists in that process's memory only and dies with it, so no
-process can join a run from outside, not even another run of the same user.
+The launching process creates a `RunAuthority` when it starts a run over several machines, and sends each daemon its
+`NodeCredentials` over the lifeline. The authority's key exists only in that process's memory and dies with it, so no
+outside process can join a run, not even from another run of the same user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a slow import, needed only by runs over several machines
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-# A certificate that is not valid yet fails without an explanation: start the validity early, for clocks that are slow.
+# A certificate that is not yet valid fails without explanation, so start its validity early to allow for slow clocks.
 _CLOCK_SKEW = timedelta(days=2)
 _LIFETIME = timedelta(days=365)  # a run lasts weeks at most, and its authority is discarded with it
 _READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject this node's certificate
@@ -30,7 +30,7 @@ _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
 
 def node_name(run: str, node: int) -> str:
-    """Return the DNS name in the certificate of a run's node, under which it is dialled.
+    """Return the DNS name in a node's certificate, under which the node is dialled.
 
     Raises:
         ConfigError: the run's id is not a DNS label of at most 32 characters, or the rank is negative.
@@ -44,7 +44,7 @@ def node_name(run: str, node: int) -> str:
 
 @dataclass(frozen=True, repr=False)
 class NodeCredentials:
-    """PEM texts with which one node proves its identity and verifies others; the private key is unencrypted."""
+    """PEM texts that prove one node's identity and verify others; the private key is unencrypted."""
 
     ca: str
     cert: str
@@ -54,12 +54,12 @@ class NodeCredentials:
         return "<secret>"
 
     def check(self) -> None:
-        """Raise AuthError if the texts are not certificates and key, or do not belong together."""
+        """Raise AuthError if the texts are not certificates and a key, or do not match."""
         _tls_context(self)
 
 
 class RunAuthority:
-    """Signer of the certificates of one run's nodes; uses ECDSA P-256, because gRPC does not accept Ed25519."""
+    """Signer of a run's node certificates; uses ECDSA P-256, because gRPC does not accept Ed25519."""
 
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
@@ -72,9 +72,9 @@ class RunAuthority:
         return f"RunAuthority(run={self._run!r}, key=<secret>)"
 
     def issue(self, node: int) -> NodeCredentials:
-        """Return a new key and certificate for the node of that rank, for both ends of a connection.
+        """Return a new key and certificate for the node of this rank, valid for both ends of a connection.
 
-        The certificate is valid from two days ago (clocks differ) until a year from now.
+        The certificate is valid from two days ago (because clocks differ) until a year from now.
         """
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -92,8 +92,8 @@ async def explain_refusal(
 ) -> AuthError | None:
     """Repeat a failed TLS handshake to find its cause, which gRPC reports only as "socket closed".
 
-    Return the error to raise, within ``timeout`` seconds in all; None if authentication is not the cause: the port is
-    closed, or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
+    Return the error to raise, within ``timeout`` seconds in total; None if authentication is not the cause, because the
+    port is closed or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
     """
     where = f"{host}:{port}, which should be {name},"
     try:
@@ -116,7 +116,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
         return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
     try:
         async with asyncio.timeout(_READ_ALERT_TIMEOUT_S):
-            # A server that accepts this node's certificate sends HTTP/2 settings at once.
+            # A server that accepts this node's certificate sends HTTP/2 settings immediately.
             accepted = await reader.read(1)
     except TimeoutError:
         return None
@@ -130,7 +130,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
 
 
 def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
-    descriptor = os.memfd_create("credentials")  # ssl reads keys only from files; this one has no name
+    descriptor = os.memfd_create("credentials")  # ssl reads keys only from files; this file has no name
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
         context.set_alpn_protocols(["h2"])
@@ -183,7 +183,7 @@ def _signed(
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-    """Return a certificate that is valid only for signing others, or only for the ends of a connection."""
+    """Return a certificate valid only for signing others, or only for the ends of a connection."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

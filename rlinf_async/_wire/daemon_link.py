@@ -1,13 +1,13 @@
-"""``PeerLink`` between two daemons: two streams (control, bulk) that survive reconnections; closed in order or lost.
+"""``PeerLink`` between two daemons: two streams (control, bulk) that survive reconnections; closed cleanly or lost.
 
-It has two streams of messages in each direction: *control*, a byte stream that sends everything queued as one message
+A link has two message streams in each direction: *control*, a byte stream that sends everything queued as one message
 whenever the stream is free, and *bulk*, in pieces, so that a large value never delays a call. Payloads are opaque in
-both. Order holds within a stream, not across the two.
+both. Order is kept within a stream, not across the two.
 
-A connection may break or fall silent at any time. Then the dialling side reconnects, both sides say how many messages
-of each stream they have received, and the remaining ones are sent again: none is lost or duplicated
-(`rlinf_async._core.link_messages`). The link itself ends by a goodbye, by the peer daemon's exit, or when its lease has
-passed without any message from the other side.
+A connection may break or fall silent at any time. Then the dialling side reconnects, both sides report how many
+messages of each stream they have received, and the remaining messages are sent again, so that none is lost or
+duplicated (`rlinf_async._core.link_messages`). The link itself ends with a goodbye, with the peer daemon's exit, or
+once its lease has expired without a message from the other side.
 
 A control message begins with the number of received messages of each stream; a message without further content is a
 heartbeat, and is not numbered. An empty message is a stream's goodbye.
@@ -31,19 +31,19 @@ from rlinf_async.errors import ClosedError, NodeLost, RLinfAsyncError
 MAX_MESSAGE_BYTES = 1 << 20
 """Maximum size of a bulk piece; gRPC slows down beyond it."""
 CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
-"""Reason of a link that the other side has closed."""
+"""Reason for a link closed by the other side."""
 CLOSE_TIMEOUT_S = 2.0
 
 _BATCH_BYTES = 256 << 10  # larger messages are no faster and delay calls
 _MAX_QUEUED_PIECES = 4  # enough to keep the stream busy
 _MAX_KEPT_BYTES: Final = 32 << 20
-"""Size of unacknowledged pieces above which the bulk stream waits."""
+"""Limit on unacknowledged bytes, above which the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
 _SILENT_BEATS: Final = 3.5
-"""Heartbeats without a message after which a connection is replaced if the peer is reachable: TCP waits longer."""
+"""Heartbeats without a message after which a connection to a reachable peer is replaced; TCP would wait longer."""
 _PROBE_S: Final = 1.0
-"""Seconds that a probe waits to reach a silent peer; TCP retries after one second, and so does the next probe."""
+"""Seconds that a probe of a silent peer waits; TCP retries after one second, as does the next probe."""
 _BREAK_OFF_S: Final = 0.5
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
@@ -51,21 +51,21 @@ _LONGEST_PAUSE_S: Final = 1.0
 _GOODBYE = b""
 _HEADER: Final = struct.Struct("<QQ")
 _DEAF: Final = 1 << 63
-"""Flag in the second number: this side has received nothing for `_SILENT_BEATS` heartbeats."""
+"""Flag in the header's second number: this side has received nothing for `_SILENT_BEATS` heartbeats."""
 _BREAK_OFF: Final = _HEADER.pack((1 << 64) - 1, (1 << 64) - 1)
 """Header of a message that ends the link; the rest of the message is the reason."""
 
 
 class Broken(Exception):
-    """A stream ended without a goodbye; the text gives the cause."""
+    """End of a stream without a goodbye; the text gives the cause."""
 
 
 class LinkEnded(Broken):
-    """The link itself has ended: do not reconnect."""
+    """End of the link itself, which must not be reconnected."""
 
 
 class MessageStream(Protocol):
-    """One end of a stream of messages. It raises `Broken` if the stream ends without a goodbye."""
+    """One end of a message stream. Raises `Broken` if the stream ends without a goodbye."""
 
     async def read(self) -> bytes: ...
 
@@ -73,11 +73,11 @@ class MessageStream(Protocol):
 
 
 async def _leave(_in_order: bool) -> None:
-    """Do nothing: a server's handlers return once the wire is closed, and that ends their streams."""
+    """Do nothing, because a server's handlers return once the wire is closed, which ends their streams."""
 
 
 class Over:
-    """Awaitable close of a wire, in order or not."""
+    """Awaitable close of a wire, clean or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -93,7 +93,7 @@ class Over:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection of a link: its streams, the function that hangs up, and an event for its close."""
+    """One connection of a link: its streams, the function that hangs up, and the event of its close."""
 
     control: MessageStream
     bulk: MessageStream
@@ -102,11 +102,11 @@ class Wire:
 
 
 Received = Sequence[int]
-"""Numbers of messages received over all connections of a link: on the control stream, and on the bulk stream."""
+"""Numbers of messages received over all of a link's connections, on the control and the bulk stream."""
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
-"""Function that opens another connection within the given seconds, and exchanges the numbers. It raises NodeLost if the
-caller may retry, and another RLinfAsyncError if the peer refuses to continue the link."""
+"""Function that opens another connection within the given seconds, and exchanges the numbers. Raises NodeLost if the
+caller may retry, another RLinfAsyncError if the peer refuses to continue the link."""
 
 _Argument = TypeVar("_Argument")
 
@@ -129,29 +129,31 @@ class _Callback(Generic[_Argument]):
             asyncio.get_running_loop().call_soon(link._notify_end)
 
 
-# More than 30 methods: both streams, heartbeats, reconnection and shutdown share the flags for the link's state.
+# The class stays whole with more than 30 methods, because streams, heartbeats, reconnection and shutdown share the
+# link's state flags.
 class PeerLink:
     """Link to another node's daemon, the same on both ends; created by `dial` and `PeerServer`.
 
-    The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Messages are kept,
-    not delivered, until all three are set. An exception of a callback ends the link.
+    The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Messages are held
+    back until all three are set. An exception in a callback ends the link.
 
     Args:
-        lease: seconds without any message from the other side after which the link ends, a tenth later at most.
-        address: where the peer's daemon listens; if it refuses connections, the daemon has exited. Empty: unknown.
-        accepts: probes whether that address accepts connections; None without an answer within the given seconds.
-        redial: None on the side that accepts, which uses `suspend` and `resume`.
-        on_end: called once, when the link has ended, whatever the reason.
+        lease: seconds without a message from the other side before the link ends, at most a tenth later.
+        address: listening address of the peer's daemon, empty if unknown; the daemon has exited if it refuses.
+        accepts: probe for whether ``address`` accepts connections; returns None without an answer within the given
+        seconds.
+        redial: None on the accepting side, which uses `suspend` and `resume`.
+        on_end: called once when the link has ended, for whatever reason.
 
     Attributes:
         peer: the other node's rank.
-        lease: as above; it may be changed at any time, on both sides.
+        lease: as above; may be changed at any time, on both sides.
         peer_has_ended: True if the other side's daemon has closed the link or exited.
-        on_control: called with the bytes given to `send` on the other side, in order, several calls' bytes joined. Only
-            values larger than 256 KiB arrive in parts.
+        on_control: called with the bytes passed to `send` on the other side, in order, several calls' bytes joined.
+            Only values larger than 256 KiB arrive in parts.
         on_bulk: called with each bulk piece.
-        on_lost: called once, after the last message, with the reason, when the link ends by anything but this side's
-            own `close`; the reason is `CLOSED` if the peer closed in order.
+        on_lost: called once with the reason, after the last message, when the link ends other than by this side's own
+            `close`; the reason is `CLOSED` if the peer closed cleanly.
     """
 
     on_control = _Callback[bytes]()
@@ -190,7 +192,7 @@ class PeerLink:
         self._open_readers = 2
         self._closing = False  # whether this side has called `close`
         self._ending = False  # one side is closing: queued messages are still sent, new ones are refused
-        self._has_ended = False  # the link neither sends nor receives any more
+        self._has_ended = False  # the link no longer sends or receives
         self._has_told_end = False
         self._reason = ""
         self._verdict = ""  # this side's reason for ending the link, until it is sent
@@ -200,21 +202,21 @@ class PeerLink:
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
         self._last_arrival = self._last_beat = clock.monotonic()
         self._is_silent = asyncio.Event()
-        self._is_deaf = False  # True if nothing has arrived here for some heartbeats
-        self._is_unheard = False  # True if the other side reports that nothing arrives there
+        self._is_deaf = False  # True if this side has received nothing for some heartbeats
+        self._is_unheard = False  # True if the other side reports receiving nothing
         self._beat = self._loop.call_later(self._beat_s, self._on_beat)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
     @property
     def seconds_down(self) -> float:
-        """Return the seconds without a message from a peer whose messages are overdue; 0 for a link that is up."""
+        """Return the seconds since the last message if messages are overdue; 0 for a link that is up."""
         silent = clock.monotonic() - self._last_arrival
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
         """Queue bytes for the other side's `on_control`; bytes for a closed or lost link are dropped.
 
-        The queue has no bound: use `send_bulk` for large or endless data.
+        The queue is unbounded, so use `send_bulk` for large or endless data.
         """
         if self._ending or not data:
             return
@@ -225,7 +227,7 @@ class PeerLink:
     async def send_bulk(self, piece: bytes) -> None:
         """Queue a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, ideally 256 KiB; wait while the queue is full.
 
-        Pieces leave in the order of the calls. A cancelled call has queued nothing.
+        Pieces are sent in the order of the calls. A cancelled call queues nothing.
 
         Raises:
             ValueError: the piece is empty or too large.
@@ -250,8 +252,8 @@ class PeerLink:
     async def close(self) -> None:
         """Send everything queued, say goodbye and wait for the peer's, at most two seconds. Idempotent.
 
-        Messages that arrive meanwhile are dropped, and `on_lost` is not called any more. Without a connection nothing
-        is sent.
+        Messages that arrive during the close are dropped, and `on_lost` is no longer called. Without a connection
+        nothing is sent.
         """
         self._closing = True
         self._end()
@@ -281,7 +283,7 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
-        except Exception as error:  # an error that ends this task silently would leave a link that seems connected
+        except Exception as error:  # otherwise the link would seem connected although this task has ended
             report_failure(f"the link to node {self.peer} failed", error)
             self._reason = repr(error)
         finally:
@@ -337,7 +339,7 @@ class PeerLink:
         raise await self._interruption
 
     async def _break_silence(self) -> None:
-        """End a connection on which nothing arrives, at either end, although the peer is reachable.
+        """End a connection on which one end receives nothing, although the peer is reachable.
 
         If the peer is unreachable, or its messages are queued in the network, a new connection would wait
         longer than this one.
@@ -347,7 +349,7 @@ class PeerLink:
             arrival = self._last_arrival
             reached = await self._accepts(self._address, _PROBE_S)
             if self._is_unheard and reached is not None:
-                # Queued messages may have arrived just now: wait for one more report.
+                # Queued messages may just have arrived, so wait for one more report.
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
             if self._last_arrival != arrival and not self._is_unheard:
                 self._is_silent.clear()
@@ -363,7 +365,7 @@ class PeerLink:
             self._interruption.set_result(error)
 
     async def _replace(self, wire: Wire, why: str) -> Wire:
-        """Return another connection for a broken one, within the lease. Raise LinkEnded if none comes."""
+        """Return a replacement for a broken connection, within the lease. Raise LinkEnded if there is none."""
         self._resumption = self._loop.create_future()
         wire.over.set()
         left = self._last_arrival + self.lease + self._beat_s - clock.monotonic()
@@ -371,9 +373,9 @@ class PeerLink:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
         except BaseException as error:
-            # A connection may have arrived at this very moment. If this code drops it, no other code ends it, and the
-            # server waits for its handler forever.
-            # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over
+            # A replacement may have arrived at this very moment. If it were just dropped here, no other code would end
+            # it, and the server would wait for its handler forever. tests/_wire/test_daemon_link.py::
+            # test_a_connection_that_comes_in_the_moment_of_a_close_is_over
             resumed, is_late = self._resumption, isinstance(error, TimeoutError)
             if resumed.done() and resumed.exception() is None:
                 if is_late:
@@ -408,17 +410,17 @@ class PeerLink:
         return self._resumption.result()
 
     async def _check_peer(self, why: str) -> None:
-        """Raise LinkEnded if the peer's machine refuses connections: its daemon has exited, so waiting is useless."""
+        """Raise LinkEnded if the peer's machine refuses connections, because its daemon has then exited."""
         if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the connection: the peer has opened another. Return the numbers for the peer, or raise LinkEnded."""
+        """Stop the connection that the peer has replaced. Return the numbers for the peer, or raise LinkEnded."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
-            # The numbers must not change any more when the peer gets them: a message counted afterwards would be sent
-            # again, and arrive twice.
+            # The numbers must not change once the peer gets them, because a message counted later would be sent again
+            # and arrive twice.
             await wire.over.wait()
         if self._ending or self._verdict:
             raise LinkEnded(self._reason or self._verdict or "it is being closed")
@@ -428,7 +430,7 @@ class PeerLink:
     def resume(self, wire: Wire, received: Received) -> None:
         """Continue on another connection; the peer has received ``received`` messages."""
         if self._present is not None or self._resumption.done() or self._ending:
-            wire.over.set()  # another connection was faster, or the link has ended
+            wire.over.set()  # another connection came first, or the link has ended
             return
         try:
             self._resume(received)
@@ -465,7 +467,7 @@ class PeerLink:
 
     def _on_beat(self) -> None:
         now, beat = clock.monotonic(), self._beat_s
-        # If this process itself was stopped, messages that arrived meanwhile are read before the peer is judged.
+        # If this process itself was stopped, messages that have arrived are read before the peer is judged.
         stood_still, self._last_beat = now - self._last_beat > 2 * beat, now
         if not self._listening.is_set():
             self._last_arrival = now
@@ -474,8 +476,8 @@ class PeerLink:
             if silent >= self.lease + beat:
                 self._abandon(self._silence())
             elif silent > _SILENT_BEATS * beat:
-                # After an outage TCP recovers each direction separately: a peer that is received here may not receive
-                # this side. Only the side that dialled makes another connection.
+                # After an outage TCP recovers each direction separately: a peer that this side still receives may not
+                # receive this side. Only the dialling side opens another connection.
                 # tests/simulation/test_sim_cluster.py::test_a_cut_costs_no_node_whichever_direction_tcp_takes_up_first
                 self._is_deaf = True
                 if self._redial is not None:
@@ -557,7 +559,7 @@ class PeerLink:
         self._close_reader()
 
     def _take_numbers(self, data: bytes) -> None:
-        """Read the peer's counts of received messages. Raise LinkEnded if it ends the link or the counts are wrong."""
+        """Read the peer's counts of received messages. Raise LinkEnded if they are wrong or end the link."""
         if data.startswith(_BREAK_OFF):
             raise LinkEnded(data[_HEADER.size :].decode(errors="replace"))
         try:
@@ -572,8 +574,8 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def _deliver(self, callback: str, data: bytes) -> None:
-        # The other side sends as soon as its own callbacks are set, perhaps before this side's are. Stop reading until
-        # they are: gRPC's flow control then holds the rest back at its sender.
+        # The other side sends as soon as its own callbacks are set, perhaps before this side's callbacks are. Until
+        # then, stop reading, so that gRPC's flow control holds the rest back at the sender.
         # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
         if not self._listening.is_set():
             await self._listening.wait()
@@ -584,7 +586,7 @@ class PeerLink:
         except Exception as error:
             report_failure(f"{callback} of the link to node {self.peer} failed", error)
             self._abandon(f"{callback} failed: {error!r}")
-            # The future never completes: the task is cancelled once the other side knows.
+            # The future never completes, because the task is cancelled once the other side knows.
             await self._loop.create_future()
 
     def _close_reader(self) -> None:
@@ -617,5 +619,5 @@ class PeerLink:
 
 
 def report_failure(message: str, error: Exception) -> None:
-    """Pass a callback's exception to the loop's exception handler, because no caller waits for it."""
+    """Pass a callback's exception to the loop's exception handler, because no caller waits for the callback."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

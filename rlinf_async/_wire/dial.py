@@ -1,4 +1,4 @@
-"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams; the ``PeerLink`` redials with it."""
+"""Dials another node's daemon over gRPC: exchanges Hellos and opens both streams, also when a ``PeerLink`` redials."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ async def dial(
     lease: float = settings.LEASE_S.default,
     own_address: str = "",
 ) -> PeerLink:
-    """Open a link from node ``node`` to node ``peer``. On return it works in both directions.
+    """Open a link from node ``node`` to node ``peer``. On return the link works in both directions.
 
     Args:
-        address: the peer's listening address, ``"ip:port"``.
+        address: peer's listening address, ``"ip:port"``.
         timeout: seconds; after a refused handshake, the diagnosis may add two.
         lease: seconds without a message from the peer after which the link ends.
-        own_address: the listening address of node ``node`` itself: a peer whose connections it refuses need not wait.
+        own_address: listening address of node ``node`` itself; a peer that it refuses need not wait.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are invalid.
-        VersionMismatch: the two speak different protocols, or run different minor versions of Python.
-        NodeLost: nothing answers at that address, or not in time.
-        ConfigError: the address is not of that form.
+        VersionMismatch: the nodes use different protocols or minor versions of Python.
+        NodeLost: nothing answers at ``address``, or not in time.
+        ConfigError: the address is malformed.
     """
     host, port = split_endpoint(address)
     parse_ip(host)
-    credentials.check()  # a check here explains the error; gRPC would only report that the connection failed
+    credentials.check()  # explains the error; gRPC would only report that the connection failed
     parameters = _DialParameters(address, node, peer, run, credentials, lease, own_address)
     try:
         wire, first = await parameters.connect((), timeout)
@@ -67,7 +67,7 @@ async def dial(
 
 @dataclass(frozen=True)
 class _DialParameters:
-    """Parameters of ``dial``, for the first connection and later ones."""
+    """Parameters of ``dial``, for first and later connections."""
 
     address: str
     node: int
@@ -80,8 +80,8 @@ class _DialParameters:
     async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
         """Open both streams, each over its own connection. Return the wire, and the peer's Hello.
 
-        NodeLost means no answer in time; Broken means a refused connection or an invalid answer. Further
-        errors are those of ``dial``.
+        NodeLost means no answer in time; Broken means a refused connection or an invalid answer. Other errors are as
+        for ``dial``.
         """
         host, _ = split_endpoint(self.address)
         target, name = f"ipv{parse_ip(host).version}:{self.address}", node_name(self.run, self.peer)
@@ -102,7 +102,7 @@ class _DialParameters:
                     async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await grpc.finish(control)
                         await grpc.finish(bulk)
-            except TimeoutError:  # the peer said goodbye and then stopped responding
+            except TimeoutError:  # the peer said goodbye, then stopped responding
                 pass
             finally:
                 await _close(channels)

@@ -1,7 +1,8 @@
-"""Table of direct sockets to processes of this node; the daemon relays frames that a broken socket lost.
+"""Table of direct sockets to processes of this node; the daemon relays a broken socket's lost frames.
 
-A socket that breaks while both processes live loses nothing. Each end tells the other, through the daemon, how many
-frames it has received. The daemon then relays the missing frames, once and in order, and frames sent meanwhile::
+A socket that breaks while both processes are alive loses nothing. Each end tells the other, through the daemon, how
+many frames it has received. The daemon then relays the missing frames, and frames sent in the meantime, once and in
+order::
 
     this process ── RESUME 41 ──► daemon ──►  the other one: reads the rest, closes its socket
     this process ◄── RESUME 17 ── daemon ◄──
@@ -25,13 +26,13 @@ OnEnd = Callable[[int, Connection | None, bool], None]
 
 
 class DirectSockets:
-    """Resumable connections by the endpoint at their other end; all created by this process, or all received by it.
+    """Resumable connections by peer endpoint, either all created by this process or all received by it.
 
     Args:
-        send_resume: tells an endpoint, through the daemon, how many frames of their socket have arrived.
-        relay: sends an endpoint a frame of that socket through the daemon.
-        on_end: called with an endpoint, its connection, which is not used any more (None if it never arrived here), and
-            True if its process has ended.
+        send_resume: tells an endpoint, through the daemon, how many frames of the socket have arrived.
+        relay: sends an endpoint a frame of the socket through the daemon.
+        on_end: called with an endpoint, its connection, which is no longer used (None if never received), and True if
+            its process has ended.
     """
 
     def __init__(self, send_resume: SendResume, relay: Relay, on_end: OnEnd) -> None:
@@ -39,18 +40,18 @@ class DirectSockets:
         self._relay = relay
         self._on_end = on_end
         self.connections: dict[int, Connection | None] = {}
-        """Connections by endpoint; None means that an endpoint must have none."""
+        """Connections by endpoint; None means that an endpoint must not have one."""
         self.find: Callable[[int], Connection | None] = self.connections.get
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
         self._lost: set[int] = set()
-        """Endpoints whose socket did not arrive here and that have not confirmed the loss."""
+        """Endpoints whose socket was not received and that have not yet confirmed the loss."""
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
-        """Add a socket. ``others`` is the table for the opposite direction, whose sockets may carry acks."""
+        """Add a socket. ``others`` is the table for the opposite direction, whose sockets may carry its ACKs."""
         self.connections[peer] = connection
         sibling = others.find(peer) if others is not None else None
         if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:
@@ -63,14 +64,14 @@ class DirectSockets:
             self._send_resume(peer, connection.received)
 
     def lost(self, peer: int) -> None:
-        """Record that an endpoint's socket could not be received: the daemon relays its frames."""
+        """Record that an endpoint's socket could not be received, so that the daemon relays its frames."""
         self._lost.add(peer)
-        # The peer does the same, so that neither side links later sockets.
+        # The peer does the same, so neither side links later sockets.
         self._replaced.add(peer)
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:
-        """Resume through the daemon: the peer has received that many frames and reads no more; -1 if it has ended."""
+        """Resume through the daemon: the peer has received this many frames and no longer reads; -1 if it has ended."""
         connection = self.connections.get(peer)
         if connection is None:
             if received < 0:
@@ -84,11 +85,12 @@ class DirectSockets:
             connection.drain_if_intact()
             connection.end()
             self.broke(peer)
-            # The other side claims more frames than were sent: the claim is useless, and nothing is sent twice.
+            # On FrameError, the other side claims more frames than were sent; the claim is useless, so nothing is sent
+            # again.
             with contextlib.suppress(FrameError):
                 connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
-        # Remove the connection only now: a frame that finds no socket is relayed at once, ahead of frames that the
-        # socket has not delivered. Until these are handed over, a new frame must find the socket and queue behind them.
+        # Remove the connection only now: a frame that finds no socket is relayed immediately, ahead of frames not
+        # delivered by the socket. Until these are handed over, a new frame must find the socket and queue behind them.
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
         self._broken.discard(peer)
@@ -99,7 +101,7 @@ class DirectSockets:
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:
-        """Read everything that an endpoint sent, before its end is handled."""
+        """Read everything that an endpoint sent before its end is handled."""
         connection = self.connections.get(peer)
         if connection is not None:
             connection.drain_if_intact()

@@ -1,7 +1,7 @@
 """gRPC adapter for links between daemons: mutual TLS, options, streams, error texts; nothing else imports grpc.
 
-Two daemons have two long-lived streams, each over a channel of its own. The server's side of gRPC does not distinguish
-a broken stream from one that ended in order, which is why a link says goodbye.
+Two daemons share two long-lived streams, each over a separate channel. On the server's side, gRPC does not distinguish
+a broken stream from a finished one, so a link says goodbye.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlinf_async.errors import AuthError, ClosedError, RLinfAsyncError, VersionM
 def _experiments() -> str:
     """Return the setting for gRPC's older socket polling; empty if this version would warn about it.
 
-    It saves a third of the CPU time per call compared to the EventEngine.
+    Socket polling takes a third less CPU time per call than the EventEngine.
     """
     names = ("event_engine_client", "event_engine_listener")
     [package] = getattr(importlib.util.find_spec("grpc"), "submodule_search_locations", None) or [""]
@@ -34,8 +34,8 @@ def _experiments() -> str:
     return ""
 
 
-# gRPC's core writes its own lines to stderr, and reads its verbosity once, at import. Important messages are raised or
-# logged here. The children of this process must not inherit these settings.
+# gRPC's core writes to stderr, and reads its verbosity once, at import. Important messages are raised or logged by this
+# module. Child processes must not inherit these settings.
 _SETTINGS = {"GRPC_VERBOSITY": "NONE", "GRPC_EXPERIMENTS": _experiments()}
 _own_settings = {name: value for name, value in _SETTINGS.items() if value and name not in os.environ}
 os.environ.update(_own_settings)
@@ -52,10 +52,10 @@ _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 
 
-# A link detects silence by itself (``daemon_link``), and reconnects. gRPC's own pings only remove connections that no
-# side has closed, and may take their time: a ping waits behind megabytes that a slow network still has to carry. The
-# server must be configured to allow pings, or it would take them for an attack.
-# tests/_wire/test_daemon_link_ends.py::test_an_idle_link_outlives_many_leases
+# A link detects silence itself (``daemon_link``), and reconnects. gRPC's own pings only remove connections that neither
+# side has closed, and may be slow, because a ping waits behind megabytes still queued in a slow network. The server
+# must be configured to allow pings; otherwise it would take them for an attack. tests/_wire/test_daemon_link_ends.py::
+# test_an_idle_link_outlives_many_leases
 def _shared_options(lease: float) -> _Options:
     pace = round(lease * 1000)
     return [
@@ -74,10 +74,10 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
     return [
         *_shared_options(lease),
         *([("grpc.max_allowed_incoming_connections", most)] if most is not None else []),
-        # Otherwise a second process could bind the port and take half the calls.
+        # Otherwise a second process could bind the same port and get half the calls.
         ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
-        # With its default of five minutes, the server would reject the third ping.
+        # With the default of five minutes, the server would reject the third ping.
         ("grpc.http2.min_ping_interval_without_data_ms", round(lease * 400)),
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
@@ -87,7 +87,7 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
 def _channel_options(lease: float, name: str) -> _Options:
     return [
         *_shared_options(lease),
-        ("grpc.ssl_target_name_override", name),  # the peer is identified by name, whatever its address
+        ("grpc.ssl_target_name_override", name),  # the peer is identified by name, not by address
         ("grpc.enable_http_proxy", 0),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
@@ -102,10 +102,10 @@ def _channel_options(lease: float, name: str) -> _Options:
 def new_server(
     lease: float, patience: float, most_connections: int | None, *, control: _Handler, bulk: _Handler
 ) -> Any:
-    """Return a server of the two streams, which does not listen yet. Call this on a loop.
+    """Return a server of the two streams that does not listen yet. Call this on a loop.
 
-    A connection has ``patience`` seconds for TLS. Connections beyond ``most_connections``, authenticated or not, are
-    closed.
+    A connection's TLS handshake may take ``patience`` seconds. Connections beyond ``most_connections``, authenticated
+    or not, are closed.
     """
     server = grpc.aio.server(options=_server_options(lease, patience, most_connections))
     methods = {
@@ -117,7 +117,7 @@ def new_server(
 
 
 def listen(server: Any, endpoint: str, own: NodeCredentials) -> int:
-    """Bind the server to ``"ip:port"`` and return the port. Raise RuntimeError with the reason if it cannot."""
+    """Bind the server to ``"ip:port"`` and return the port. Raise RuntimeError with the reason if that fails."""
     identity = grpc.ssl_server_credentials(
         [(own.key.encode(), own.cert.encode())], own.ca.encode(), require_client_auth=True
     )
@@ -126,7 +126,7 @@ def listen(server: Any, endpoint: str, own: NodeCredentials) -> int:
 
 
 def new_channel(target: str, name: str, own: NodeCredentials, lease: float) -> Any:
-    """Return a channel to the one node whose certificate has this name; the channel connects at its first use."""
+    """Return a channel to the node whose certificate has this name; the channel connects on first use."""
     identity = grpc.ssl_channel_credentials(own.ca.encode(), own.key.encode(), own.cert.encode())
     return grpc.aio.secure_channel(target, identity, options=_channel_options(lease, name))
 
@@ -138,7 +138,7 @@ _ERRORS = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
 
 
 class RpcStream:
-    """One end of a stream: a call on the side that dialled, a servicer's context on the other."""
+    """One end of a stream: a call on the dialling side, a servicer's context on the accepting side."""
 
     def __init__(self, end: Any, why_broken: Callable[[], Awaitable[str]]) -> None:
         self._end = end
@@ -160,14 +160,14 @@ class RpcStream:
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # gRPC reports the end of a call by CancelledError, too, without a cancel of this task.
+            # gRPC also reports the end of a call as CancelledError, although this task was not cancelled.
             if task is None or task.cancelling():
                 raise
         raise Broken(await self._why_broken())
 
 
 def dialled(call: Any) -> RpcStream:
-    """Return the end of a stream on the dialling side."""
+    """Return the dialling end of a stream."""
 
     async def why_broken() -> str:
         call.cancel()  # no effect if the call has ended, as it should have by now
@@ -177,7 +177,7 @@ def dialled(call: Any) -> RpcStream:
 
 
 def accepted(context: Any) -> RpcStream:
-    """Return the end of a stream on the accepting side, which does not learn why it broke."""
+    """Return the accepting end of a stream, which does not learn why the stream broke."""
 
     async def why_broken() -> str:
         return "the connection broke"
@@ -206,7 +206,7 @@ UP = (("rlinf-link", "up"),)
 
 
 def is_up(metadata: Any) -> bool:
-    """True if the accepting side has said that the link is up; a refused stream lacks that metadata."""
+    """True if the accepting side has reported the link as up; a refused stream lacks this metadata."""
     return metadata is not None and UP[0] in tuple(metadata)
 
 
@@ -214,7 +214,7 @@ async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """End a peer's call with the error's text, which both sides then log."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], _details(str(error)))
-    raise error  # abort has raised gRPC's own exception before this line
+    raise error  # never reached: abort has raised gRPC's own exception
 
 
 def _details(text: str) -> str:
@@ -227,7 +227,7 @@ def identities(context: Any) -> list[str]:
 
 
 async def refusal(call: Any) -> Exception:
-    """Return the error with which the peer ended a call before the link was up; `Broken` if the peer did not end it."""
+    """Return the peer's error that ended a call before the link was up; `Broken` if the peer did not end the call."""
     code, details = await call.code(), await call.details()
     if code is grpc.StatusCode.UNAUTHENTICATED:
         return AuthError(details)
@@ -237,7 +237,7 @@ async def refusal(call: Any) -> Exception:
 
 
 async def finish(call: Any) -> None:
-    """End a call in order, after the goodbyes. gRPC would log errors on other loops about a call that is dropped."""
+    """End a call cleanly, after the goodbyes. For a dropped call gRPC would log errors on other loops."""
     try:
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:

@@ -1,4 +1,4 @@
-"""Handshake message of links between daemons: run, node, protocol and Python version; packs and checks it.
+"""Handshake message of links between daemons (run, node, protocol and Python version): packing and checks.
 
 The sender's certificate belongs to the run, but no field of the message is trusted.
 """
@@ -33,11 +33,11 @@ class Hello:
     """First message in each direction of a control stream: the sender's identity and versions.
 
     Attributes:
-        incarnation: id of the daemon process; a daemon restarted under the same name has a new one.
+        incarnation: id of the daemon process; a restarted daemon has a new id.
         address: the daemon's listening address; empty if it does not listen.
-        received: numbers of received messages of the link's streams, in the Hello of a replacement connection and in
-        its answer; empty for a new link.
-        bulk: in an answer, the key that the bulk stream must send.
+        received: numbers of messages received on the link's streams, in a replacement connection's Hello and its
+        answer; empty for a new link.
+        bulk: in an answer, the key to send on the bulk stream.
     """
 
     magic: str
@@ -72,11 +72,11 @@ class Hello:
         return packed
 
     def check(self, data: bytes, identities: list[str]) -> Hello:
-        """Decode the peer's Hello, which is not trusted, and compare it with this one and its certificate's names.
+        """Decode the peer's untrusted Hello, and compare it with this Hello and the peer's certificate names.
 
         Raises:
-            AuthError: not a Hello, another run, or not the node of the certificate.
-            VersionMismatch: another protocol, or another minor version of Python.
+            AuthError: not a Hello, from another run, or not from the certificate's node.
+            VersionMismatch: different protocol or minor version of Python.
         """
         fields = _decode(data)
         if fields.get("magic") != self.magic:
@@ -133,7 +133,7 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 
 def _shown(fields: dict[str, Any], field: str) -> str:
-    """Return a peer's value as short text that is safe to print, without control characters."""
+    """Return a peer's value as short printable text, without control characters."""
     value = fields.get(field, "?")
     return ascii(value).strip("'")[:80]
 
@@ -141,5 +141,5 @@ def _shown(fields: dict[str, Any], field: str) -> str:
 def _package_version() -> str:
     try:
         return metadata.version("rlinf-async")
-    except metadata.PackageNotFoundError:  # a checkout on the path, which is not installed
+    except metadata.PackageNotFoundError:  # a checkout that is on the path but not installed
         return "unknown"

@@ -1,12 +1,12 @@
 """``Lifeline``: subprocess, local or by ssh, that exits when its stdin closes (a node daemon): start, JSON lines, stop.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line. Its lines for this side start
-with a marker that only the two know. Anything else on its stdout is noise (a shell's start-up files, a banner) and is
-kept only for error messages. However this process ends, the far side sees the end of its stdin and ends everything that
-it started.
+with a marker known only to both sides. Anything else on its stdout is noise (a shell's start-up files, a banner), kept
+only for error messages. However this process ends, the far side sees the end of its stdin and ends everything that it
+started.
 
-Nothing here touches signal handlers or child watchers, and no thread is started, so that a service may embed it: a
-pidfd reports the end of the process.
+This module touches no signal handlers or child watchers and starts no thread, so that a service may embed it; a pidfd
+reports the end of the process.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinf
 _READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
-"""Seconds to wait for the exit code after the end of the output, or after a SIGKILL."""
+"""Seconds to wait for the exit code after the end of output or a SIGKILL."""
 _PAST_EDITOR: Final = ("/usr/bin/env",)
-"""Prefix of a command under debugpy, which would otherwise rewrite it and add threads to a node's template."""
+"""Command prefix under debugpy, which would otherwise rewrite the command and add threads to a node's template."""
 
 _STOP_S: Final = 5.0
-"""Seconds for the far side to end everything that it started after its stdin closes; a guardian takes at most four."""
+"""Seconds after its stdin closes for the far side to end everything that it started; a guardian takes at most four."""
 
 _STOP_LOST_S: Final = 0.8
 
@@ -52,11 +52,11 @@ def fresh_marker() -> str:
 
 
 class Lifeline:
-    """Started far side. Use it from one loop; one task at a time may ``receive``.
+    """A started far side. Use it on one loop; only one task at a time may ``receive``.
 
     Attributes:
-        name: the host, as the user wrote it.
-        pid: process id of the local process (the guardian, or the ssh client).
+        name: the host as written by the user.
+        pid: process id of the local process (the guardian or the ssh client).
         on_stderr: called on the loop with every line of the far side's stderr, without its line end.
     """
 
@@ -104,9 +104,9 @@ class Lifeline:
         prelude: Iterable[bytes] = (),
         explain: Callable[[RemoteExit], str] = describe_exit,
     ) -> Lifeline:
-        """Start ``argv`` in a session of its own and write ``prelude`` to its stdin.
+        """Start ``argv`` in a new session and write ``prelude`` to its stdin.
 
-        If the far side exits before it has read all of ``prelude``, ``receive`` raises the cause.
+        If the far side exits before reading all of ``prelude``, ``receive`` raises the cause.
 
         Raises:
             LaunchError: ``argv[0]`` cannot be run or cannot be watched.
@@ -144,7 +144,7 @@ class Lifeline:
 
     @property
     def exit_code(self) -> int | None:
-        """Return the exit code as ``subprocess`` does: negative for a signal; None while the process runs."""
+        """Return the exit code as in ``subprocess``: negative for a signal, None while the process runs."""
         return self._process.returncode
 
     async def send(self, message: Mapping[str, Any], *, timeout: float | None = 30.0) -> None:
@@ -153,7 +153,7 @@ class Lifeline:
         Raises:
             LaunchError: the far side has exited.
             DeadlineExceeded: the far side did not read the line within ``timeout`` seconds; its stdin is then closed.
-            ClosedError: ``stop`` or ``close`` was called before.
+            ClosedError: ``stop`` or ``close`` was already called.
         """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
         async with self._writing:
@@ -173,7 +173,7 @@ class Lifeline:
                 self._broken = self._sealed = True
                 raise await self._exit_error() from None
             except BaseException:
-                # Half a line may have been sent, so nothing may follow it.
+                # Part of the line may have been sent, so nothing may follow it.
                 self.seal()
                 raise
 
@@ -204,7 +204,7 @@ class Lifeline:
         """Ask the far side to exit within ``grace`` seconds; if it has not, close its stdin, and kill it ``cut``
         seconds later.
 
-        Never raises for a far side that misbehaves. Return its exit code. The lifeline is closed afterwards.
+        Never raises if the far side misbehaves. Return the exit code. The lifeline is closed afterwards.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
@@ -214,24 +214,24 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """Stop the far side of a lost node, which may not answer, within a second; elsewhere by closing its stdin."""
+        """Stop a lost node's far side within a second, even if it does not answer; if remote, by closing its stdin."""
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
         if not await self._exits_within(end - self._loop.time()) and is_here:
-            # The guardian kills its daemon, which may be stopped, and cleans up. Killing the guardian instead would
-            # leave its daemon and their workers.
-            # tests/test_embedding.py::test_closing_ends_although_the_daemon_is_frozen
+            # The guardian kills its daemon, which may be stopped, and cleans up. Killing the guardian itself would
+            # leave the daemon and its workers behind. tests/test_embedding.py::
+            # test_closing_ends_although_the_daemon_is_frozen
             self._process.send_signal(signal.SIGUSR1)
         await self.close(_STOP_LOST_S / 2)
 
     def kill(self) -> None:
-        """Send SIGKILL to the local process. Processes that depend on it end by themselves."""
+        """Send SIGKILL to the local process. Its dependent processes exit by themselves."""
         if self._process.returncode is None and not self._belongs_to_parent:
             self._process.kill()
 
     async def close(self, cut: float = _STOP_S) -> None:
-        """Close the far side's stdin, and kill the local process if it lives ``cut`` seconds later. Idempotent."""
+        """Close the far side's stdin, and kill the local process if still alive ``cut`` seconds later. Idempotent."""
         self.seal()
         if not self._closed and not await self._exits_within(cut):
             self.kill()
@@ -250,9 +250,9 @@ class Lifeline:
         self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
-        """Close the lifeline, blocking, in any thread, if the loop is closed or has stopped running.
+        """Close the lifeline, blocking, from any thread, if the loop is closed or has stopped.
 
-        If that loop does run again, it releases the descriptors that are registered there.
+        If the loop runs again, it releases the descriptors registered with it.
         """
         self.seal()
         poll = select.poll()
@@ -290,14 +290,14 @@ class Lifeline:
         return self._exited.is_set()
 
     async def _exit_error(self) -> LaunchError:
-        # The output usually ends a moment before the exit code is known.
+        # The output usually ends shortly before the exit code is known.
         await self._exits_within(_LAST_OUTPUT_S)
         return LaunchError(
             self._explain(RemoteExit(self._process.returncode, tuple(self._output.noise), self.stderr_tail))
         )
 
     def stray_output(self) -> str:
-        """Return its last unmarked output as lines for the end of an error message; often empty."""
+        """Return the last unmarked output as lines for the end of an error message; often empty."""
         lines = RemoteExit(None, tuple(self._output.noise), self.stderr_tail).last_lines()
         return "".join(f"\n{line}" for line in lines)
 
@@ -353,7 +353,7 @@ class Lifeline:
         self._on_stderr()
         if not self._out_ended:
             self._on_stdout()
-        # A stray descendant may hold the other ends open: only the process's own exit counts.
+        # A stray descendant may hold the other ends open, so only the process's own exit counts.
         self._out_ended = True
         self._exited.set()
         self._news.set()

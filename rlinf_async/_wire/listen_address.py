@@ -1,4 +1,4 @@
-"""Parses the address on which a node's daemon listens, ``"ip:port"``, into an IP address and a port."""
+"""Parser of a daemon's listening address, ``"ip:port"``, into an IP address and a port."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_async.errors import ConfigError
 
 
 def split_endpoint(address: str) -> tuple[str, int]:
-    """Split ``"ip:port"`` into IP address and port. Raise ConfigError if it has another form."""
+    """Split ``"ip:port"`` into IP address and port. Raise ConfigError if the address is malformed."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise ConfigError(f"{address!r} is no address of a node: expected 'ip:port'")

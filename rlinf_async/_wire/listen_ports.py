@@ -1,4 +1,4 @@
-"""TCP ports to listen on: the kernel's choice, or the free ones of the range that ``--port-range`` gives."""
+"""TCP ports to listen on: the kernel's choice, or the free ports of ``--port-range``."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _MAX_NAMED: Final = 8
 
 
 def promise(port: int) -> socket.socket | None:
-    """Reserve a port until the returned socket is closed; None if it is already reserved.
+    """Reserve a port until the returned socket is closed; return None if already reserved.
 
-    All nodes and runs of this machine, of any user, see the reservation: an abstract socket that receives nothing.
+    All nodes and runs on this machine, of any user, see the reservation, an abstract socket that receives nothing.
     """
     mark = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
@@ -34,11 +34,11 @@ def promise(port: int) -> socket.socket | None:
 def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> Iterator[socket.socket]:
     """Yield listening sockets on ``address``, one at a time; the caller closes each.
 
-    The search begins at a random port of the range, so that two nodes of one machine rarely try the same ports.
+    The search begins at a random port of the range, so that two nodes on one machine rarely try the same ports.
 
     Raises:
-        LaunchError: no port of the range is left; the text names the holders that are known.
-        OSError: the address is not this machine's; no descriptor is left.
+        LaunchError: no port of the range is free; the text names the known holders.
+        OSError: the address is not this machine's, or no descriptor is free.
     """
     if ports is None:
         yield _listening(address, 0)
@@ -46,7 +46,7 @@ def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> I
     for port in [*(ports or ())[first:], *(ports or ())[:first]]:
         if (mark := promise(port)) is None:
             continue
-        with mark:  # held until the caller continues: a library may have to bind the port again
+        with mark:  # held until the caller continues, as a library may bind the port again
             try:
                 listener = _listening(address, port)
             except OSError as error:
@@ -64,8 +64,8 @@ def family(address: str) -> socket.AddressFamily:
 def _listening(address: str, port: int) -> socket.socket:
     listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # SO_REUSEADDR ignores lingering connections of the last run, but also lets two sockets bind one port, of which
-        # only one can listen: so listen before calling the port free.
+        # SO_REUSEADDR ignores lingering connections of the last run, but also lets two sockets bind the same port,
+        # although only one can listen, so listen before calling the port free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)

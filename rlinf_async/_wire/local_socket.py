@@ -30,12 +30,12 @@ def check_peer(sock: socket.socket) -> int:
 
 
 def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
-    """Connect to this user's process that listens at ``path``; bytes are an abstract address, outside any directory.
+    """Connect to this user's process that listens at ``path``; bytes are an abstract address without a directory.
 
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
-        ConnectionError, FileNotFoundError: nothing listens there.
-        BlockingIOError: the listener does not accept, because its process is stopped; only if ``waits`` is False.
+        ConnectionError, FileNotFoundError: nothing listens at ``path``.
+        BlockingIOError: the listener does not accept because its process is stopped; raised only if ``waits`` is False.
     """
     if isinstance(path, str):
         status = Path(path).parent.lstat()
@@ -54,7 +54,7 @@ def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
 
 
 def listen(path: str | bytes) -> socket.socket:
-    """Return a listening socket at ``path``, inside a directory of mode 0700; bytes are an abstract address."""
+    """Return a socket listening at ``path``, in a directory of mode 0700; bytes are an abstract address."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         with _short(path) as address:
@@ -71,7 +71,7 @@ def listen(path: str | bytes) -> socket.socket:
 
 @contextlib.contextmanager
 def _short(path: str | bytes) -> Iterator[bytes]:
-    """Context manager: yields a socket address; it shortens an overlong path by a descriptor of its directory."""
+    """Context manager: yields a socket address, shortening an overlong path through its directory's descriptor."""
     address = os.fsencode(path)
     if isinstance(path, bytes) or len(address) <= _MAX_ADDRESS_BYTES:
         yield address

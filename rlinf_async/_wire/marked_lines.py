@@ -13,7 +13,7 @@ _MAX_LINE_BYTES: Final = 16 * 1024 * 1024
 
 
 class MarkedLines:
-    """Parser that turns bytes into JSON objects, one per line behind a marker; their reader removes them."""
+    """Parser from bytes to JSON objects, one per line after a marker; the reader removes them."""
 
     def __init__(self, marker: str) -> None:
         self.messages: deque[dict[str, Any]] = deque()
@@ -30,7 +30,7 @@ class MarkedLines:
             for line in lines:
                 self._on_line(line)
         elif searched > _MAX_LINE_BYTES:
-            # Drop foreign output without line ends, except for its end: a marker may have arrived in part.
+            # Drop foreign output without line ends, except for its end, which may be part of a marker.
             del self._rest[: -len(self._marker)]
 
     def _on_line(self, line: bytearray) -> None:

@@ -1,6 +1,6 @@
-"""Joins started node daemons into one cluster: sends configurations, gathers addresses, sends all of them to each.
+"""Joins started node daemons into one cluster: sends configurations, gathers addresses, sends all to each daemon.
 
-The same few messages serve the one daemon of an embedded cluster and the hundred of a launched run.
+The same few messages serve the single daemon of an embedded cluster and the hundred daemons of a launched run.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ async def start_nodes(
 ) -> list[dict[str, Any]]:
     """Join started daemons into one cluster: send configurations, collect addresses, send all addresses to each.
 
-    Return the list of peers that every daemon has received: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
-    ``facts``, ``log_dir``, the ``socket`` and ``pid`` of each daemon, which are valid on its own machine only, and a
-    ``note`` for the user, which is often empty.
+    Return the list of peers sent to every daemon: ``node``, ``name``, ``address``, ``hidden``, ``labels``, ``facts``,
+    ``log_dir``, the daemon's ``socket`` and ``pid``, valid only on its own machine, and an often empty ``note`` for the
+    user.
 
-    The caller must stop the lifelines, whatever happens.
+    The caller must stop the lifelines, even on failure.
 
     Raises:
-        LaunchError: lists every node that failed, and every node that was not ready within ``timeout`` seconds in
-            total.
+        LaunchError: lists every node that failed or was not ready within ``timeout`` seconds in total.
     """
 
     async def up(index: int) -> dict[str, Any]:
@@ -86,13 +85,13 @@ async def on_all_nodes(
     progress: Progress | None = None,
     said: Callable[[int], str] | None = None,
 ) -> tuple[dict[int, _Result], dict[int, str]]:
-    """Run ``work(index)`` for all nodes at once. Return results and error texts, by index.
+    """Run ``work(index)`` for all nodes concurrently. Return results and error texts, by index.
 
-    A failure is an ``RLinfAsyncError``, or a missed deadline. After the first failure the other nodes have ``patience``
-    seconds more to succeed or fail, so that all failures are reported.
+    A failure is an ``RLinfAsyncError`` or a missed deadline. After the first failure the other nodes have ``patience``
+    more seconds to succeed or fail, so that all failures are reported.
 
     Args:
-        deadline: time of the loop's clock; None waits forever.
+        deadline: time on the loop's clock; None waits forever.
     """
     results: dict[int, _Result] = {}
     failures: dict[int, str] = {}

@@ -1,9 +1,8 @@
-"""Socket whose descriptor user code may close: detects, by inode, that its number now means another file.
+"""Socket whose descriptor user code may close: detects, by inode, that its number now refers to another file.
 
-Code that closes all descriptors from 3 on, or one of its own twice, closes sockets of the framework, and the kernel
-gives their numbers to the files that are opened next. Any later use of such a number affects the wrong file: a frame
-for one process would be read by another one. A socket is therefore identified by its inode, and a new one takes its
-number over from its predecessor.
+Code that closes all descriptors from 3 on, or one of its own twice, closes the framework's sockets, and the kernel
+reuses their numbers for the next opened files. Any later use of such a number affects the wrong file: another process
+could read a frame. So a socket is identified by its inode, and a new socket takes its number over from its predecessor.
 
 tests/_wire/reading/test_second_thread.py::test_a_successor_that_takes_the_number_of_a_closed_socket_is_read_by_both_threads
 """
@@ -22,8 +21,8 @@ class OwnedSocket:
     """Non-blocking socket in the table of descriptor numbers.
 
     Args:
-        on_number_taken: method called from any thread when another socket gets this one's number, which this one has
-        then lost. The method's object is not kept alive.
+        on_number_taken: method called, on any thread, when another socket gets this socket's number. The method's
+        object is not kept alive.
     """
 
     __slots__ = ("__weakref__", "_inode", "_on_number_taken", "sock")
@@ -35,7 +34,7 @@ class OwnedSocket:
         self.sock = sock
         self._inode = os.fstat(sock.fileno()).st_ino
         self._on_number_taken = WeakMethod(on_number_taken)
-        # Detach the predecessor instead of closing it: its number belongs to the successor by now.
+        # Detach the predecessor instead of closing it, because its number now belongs to the successor.
         if predecessor is not None and predecessor.sock.detach() >= 0 and (callback := predecessor._on_number_taken()):
             callback()
 
@@ -49,14 +48,14 @@ class OwnedSocket:
             return False
 
     def is_another_file(self) -> bool:
-        """True if the descriptor is open, but belongs to another file."""
+        """True if the descriptor is open but belongs to another file."""
         try:
             return os.fstat(self.sock.fileno()).st_ino != self._inode
         except OSError:
             return False
 
     def close(self) -> None:
-        """Close the descriptor if it is still this socket's. Idempotent."""
+        """Close the descriptor if it still belongs to this socket. Idempotent."""
         if _by_number.get(self.sock.fileno()) is self:
             del _by_number[self.sock.fileno()]
         if self.is_intact():
@@ -65,7 +64,7 @@ class OwnedSocket:
             self.sock.detach()
 
     def leave_to_parent(self) -> None:
-        """Close the copy of the descriptor in a forked child."""
+        """Close a forked child's copy of the descriptor."""
         _by_number.pop(self.sock.fileno(), None)
         with contextlib.suppress(OSError):
             os.close(self.sock.detach())

@@ -29,18 +29,18 @@ from rlinf_async.errors import AuthError, ClosedError, ConfigError, LaunchError,
 
 
 class PeerServer:
-    """Server that accepts links from nodes of the same run, on one address of this machine.
+    """Server that accepts links from nodes of the same run, on one of this machine's addresses.
 
     Args:
         bind: the IP address to listen on.
         ports: candidate ports; None lets the kernel choose.
-        on_link: called on the loop with every new link, once it works in both directions.
+        on_link: called on the loop with each new link, once it works in both directions.
         lease: seconds without a message from a peer after which its link ends.
-        greeting_timeout: seconds for TLS, and again for each of the first two messages of a link.
+        greeting_timeout: seconds for TLS, and for each of a link's first two messages.
         most_connections: limit on simultaneous connections, including those of the run's nodes; None for no limit.
 
     Raises:
-        ConfigError: ``bind`` is not an IP address, or stands for every interface.
+        ConfigError: ``bind`` is not an IP address, or means all interfaces.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class PeerServer:
         """Start listening. Return ``"ip:port"``, an IPv6 address in brackets.
 
         Raises:
-            LaunchError: the address is not this machine's; no port of ``ports`` is free.
+            LaunchError: the address is not this machine's, or no port of ``ports`` is free.
             AuthError: the credentials are invalid.
         """
         self._credentials.check()
@@ -86,7 +86,7 @@ class PeerServer:
         host = f"[{self._bind}]" if ":" in self._bind else self._bind
         while True:
             try:
-                with next(sockets) as probe:  # a failure of gRPC's own bind is vague and leaks memory
+                with next(sockets) as probe:  # gRPC's own bind fails vaguely and leaks memory
                     port = probe.getsockname()[1] if self._ports is not None else 0
             except OSError as error:
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
@@ -105,7 +105,7 @@ class PeerServer:
             return f"{host}:{port}"
 
     async def stop(self) -> None:
-        """Close every link in order and stop listening. Idempotent."""
+        """Close every link cleanly and stop listening. Idempotent."""
         self._stopping = True
         if self._server is None:
             return
@@ -118,7 +118,7 @@ class PeerServer:
         with self._counted():
             stream = grpc.accepted(context)
             hello = await self._greet(stream, context)
-            # The entry reserves the node's place until the link is up: a second new link is refused meanwhile.
+            # The entry reserves the node's place until the link is up; until then a second new link is refused.
             peer, (_, link) = hello.node, self._peers.setdefault(hello.node, (hello.incarnation, None))
             wire: Wire | None = None
             try:
@@ -179,7 +179,7 @@ class PeerServer:
         return hello
 
     def _check_link(self, hello: Hello) -> None:
-        """Raise AuthError unless the Hello begins a link to a node without one, or continues that daemon's link."""
+        """Raise AuthError unless the Hello begins the node's first link, or continues the daemon's link."""
         incarnation, link = self._peers.get(hello.node, ("", None))
         if incarnation and incarnation != hello.incarnation:
             if link is not None:
@@ -237,11 +237,11 @@ class _Handshake:
 
 
 async def _serve_until(over: Over) -> None:
-    """Wait until a wire has ended. A return, after an orderly end, tells the peer so.
+    """Wait until a wire has ended. Returning after a clean end reports that end to the peer.
 
-    A cancellation is passed on only after the end: if gRPC cancels a handler, the connection has ended, and the readers
-    notice that. A broken connection is dropped by a cancellation, too: gRPC would fail to send a proper end, and log
-    the failure.
+    A cancellation is passed on only after the end: if gRPC cancels a handler, the connection has ended, which the
+    readers notice. A broken connection is also dropped by a cancellation, because gRPC would fail to send a proper end
+    and log the failure.
     """
     cancelled, waits = False, True
     while waits:

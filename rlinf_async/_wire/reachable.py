@@ -1,4 +1,4 @@
-"""Probe of a daemon's address: tells a reachable daemon from a machine without one and an unreachable machine."""
+"""Probe of a daemon's address: distinguishes a reachable daemon, a machine without one and an unreachable machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TIMEOUT_S: Final = 0.5
 
 
 async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool | None:
-    """True if ``"ip:port"`` accepts connections, False if it refuses, None without an answer in ``timeout`` seconds."""
+    """True if ``"ip:port"`` accepts connections, False if it refuses them, None without an answer in time."""
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(*split_endpoint(address))
@@ -19,8 +19,7 @@ async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool 
         return False
     except (OSError, TimeoutError):
         return None
-    # On the loopback interface, a connection to a free port may get that very port as its source, and connect to
-    # itself.
+    # On the loopback interface, a connection to a free port may get the same port as its source, and connect to itself.
     met_itself = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     writer.transport.abort()
     return not met_itself

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteExit:
-    """Exit code and last output of a far side; the code is None until the process is reaped."""
+    """Exit code and last output of a far side; the exit code is None until the process is reaped."""
 
     exit_code: int | None
     noise: tuple[str, ...] = ()

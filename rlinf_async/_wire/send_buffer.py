@@ -1,6 +1,6 @@
 """Send buffer of one socket: writes packed frames with descriptors, in batches, and keeps them until acknowledged.
 
-Not thread-safe; its owner holds a lock::
+Not thread-safe; the owner must hold a lock::
 
     buffer.add(data, fds, nbytes, on_sent)
     state = buffer.write_to(sock)               # writes until the buffer is empty or the socket is full
@@ -24,15 +24,15 @@ from rlinf_async._core import frames
 from rlinf_async._core.resend import Sent, Unacknowledged, pieces
 
 MAX_FDS_PER_CALL: Final = 64
-"""Maximum number of descriptors per system call; a receiver takes each with the frame that it belongs to."""
+"""Maximum number of descriptors per system call; a receiver takes each with its frame."""
 _BATCH_BYTES: Final = 256 * 1024
 _RESTART: Final = frames.pack((frames.RESTART, 0))
 
-# A plain integer: arithmetic with the enum members of `socket` costs microseconds.
+# A plain integer, because arithmetic with the enum members of `socket` costs microseconds.
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
-"""Transient errors, after which the socket will accept the same bytes: too many descriptors in transit, no memory."""
+"""Transient errors (too many descriptors in transit, no memory), after which the socket accepts the same bytes."""
 
 RETRY_S: Final = 0.005
 
@@ -45,12 +45,12 @@ class WriteState(Enum):
 
 
 class SendBuffer:
-    """Packed frames that wait to be written, in order.
+    """Packed frames to be written, in order.
 
     Attributes:
-        nbytes: number of bytes added and not yet written.
+        nbytes: number of bytes added but not yet written.
         kept: frames that the other side may lack, with their descriptors.
-        callbacks: callbacks of unsent frames, each with the total of sent bytes at which it is called.
+        callbacks: callbacks of unsent frames, each with the total of sent bytes that triggers it.
     """
 
     __slots__ = ("_queue", "_sent_bytes", "callbacks", "kept", "nbytes")
@@ -66,7 +66,7 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame, kept until acknowledged; then close its descriptors, whose content has ``nbytes``."""
+        """Append a packed frame, kept until acknowledged, and descriptors to close then, with ``nbytes`` of content."""
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
@@ -81,7 +81,7 @@ class SendBuffer:
             self.callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
     def add_plain(self, data: bytes) -> None:
-        """Append a frame as ``add`` does, without descriptors or callback."""
+        """Like ``add``, without descriptors or callback."""
         self.kept.add_plain(data)
         self._queue.append(data)
         self.nbytes += len(data)
@@ -103,7 +103,7 @@ class SendBuffer:
                 self.add_control(piece)
 
     def write_to(self, sock: socket.socket) -> WriteState:
-        """Write as much as the socket takes, in as few system calls as the descriptors allow."""
+        """Write as much as the socket accepts, in as few system calls as the descriptors allow."""
         queue = self._queue
         while queue:
             sent = queue.popleft()
@@ -139,10 +139,9 @@ class SendBuffer:
         chunks = [data]
         size = len(data)
         while queue and size < _BATCH_BYTES:
-            # A receiver that has lost descriptors assigns those of one read to the frames behind a RESTART in it. If
-            # frames with descriptors were sent before the RESTART in the same write, a later frame would show the
-            # content of one of these.
-            # tests/_wire/test_send_buffer.py::test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped
+            # A receiver that has lost descriptors assigns the descriptors of one read to the frames after a RESTART in
+            # it. If frames with descriptors preceded the RESTART in the same write, a later frame would show their
+            # content. tests/_wire/test_send_buffer.py::test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped
             if fds and queue[0] is _RESTART:
                 break
             sent = queue.popleft()
@@ -166,7 +165,7 @@ class SendBuffer:
         return due
 
     def stop(self) -> None:
-        """Stop sending and calling back; kept frames stay."""
+        """Stop sending and calling back; the kept frames stay."""
         self._queue.clear()
         self.callbacks.clear()
         self.nbytes = 0

@@ -1,7 +1,7 @@
-"""Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once it has broken.
+"""Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once the socket has broken.
 
-Frames sent within one turn of the loop leave in one system call. A *resumable* connection keeps the frames that the
-other side has not acknowledged when the socket breaks, and sends them along another path (``hand_over``).
+Frames sent within one turn of the loop are written in one system call. When its socket breaks, a *resumable* connection
+keeps the unacknowledged frames, and sends them along another path (``hand_over``).
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from rlinf_async._wire.send_buffer import RETRY_S, SendBuffer, WriteState, close
 logger = own_logger(__name__)
 
 MAX_FRAME_BYTES: Final = 8 << 20
-"""Maximum size of a packed frame; the reader's own limits are higher. Large content travels as a descriptor."""
+"""Maximum size of a packed frame, below the reader's own limits. Large content travels as a descriptor."""
 
 _EMPTY: Final = WriteState.EMPTY
 _BURST_S: Final = 50e-6
-"""Seconds within which a frame that follows another one waits for the end of the loop's turn."""
+"""Seconds after a frame in which further frames wait for the end of the loop's turn."""
 
 Relay = Callable[[list[Any], Sequence[int]], None]
 
 
 class SocketWriter:
-    """Writer of frames to a socket; it closes the descriptors given to it once they have arrived.
+    """Writer of frames to a socket; closes passed descriptors once they have arrived.
 
-    The writer holds its callbacks without keeping their object, which owns the writer, alive: in a cycle, only the
-    garbage collector would free the buffers of a closed connection.
+    The writer's callbacks do not keep their object, which owns the writer, alive; in a cycle, only the garbage
+    collector would free a closed connection's buffers.
 
     Args:
-        incoming: counter of the same connection; its acknowledgements travel with the sent frames.
+        incoming: counter of the same connection, whose acknowledgements travel with sent frames.
         resumable: keep frames that the caller sends after the socket has broken, for ``hand_over``.
-        on_gone: called on the loop, never from within a call, when the socket cannot be written any more.
-        on_drained: called on the loop when a full socket has taken all queued data.
+        on_gone: called on the loop, never from within a call, when the socket can no longer be written.
+        on_drained: called on the loop when a full socket has accepted all queued data.
 
     Attributes:
-        thread: id of the loop's thread; 0 until the connection is open; nothing is written before.
-        sibling: writer of the other connection between the same two processes, which carries acknowledgements too.
+        thread: id of the loop's thread; 0 until the connection is open and may be written.
+        sibling: writer of the other connection between the same two processes, which carries acknowledgements, too.
         is_closed: True once writing has stopped; later frames are kept, relayed or dropped.
         lock: held while a frame is queued in its order.
     """
@@ -91,14 +91,15 @@ class SocketWriter:
     ) -> None:
         """Send a frame.
 
-        On the loop's thread a single frame is written at once; frames that follow it closely are written together at
-        the end of the turn. On another thread a frame is written at once, unless ``later`` says that more will follow.
+        On the loop's thread a single frame is written immediately; frames that closely follow it are written together
+        at the end of the turn. On another thread a frame is written immediately, unless ``later`` says that more frames
+        will follow.
 
         Args:
-            hold: send the frame together with the next one that is not held.
-            now: send the frame at once in any case, if the socket accepts it.
-            on_sent: called, in any thread, when the kernel has all of it: from then on the frame arrives even if this
-            process dies.
+            hold: send the frame together with the next frame that is not held.
+            now: send the frame immediately in any case, if the socket accepts it.
+            on_sent: called, on any thread, once the kernel has the whole frame, which then arrives even if this process
+            dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME_BYTES`` bytes.
@@ -141,7 +142,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
-        """Send several frames in few system calls, on the loop's thread. A ValueError means that none was sent."""
+        """Send several frames in few system calls, on the loop's thread. On ValueError no frame was sent."""
         with self.lock:
             if self.is_closed:
                 for _, fds in sent:
@@ -161,7 +162,7 @@ class SocketWriter:
         self._write()
 
     def send_acknowledgement(self, about: int = frames.OF_THIS) -> None:
-        """Send an acknowledgement, alone or with the frames that are sent at the end of the loop's turn."""
+        """Send an acknowledgement, alone or with the frames sent at the end of the loop's turn."""
         with self.lock:
             if self.is_closed:
                 return
@@ -177,7 +178,7 @@ class SocketWriter:
             self.buffer.add_control(pack(sibling.incoming.acknowledge(frames.OF_SIBLING)))
 
     def acknowledged(self, received: int, about: int) -> None:
-        """Record that the other side has received that many frames.
+        """Record that the other side has received this many frames.
 
         Raises:
             FrameError: the number is impossible, or frames that the peer requests again were dropped.
@@ -201,7 +202,7 @@ class SocketWriter:
     # -- writing to the kernel ----------------------------------------------------------------------------------
 
     def is_behind(self) -> bool:
-        """True if queued data cannot be written now; always once the socket has broken."""
+        """True if queued data cannot be written now; always true once the socket has broken."""
         if self.is_closed:
             return True
         if self.buffer:
@@ -223,7 +224,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def _written(self, state: WriteState) -> Sequence[Callable[[], None]]:
-        # Data for a broken socket stays queued until the break is handled, so that the socket counts as behind.
+        # Data for a broken socket stays queued until the break is handled, so the socket counts as behind.
         # tests/_wire/test_breaks.py::test_a_broken_socket_is_behind_from_the_write_on_that_fails
         self._is_blocked = state is not _EMPTY
         return self.buffer.take_callbacks()
@@ -234,9 +235,9 @@ class SocketWriter:
         elif state is WriteState.SHORT:
             self.on_loop(self._await_relief)
         elif state is WriteState.GONE:
-            # Nothing else may report it: if user code has closed the descriptor, the loop does not watch it any more.
-            # Never call back from within: the sender may hold locks, and frames that were read must be handled before
-            # unread ones.
+            # Report the end here, because if user code has closed the descriptor, the loop no longer watches it. Never
+            # call back from within, because the sender may hold locks, and frames already read must be handled before
+            # unread frames.
             on_gone = self._on_gone()
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 if on_gone is not None:
@@ -264,7 +265,7 @@ class SocketWriter:
             on_drained()
 
     def on_loop(self, callback: Callable[[], None]) -> None:
-        """Call back on the loop's thread: at once if that is this one."""
+        """Call back on the loop's thread, immediately if it is the current thread."""
         if threading.get_ident() == self.thread:
             callback()
         else:
@@ -288,12 +289,12 @@ class SocketWriter:
         """Send the frames that the other side lacks, and all later ones, along another path, after this connection
         broke.
 
-        Hold the lock until the end. Without it a thread that sends meanwhile would either overtake earlier frames, or
-        add to the kept frames after they were taken, where nothing sends them any more
+        Hold the lock until the end. Otherwise a thread that sends during the handover would either overtake earlier
+        frames or add to the kept frames after they were taken, where nothing would send them
         (tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order).
 
         Args:
-            received: number of frames that the other side has.
+            received: number of frames received by the other side.
             relay: sends a frame and its descriptors; it must not use this connection.
 
         Raises:
@@ -305,7 +306,7 @@ class SocketWriter:
             self._relay = relay
 
     def flush_blocking(self, timeout: float) -> None:
-        """Write the queued frames of a process that is about to exit, waiting at most ``timeout`` seconds."""
+        """Write the queued frames before the process exits, waiting at most ``timeout`` seconds."""
         with self.lock, contextlib.suppress(OSError):
             self._sock.settimeout(max(timeout, 0.001))
             while self.buffer.write_to(self._sock) is WriteState.FULL:
@@ -322,7 +323,7 @@ class SocketWriter:
             self.buffer.drop()
 
     def drop(self) -> None:
-        """Drop the kept frames, and keep no later ones."""
+        """Drop the kept frames, and keep no later frames."""
         self._is_resumable = False
         self.buffer.drop()
 

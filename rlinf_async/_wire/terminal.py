@@ -1,8 +1,8 @@
 """Non-blocking writer to this process's stdout and stderr: a bounded buffer that a separate thread empties.
 
-A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. From the first text that does
-not fit, the buffer accepts no more until it is empty, so that the number of missing lines can be reported at the place
-where they are missing.
+A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. After the first text that
+does not fit, the buffer accepts nothing until empty, so that the number of missing lines can be reported in their
+place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 from rlinf_async import settings
 
 _PIPE_BUF_BYTES: Final = 4096
-"""Bytes that a pipe takes without blocking once it polls as writable."""
+"""Bytes that a pipe accepts without blocking once it polls as writable."""
 _MAX_NOTICES: Final = 20
 
 _Source = tuple[Any, str, str]
@@ -45,7 +45,7 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queue whole lines; a line that counts missing ones begins with ``who`` and ends with ``where``."""
+        """Queue whole lines; a line that counts missing lines begins with ``who`` and ends with ``where``."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._end_by is not None or stream is None:
@@ -71,7 +71,7 @@ class Terminal:
                 self._wake = -1
             return False
         self._thread = thread
-        # A script may exit without closing its cluster: the thread is a daemon, and would be stopped in the middle of a
+        # A script may exit without closing its cluster; the thread is a daemon, and would be stopped in the middle of a
         # line.
         self._at_exit = weakref.finalize(self, _drain, weakref.WeakMethod(self.close), os.getpid())
         return True
@@ -79,11 +79,11 @@ class Terminal:
     # -- close ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Wait up to ``RLINF_OUTPUT_END_S`` seconds until queued text is written, and stop the thread. Idempotent."""
+        """Wait up to ``RLINF_OUTPUT_END_S`` seconds for queued text to be written, then stop the thread. Idempotent."""
         seconds = self._end()
         if self._thread is not None:
-            # Wait longer than the thread itself takes: it exits unless a write blocks although poll has promised
-            # otherwise.
+            # Wait longer than the thread's own limit; it exits in time unless a write blocks although the descriptor
+            # polled as writable.
             self._thread.join(seconds + 0.5)
 
     async def aclose(self) -> None:
@@ -122,7 +122,7 @@ class Terminal:
             while (item := self._next()) is not None:
                 source, data = item
                 rest = b""
-                # The stream may be closed, or an object of the user's that raises: the logs have the text, too.
+                # The stream may be closed, or be a user's object that raises; the logs also have the text.
                 with contextlib.suppress(Exception):
                     rest = self._put(source[0], data)
                 with self._lock:
@@ -171,13 +171,13 @@ class Terminal:
         while start < len(data):
             if not self._wait(fd):
                 return data[start:]
-            # Flush the user's own buffered output first, so that it stays ahead of this text.
+            # Flush the user's own buffered output first, so that it precedes this text.
             stream.flush()
             start += os.write(fd, data[start : start + _PIPE_BUF_BYTES])
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Wait until a descriptor is writable or, without one, until new text or the close. False on a timeout."""
+        """Wait until a descriptor is writable or, without one, for new text or the close. Return False on a timeout."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:
@@ -218,7 +218,7 @@ class TerminalStream(io.TextIOBase):
 
 
 def _descriptor(stream: Any) -> int | None:
-    """Return the descriptor that a stream's text goes to; None for the streams of a notebook or a test."""
+    """Return the descriptor that a stream writes to; None for a notebook's or a test's streams."""
     if not isinstance(stream, io.TextIOWrapper):
         return None
     try:
@@ -248,5 +248,5 @@ def _note_abandoned(left: Counter[_Source]) -> None:
 
 
 def _drain(close: weakref.WeakMethod[Callable[[], None]], pid: int) -> None:
-    if pid == os.getpid() and (end := close()) is not None:  # a forked child has no such thread
+    if pid == os.getpid() and (end := close()) is not None:  # a forked child lacks the thread
         end()

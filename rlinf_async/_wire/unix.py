@@ -1,8 +1,8 @@
 """``Connection`` over a framed UNIX socket and its ``SocketReader``: sends, receives, picks the reading thread, closes.
 
-It uses one plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive
-with the bytes of their frame. ``SocketWriter`` sends and ``SocketReader`` reads. A receiver without a free descriptor
-gets the content of a frame as bytes (``_core/resend.py``).
+A connection uses one plain non-blocking socket, ``add_reader`` and ``recvmsg``, which is as fast as a transport and
+delivers descriptors with the bytes of their frame. ``SocketWriter`` sends and ``SocketReader`` reads. A receiver
+without a free descriptor gets a frame's content as bytes (``_core/resend.py``).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READ_BYTES: Final = 256 * 1024
 _ANCILLARY_BYTES: Final = socket.CMSG_SPACE(MAX_FDS_PER_CALL * 4)
 _ACK: Final = frames.ACK
 
-# Plain integers: arithmetic with the enum members of `socket` costs microseconds.
+# Plain integers, because arithmetic with the enum members of `socket` costs microseconds.
 _CLOEXEC: Final = int(socket.MSG_CMSG_CLOEXEC)
 _CTRUNC: Final = int(socket.MSG_CTRUNC)
 
@@ -47,19 +47,19 @@ class Connection:
     """One end of a framed UNIX socket.
 
     ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors. ``on_arrival()``
-    precedes the first frame of a wake-up, when its bytes have been read but not handled yet; ``on_batch()`` follows the
-    last one. ``on_closed(reason)`` is called once, when the other end has exited or has broken the protocol, but not
+    precedes the first frame of a wake-up, when its bytes have been read but not yet handled; ``on_batch()`` follows the
+    last frame. ``on_closed(reason)`` is called once, when the other end has exited or has broken the protocol, but not
     after a local ``close()``.
 
-    A second thread may read, too (``share``): these callbacks then run on either thread, but never on both at once.
-    Callbacks of connections that share an ``arbiter`` never run at the same time either.
+    A second thread may also read (``share``); these callbacks then run on either thread, but never on both at once.
+    Callbacks of connections that share an ``arbiter`` never run at the same time, either.
 
     Args:
         resumable: keep frames that the caller sends after a failure, for ``hand_over``.
 
     Attributes:
         send, send_all, is_behind, hand_over, flush_blocking: methods of its ``SocketWriter``, bound directly for speed.
-        on_drained: called on the loop when a full socket has taken all queued data.
+        on_drained: called on the loop when a full socket has accepted all queued data.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """True if it neither reads nor writes any more; unacknowledged frames are kept for another path."""
+        """True once reading and writing have stopped; unacknowledged frames are kept for another path."""
         return self._writer.is_closed
 
     @property
@@ -131,7 +131,7 @@ class Connection:
         if self.is_closed:
             return
         # The loop may still have callbacks for an earlier socket with this number, which user code has closed. Remove
-        # them: a reader would be replaced but not watched again; a writer would be called forever.
+        # them; otherwise a reader would be replaced but not watched again, and a writer would be called forever.
         self._loop.remove_reader(self.fileno())
         self._loop.remove_writer(self.fileno())
         self._writer.thread = threading.get_ident()
@@ -145,10 +145,10 @@ class Connection:
         idle.add(self.fileno(), self._readable_elsewhere)
 
     def link(self, sibling: Connection) -> None:
-        """Link two connections to the same process, so that acknowledgements of one may travel on the other.
+        """Link two connections to the same process, so that one may carry the other's acknowledgements.
 
         Only the first two sockets between two processes may be linked. Each side notices independently that a socket
-        has ended and another follows: a frame count of the old one must not be taken for one of the new one.
+        has been replaced, and a frame count of the old socket must not be taken for a count of the new one.
         """
         self._writer.sibling, sibling._writer.sibling = sibling._writer, self._writer
 
@@ -160,9 +160,9 @@ class Connection:
 
     def _readable(self) -> None:
         if self._idle is not None and self._idle.has_just_polled() and self._socket.fileno() >= 0:
-            # The main thread will poll in a moment. Handing over what is read here would make both threads compete for
-            # the interpreter. The socket is not watched for that moment, as it stays readable; the timer makes this
-            # thread read after all if the main one has entered user code meanwhile.
+            # The main thread will poll in a moment. Handing over data read here would make both threads compete for the
+            # interpreter. The socket, which stays readable, is not watched for that moment; the timer makes this thread
+            # read after all if the main thread has entered user code by then.
             # tests/_wire/reading/test_second_thread.py::test_who_looks_no_more_has_the_other_thread_read
             self._loop.remove_reader(self._socket.fileno())
             self._loop.call_later(RECENT_POLL_S, self._watch)
@@ -195,10 +195,10 @@ class Connection:
             self._arbiter.handled()
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
-        """Read on the other thread, whose loop runs or not."""
-        # Read to the last byte: an exclusive wake-up is for one thread, and the other one is not notified of
-        # left-over bytes, which would wait for the next frame.
-        # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
+        """Read on the other thread, from its loop (``in_loop``) or while it blocks."""
+        # Read to the last byte: an exclusive wake-up goes to only one thread, so the other thread is not notified of
+        # left-over bytes, which would wait for the next frame. tests/_wire/reading/test_second_thread.py::
+        # test_the_thread_that_reads_reads_all_that_is_there
         with self._arbiter.lock:
             if in_loop and not self._arbiter.may_read:
                 self._loop.call_soon_threadsafe(self._readable_here)
@@ -224,21 +224,21 @@ class Connection:
                 self.reader.handle()
 
     def read_available(self) -> None:
-        """Read everything that the other side has sent by now; it may continue to send."""
+        """Read everything that the other side has sent so far; it may continue to send."""
         with self._arbiter.lock:
             self.reader.handle()
             if self.is_closed:
                 return
-            # Reading until the socket is empty could take too long: a sender that never pauses would hold this thread
-            # forever. All bytes sent before the call are in the socket by now, so their number is the limit.
-            # tests/_wire/test_unix.py::test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
+            # Reading until the socket is empty could take forever if the sender never pauses. All bytes sent before the
+            # call are already in the socket, so read only as many. tests/_wire/test_unix.py::
+            # test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
             available = array.array("i", [0])
             try:
                 fcntl.ioctl(self.fileno(), termios.FIONREAD, available)
             except OSError as error:  # user code has closed the descriptor
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-            # Another file has the number: the bytes are not for this reader.
+            # The bytes are not for this reader if another file now has the descriptor's number.
             if available[0] and not self._socket.is_intact():
                 self._fail("its descriptor was closed")
                 return
@@ -253,7 +253,7 @@ class Connection:
             self._loop.call_soon_threadsafe(self._read_rest_and_fail)
 
     def _read_rest_and_fail(self) -> None:
-        """Fail because the socket cannot be written any more, after reading all that the other side has sent."""
+        """Fail because the socket can no longer be written, after reading everything that the other side has sent."""
         if self.is_closed:
             return
         if self._socket.is_intact():
@@ -266,17 +266,16 @@ class Connection:
             self.reader.is_stopped = True
             self._loop.call_soon_threadsafe(self._fail, reason)
         else:
-            # The other thread may be resuming this very socket, and making its successor for the same peer. A later
-            # ``on_closed`` would end the successor. Therefore wait for the lock first, and then check that there is
-            # still something to report.
-            # tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
+            # The other thread may be resuming this very socket and creating its successor for the same peer, which a
+            # later ``on_closed`` would end. So first wait for the lock, then check whether there is still something to
+            # report. tests/_wire/test_breaks.py::test_the_late_end_of_a_socket_that_has_been_resumed_is_told_to_nobody
             with self._arbiter.lock:
                 if not self.is_closed:
                     self.end()
                     self._on_closed(reason)
 
     def shut(self) -> None:
-        """Make both ends see the end of the stream, from any thread; the reader of this end then closes it."""
+        """Make both ends see the end of the stream; this end's reader then closes it. Any thread may call this."""
         with contextlib.suppress(OSError):
             self._socket.sock.shutdown(socket.SHUT_RDWR)
 
@@ -287,32 +286,32 @@ class Connection:
         self._socket.leave_to_parent()
 
     def close(self) -> None:
-        """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; on the loop's
-        thread."""
+        """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; call this on the
+        loop's thread."""
         self.end()
         with self._writer.lock:
             self._writer.drop()
 
     def end(self) -> None:
-        """Stop reading and writing; undelivered frames of a resumable connection stay kept. Idempotent; from the loop's
-        thread or one that reads."""
+        """Stop reading and writing; a resumable connection keeps its undelivered frames. Idempotent; call this on the
+        loop's or a reading thread."""
         with self._writer.lock:
             if self.is_closed:
                 return
             self._writer.end()
             self.reader.stop()
         if self._writer.thread and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
                 self._writer.on_loop(self._release)
                 return
         self._release()
 
     def _release(self) -> None:
-        """Close the socket on the loop's thread: its number must not be reused while the loop's selector knows it."""
+        """Close the socket on the loop's thread: its number must not be reused while the selector knows it."""
         fileno = self.fileno()
         if fileno < 0:
             return
-        # If user code has closed the descriptor, its number may mean a file of the user's, watched by the same loop.
+        # If user code has closed the descriptor, its number may belong to a user's file watched by the same loop.
         if self._writer.thread and not self._loop.is_closed() and not self._socket.is_another_file():
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
@@ -321,7 +320,8 @@ class Connection:
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
-            # Free the buffer now: a reference cycle may keep the closed reader until the garbage collector runs.
+            # Free the buffer now, because a reference cycle may keep the closed reader until the garbage collector
+            # runs.
             self.reader.release_buffer()
 
 
@@ -329,7 +329,7 @@ class SocketReader:
     """Reader of a non-blocking socket; one thread at a time.
 
     Args:
-        writer: writer of the same connection, which receives the other side's acknowledgements.
+        writer: writer of the same connection, notified of the other side's acknowledgements.
         on_failed: method called if the socket or its content cannot be read; its object is not kept alive.
 
     Attributes:
@@ -371,7 +371,7 @@ class SocketReader:
         return bool(self._poll(0))
 
     def read(self) -> bool | None:
-        """Read once. Return False at the end of the stream, None if nothing is left."""
+        """Read once. Return False at the end of the stream, None if no data is left."""
         if self.is_stopped:
             return None
         try:
@@ -393,8 +393,8 @@ class SocketReader:
             self._take(self._buffer[:size])
         except FrameError as error:
             broken = str(error)
-        # Other sockets are read before the first of these frames is handled: their content was sent earlier, and these
-        # frames may depend on it. They are read after this one and not before, when later content might be missed.
+        # Read other sockets before the first of these frames is handled, because their content was sent earlier and
+        # these frames may depend on it; reading the other sockets before this one could miss some of it.
         # tests/_wire/test_unix.py::
         # test_what_has_arrived_on_another_way_before_is_handled_before_and_after_what_came_before_it
         if self._on_arrival is not None:
@@ -408,7 +408,7 @@ class SocketReader:
             self._on_batch()
         if incoming.received >= incoming.look_at or incoming.descriptors:
             self._acknowledgements.consider()
-        # A read that did not fill the buffer was the last one, unless it ends with a descriptor.
+        # A read that did not fill the buffer was the last, unless it ended with a descriptor.
         return True if ancillary or size == _READ_BYTES else None
 
     def _take(self, data: memoryview) -> None:
@@ -429,7 +429,7 @@ class SocketReader:
             self._writer.send_acknowledgement(frames.LOST)
 
     def handle(self) -> None:
-        """Handle the frames that were read; called from within a handler, handle the remaining ones."""
+        """Handle the frames that were read; within a handler, handle the remaining frames."""
         inside, self.is_handling = self.is_handling, True
         try:
             while self._arrived:
@@ -437,7 +437,7 @@ class SocketReader:
                 try:
                     self._on_frame(frame, fds)
                 except Exception:
-                    # One frame that cannot be handled must not keep the others from their receivers.
+                    # One frame that cannot be handled must not block the others.
                     logger.exception("a frame of kind %d could not be handled", frame[0])
         finally:  # a signal handler may raise on the main thread
             self.is_handling = inside

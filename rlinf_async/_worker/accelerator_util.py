@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.hardware import FAMILIES, AcceleratorType, find_accelerators, get_family, is_rehearsal
 
-# Maximum that NCCL uses by default on devices that can cluster thread blocks.
+# NCCL's default maximum on devices that can cluster thread blocks.
 _DEFAULT_CLUSTER_SIZE = 4
 
 
 class AcceleratorUtil:
     """Queries about a family of accelerators.
 
-    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's own. In a rehearsal, whose
-    devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
+    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's. In a rehearsal, whose devices
+    are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
     """
 
     # Families whose workers exchange device memory through their collective back end; workers of other families use
@@ -30,7 +30,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the accelerator type of this worker's group, elsewhere of this machine; ``"NO_ACCEL"`` without any."""
+        """Return the accelerator type of this worker's group, or else of this machine; ``"NO_ACCEL"`` without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod
@@ -41,7 +41,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_visible_devices(accelerator_type: str | None = None) -> list[int | str]:
-        """Return the devices that this process's environment shows: numbers, or UUIDs if the user gave those."""
+        """Return the devices visible in this process's environment: numbers, or UUIDs if the user gave UUIDs."""
         family = _family(accelerator_type)
         ids = family.read_variables(os.environ) if family is not None else []
         return [int(each) if each.isdecimal() else each for each in ids]
@@ -54,7 +54,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_ccl_socket_ifname_env_var(accelerator_type: str | None = None) -> str:
-        """Return the name of the variable that tells the back end which network interface to use."""
+        """Return the name of the variable that sets the back end's network interface."""
         family = _family(accelerator_type)
         return "GLOO_SOCKET_IFNAME" if family is None or is_rehearsal(os.environ) else family.nic_variable
 
@@ -96,10 +96,10 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accel_pg_options(accelerator_type: str | None, options: CollectiveGroupOptions | None) -> Any:
-        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options or for another back end than
+        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options or if the back end is not
         NCCL.
 
-        Defaults are 4 thread blocks per cluster, and between 1 and 32 thread blocks.
+        By default there are 4 thread blocks per cluster, and 1 to 32 thread blocks.
         """
         if options is None or options.is_empty_options() or AcceleratorUtil.get_ccl_backend(accelerator_type) != "nccl":
             return None
@@ -117,7 +117,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def start_profiling(accelerator_type: str | None = None, step_idx: int | None = None) -> None:
-        """Open the capture window of a profiler that waits for one (``capture-range=cudaProfilerApi``)."""
+        """Open the capture window of a profiler that was started with ``capture-range=cudaProfilerApi``."""
         AcceleratorUtil._window_is_open = True
         if (profiler := _profiler(accelerator_type)) is not None:
             profiler.start()
@@ -134,7 +134,7 @@ class AcceleratorUtil:
     def profiling_range(
         accelerator_type: str | None, label: str, color: str | None = None, domain: str | None = None
     ) -> Iterator[None]:
-        """Name a range of work in the profile; torch supports neither a colour nor a domain for it."""
+        """Name a range of work in the profile; torch ignores colour and domain."""
         del color, domain
         if not AcceleratorUtil._window_is_open or _profiler(accelerator_type) is None:
             yield

@@ -1,4 +1,4 @@
-"""``BackgroundTasks``: coroutines that belong to a worker; the first failure among them ends its process.
+"""``BackgroundTasks``: a worker's background coroutines; the first failure ends its process.
 
 any thread    begin(coroutine) ── on the main loop ──► a task
 main loop     the task raises ──► its traceback on stderr ── the loop stops, exit functions run
@@ -23,16 +23,16 @@ from rlinf_async.errors import ClosedError
 
 logger = own_logger(__name__)
 
-_KILL_TIMEOUT_S: Final = 5.0  # seconds for the daemon to kill this process before it ends itself
+_KILL_TIMEOUT_S: Final = 5.0  # seconds for the daemon to kill this process before it exits by itself
 
 _MAX_TEXT: Final = 300
 
 
 class BackgroundTask:
-    """A coroutine that a worker runs in the background, as ``Worker.background`` returns it."""
+    """Background coroutine of a worker, as returned by ``Worker.background``."""
 
     def __init__(self, name: str, origin: str, on_main: Callable[..., None]) -> None:
-        """Do not call this: ``Worker.background`` creates the tasks."""
+        """Internal; use ``Worker.background`` to create a task."""
         self._name = name
         self._origin = origin
         self._on_main = on_main
@@ -45,7 +45,7 @@ class BackgroundTask:
         return f"<BackgroundTask {self._name} [{state}], started at {self._origin}>"
 
     def cancel(self) -> None:
-        """Cancel the task, which gets ``CancelledError``.  Idempotent; any thread may call this."""
+        """Cancel the task with ``CancelledError``. Idempotent; any thread may call this."""
         self._is_cancelled = True
         self._on_main(self._cancel)
 
@@ -62,26 +62,26 @@ class BackgroundTasks:
     """Background tasks of one worker.
 
     Args:
-        loop: loop of the main thread, which runs the tasks.
+        loop: main thread's loop, which runs the tasks.
         on_main: schedules a callback on that loop, from any thread.
 
     Attributes:
-        post_mortem: called with an error of a task, before the worker ends because of it.
-        verdict: the reason why this worker ends, once a task has failed; empty before.
-        is_closed: true once no more tasks are started; a failure is then only logged.
+        post_mortem: called with a task's error before it ends the worker.
+        verdict: reason for this worker's exit once a task has failed; empty until then.
+        is_closed: true once new tasks are rejected; from then on failures are only logged.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_main: Callable[..., None]) -> None:
         self._loop = loop
         self._on_main = on_main
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
-        # Keep strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected.
+        # Keep strong references: a loop refers to its tasks weakly, so a task in a reference cycle could be collected.
         self._running: set[asyncio.Task[None]] = set()
         self.verdict = ""
         self.is_closed = False
 
     def begin(self, coroutine: Any, caller: FrameType | None) -> BackgroundTask:
-        """Run a coroutine as a task; any thread.  TypeError for no coroutine, ClosedError if the worker is ending."""
+        """Run a coroutine as a task, from any thread; TypeError for anything else, ClosedError during shutdown."""
         if not isinstance(coroutine, Coroutine):
             hint = "" if not callable(coroutine) else "; call it: self.background(self.refresh())"
             raise TypeError(f"background() takes a coroutine, such as that of an async def, got {coroutine!r}{hint}")
@@ -145,9 +145,9 @@ class BackgroundTasks:
         client.later(settings.CLOSE_GRACE_S(), cut_off)
 
     def end_process(self, client: NodeClient) -> None:
-        """Make the daemon kill this process if a task has failed; the main thread calls this, with its loop stopped."""
+        """Make the daemon kill this process if a task has failed; called by the main thread with its loop stopped."""
         if self.verdict:
-            # An exit status carries no reason. The reason of a kill by the daemon reaches the group's owner.
-            # If the daemon has exited or does not answer, this process ends itself.
+            # An exit status carries no reason, but the reason for a daemon's kill reaches the group's owner. If the
+            # daemon has exited or does not answer, this process ends itself.
             with contextlib.suppress(Exception):
                 client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""Report of a worker's broken event loop, and the exit status of that worker."""
+"""Report of a worker's broken event loop, and its exit status."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _breaking: Final = threading.Lock()
 def report(error: BaseException) -> None:
     """Write the traceback of a broken loop to stderr as this worker's last output.
 
-    A method that closes descriptors breaks all loops at once, and the first thread that exits ends the others. The lock
-    makes the threads write one after the other, so that no report is cut off.
+    A method that closes descriptors breaks all loops at once, and the first thread to exit the process ends the others.
+    The lock serialises the threads' reports, so that none is cut off.
     """
     with _breaking, contextlib.suppress(BaseException):
         text = "".join(traceback.format_exception(error))
@@ -30,6 +30,6 @@ def report(error: BaseException) -> None:
 
 
 def end(error: BaseException) -> None:
-    """Report the error that broke a loop, and end this worker: no caller would receive the error."""
+    """Report the error that broke a loop, and end this worker, because no caller would receive the error."""
     report(error)
     os._exit(EXIT_CODE)

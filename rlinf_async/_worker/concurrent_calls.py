@@ -27,10 +27,10 @@ logger = own_logger(__name__)
 
 
 class ConcurrentCalls:
-    """Running calls of ``@concurrent`` methods. Any thread may use it.
+    """Running calls of ``@concurrent`` methods; thread-safe.
 
     Args:
-        start: starts a call on the loop, in its thread; returns the task, or None if the call has begun or ended.
+        start: starts a call in the loop's thread; returns the task, or None if the call was started or has ended.
     """
 
     def __init__(self, start: Callable[[Call, asyncio.AbstractEventLoop], asyncio.Task[None] | None]) -> None:
@@ -38,14 +38,14 @@ class ConcurrentCalls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[asyncio.Task[None], Call] = {}  # accessed by the loop's thread only
-        # Settled once all tasks have ended, after ``end``; None before.
+        # Set by ``end``, and done once all tasks have ended; None until then.
         self.ended: Future[None] | None = None
 
     def submit(self, call: Call) -> None:
-        """Run a call; after ``end`` the call is ignored, because the daemon answers the open calls of an ended worker.
+        """Run a call; after ``end`` the call is ignored, because the daemon answers open calls when a worker exits.
 
         Raises:
-            OSError, RuntimeError: the loop cannot get a descriptor or a thread; the next call tries again.
+            OSError, RuntimeError: the loop cannot get a descriptor or a thread; the next call retries.
         """
         with self._lock:
             if self.ended is not None:
@@ -56,16 +56,16 @@ class ConcurrentCalls:
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
-        assert self._loop is not None  # the call has begun, so the loop exists
+        assert self._loop is not None  # the call has started, so the loop exists
         self._loop.call_soon_threadsafe(self._cancel, call)
 
     def end(self) -> None:
-        """Cancel all calls and accept no more; called once, because a worker gets one STOP."""
+        """Cancel all calls and accept no more; called once, because a worker gets only one STOP."""
         with self._lock:
             if self._loop is not None:
                 self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
             else:
-                # No loop exists: ``submit`` ignores a first call that arrives now, because nothing would wait for its
+                # No loop exists, and ``submit`` ignores a first call from now on, because nothing would wait for its
                 # cleanup.
                 self.ended = Future()
                 self.ended.set_result(None)
@@ -88,7 +88,7 @@ class ConcurrentCalls:
         for task in tasks:
             call = self._calls.get(task)
             if call is not None and call.cancelled:
-                # A second cancel must not interrupt the cleanup that the first one caused.
+                # A second cancel must not interrupt the cleanup triggered by the first cancel.
                 continue
             if call is not None:
                 call.cancelled = True
@@ -97,7 +97,7 @@ class ConcurrentCalls:
 
 
 async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | None = None) -> None:
-    """Wait until cancelled tasks have ended, even if one of them cancels all tasks of the loop, this one included."""
+    """Wait until cancelled tasks have ended, even if one of them cancels every task of the loop, including this one."""
     loop = asyncio.get_running_loop()
     until = None if seconds is None else loop.time() + seconds
     while left := [each for each in waited if not each.done()]:

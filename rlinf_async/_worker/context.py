@@ -32,7 +32,7 @@ client: NodeClient | None = None  # client of this worker process; None in a dri
 
 exchange: Exchange | None = None  # exchange of this worker process; None in a driver
 
-# Background tasks of this worker; None in a driver, and in a subprocess that has joined.
+# Background tasks of this worker; None in a driver, and in a joined subprocess.
 background: BackgroundTasks | None = None
 
 _parent: Identity | None = None
@@ -46,14 +46,14 @@ def require_client() -> NodeClient:
 
 
 def require_exchange() -> Exchange:
-    """Return this worker's exchange for messages; raises as ``require_client``."""
+    """Return this worker's exchange for messages; raises like ``require_client``."""
     if exchange is None:
         raise _no_worker("only a worker has others to send to: this process is none")
     return exchange
 
 
 def require_background() -> BackgroundTasks:
-    """Return this worker's background tasks; raises as ``require_client``, even in a worker that has joined."""
+    """Return this worker's background tasks; raises like ``require_client``, in a joined worker too."""
     if background is None:
         raise _no_worker("background() is for a worker that was launched: this process is none")
     return background
@@ -66,7 +66,7 @@ def _no_worker(why: str) -> RuntimeError:
 
 
 def forget() -> None:
-    """Reset the state in a forked child of user code, which is not a worker; the client closes its socket."""
+    """Reset the state in a forked child of user code, which is not a worker; its client closes the socket."""
     global identity, client, exchange, background, _parent
     _parent = identity or _parent
     identity = client = exchange = background = None

@@ -5,8 +5,8 @@ The standard library's pdb runs on the thread that stops; its lines come from an
     rlinf-ctl ── DebugRank(line) ──► daemon ── "debug" ──► the thread that reads sockets ── queue ──► pdb
               ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
 
-While the main thread waits at a prompt, the socket thread reads. So the main thread must not stop while it holds a lock
-of the framework: the signal enters pdb only in the user's code and in known waits; elsewhere it is repeated.
+While the main thread waits at a prompt, the socket thread reads. So the main thread must not stop while it holds one of
+the framework's locks: the signal enters pdb only in user code and in known waits, and is otherwise repeated.
 """
 
 from __future__ import annotations
@@ -57,23 +57,24 @@ _GATES: Final = frozenset(
     (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
 )
 
-# Delay before the signal is repeated to a main thread that has not stopped; doubled each time.
+# Delay before the signal is sent again to a main thread that has not stopped; doubled each time.
 _AGAIN_S: Final = 0.02
 
 _MOST_AGAIN_S: Final = 1.0
 
-# Number of signals that may find the main thread inside the framework before it is stopped at the user's next line.
+# Number of signals that may find the main thread inside the framework before it is stopped at the next line of user
+# code.
 _MOST_TRIES: Final = 20
 
-# Seconds after which a thread that has not stopped is reported as being in a C call.
+# Seconds after which a thread that has not stopped is reported as in a C call.
 _C_CALL_S: Final = 1.0
 
-# A rank that stops again within this pause is not reported as resumed: it is stepping.
+# A rank that stops again within this pause is stepping, and is not reported as resumed.
 _RESUMED_S: Final = 0.2
 
 
 class Debugger:
-    """Debugger of one worker process; ``loop`` is that of the main thread."""
+    """Debugger of one worker process; ``loop`` is the main thread's loop."""
 
     def __init__(
         self,
@@ -109,7 +110,7 @@ class Debugger:
         return self._operator != 0
 
     def install(self) -> None:
-        """Let ``breakpoint()`` and operators stop this process. The main thread calls this."""
+        """Let ``breakpoint()`` and operators stop this process. Call this on the main thread."""
         sys.breakpointhook = self._breakpoint
         signal.signal(SIGNAL, self._on_signal)
         self._client.events.on("debug", self._on_event)
@@ -149,7 +150,7 @@ class Debugger:
     def _send(self, operator: int, state: str, text: str) -> None:
         if operator:
             self._client.request(operations.DebugSaid(operator, state, text))
-            # Flush now: a thread at the prompt finishes no turn of its loop.
+            # Flush now, because a thread at the prompt finishes no turn of its loop.
             self._client.flush()
 
     # -- stopping ----------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class Debugger:
         return None
 
     def post_mortem(self, error: BaseException) -> None:
-        """Keep the frames of a method's error for an operator, for as long as the setting says."""
+        """Keep the frames of a method's error for an operator, for ``POST_MORTEM_S`` seconds."""
         seconds = settings.POST_MORTEM_S()
         traceback = error.__traceback__
         while traceback is not None and not _is_users(traceback.tb_frame):
@@ -172,14 +173,14 @@ class Debugger:
             return
         try:
             self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
-        # A command may fail, or the error's text: the caller still waits for the answer.
+        # A command, or the error's ``str()``, may fail, but the caller still waits for the answer.
         except Exception:
             logger.exception("the debugger of %s has failed", self._name)
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
-        """Send signals until the main thread stops; runs on the socket's thread."""
-        # Repeat the signal: one that arrives just before a system call does not interrupt it, and the thread may
-        # wait there forever. tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        """Send signals until the main thread stops; runs on the socket thread."""
+        # Repeat the signal: a signal just before a system call does not interrupt it, so the thread might wait forever.
+        # tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
         if self._is_wanted:
             signal.pthread_kill(self._main, SIGNAL)
             self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
@@ -231,7 +232,7 @@ class Debugger:
     # -- at the prompt, on the stopped thread -------------------------------------------------------------------------
 
     def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
-        """Run a pdb session; other threads that stop meanwhile wait for the lock."""
+        """Run a pdb session; other threads that stop during the session wait for the lock."""
         with self._turn:
             if self._is_ending:
                 return
@@ -248,7 +249,7 @@ class Debugger:
                 self._client.later(_RESUMED_S, self._report_resumed)
 
     def read_line(self, text: str) -> str:
-        """Send pdb's output, and wait for a line; empty once the operator has left."""
+        """Send pdb's output, and return the operator's next line; empty once the operator has left."""
         self._last = text
         self._send(self._operator, "stopped", text)
         while not self._is_ending:
@@ -306,14 +307,14 @@ class _Pdb(pdb.Pdb):
 
         Args:
             innermost: innermost frame of this thread; it and its callers will be traced.
-            suspended: frames of a suspended coroutine, outermost first, if the prompt must show those instead.
+            suspended: frames of a suspended coroutine, outermost first, to be shown at the prompt instead.
         """
         # Stop tracing first: pdb would open a prompt in its own code.
         sys.settrace(None)
         self._mark(innermost)
         self._suspended = suspended
         self.interaction(users, None)
-        # The user has asked to stop again.
+        # The user has set a breakpoint or is stepping.
         if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:
             sys.settrace(self.trace_dispatch)
 
@@ -340,7 +341,7 @@ class _Pdb(pdb.Pdb):
         self.botframe = frames_from(innermost)[0]
 
     def trace_dispatch(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if self.is_armed and not self._debugger.is_attached:  # the operator has left meanwhile
+        if self.is_armed and not self._debugger.is_attached:  # the operator has left
             self.is_armed = False
             self.set_continue()
             return None
@@ -383,11 +384,11 @@ class _Pdb(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit  # noqa: N815  # pdb's own name
 
     def do_interact(self, arg: str) -> None:
-        """Refuse the command: a Python prompt would read from this process's own stdin."""
+        """Refuse the command, because a Python prompt would read from this process's own stdin."""
         self.error("`interact` is not there: its prompt would read from the rank's stdin, which is /dev/null")
 
     def do_run(self, arg: str) -> None:
-        """Refuse the command: only its group can start a rank."""
+        """Refuse the command, because only the group can start a rank."""
         self.error("a rank is not run anew from here: `rlinf-ctl restart` starts it again")
 
     do_restart = do_run
@@ -408,7 +409,7 @@ def _users_frame(frame: FrameType | None) -> FrameType | None:
 
 
 def _may_stop(frame: FrameType, users: FrameType) -> bool:
-    """True if a thread may stop at this frame: in the user's code, or in a wait that user code has begun."""
+    """True if a thread may stop at this frame: in the user's code, or in a wait started by user code."""
     module = frame.f_globals.get("__name__", "")
     if _is_in_framework(frame, users):
         return (module, frame.f_code.co_name) in _GATES and may_wait()

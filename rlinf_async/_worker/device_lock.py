@@ -21,9 +21,9 @@ from rlinf_async.work import Work, blocking
 class DeviceLock:
     """Lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
-    Workers that share a device get the lock in the order of their requests. A worker that holds the lock gets it again
-    at once, in any of its methods, and must release it as often. The lock is released when its worker's process ends or
-    its group is closed. A worker without devices never waits.
+    Workers that share a device get the lock in the order of their requests. The holder may acquire the lock again
+    without waiting, in any of its methods, and must release it as many times. The lock is released when its worker's
+    process ends or its group is closed. A worker without devices never waits.
 
     Example:
         with self.device_lock:               # in a def method
@@ -33,7 +33,7 @@ class DeviceLock:
     """
 
     def __init__(self, client: NodeClient, name: str, devices: Sequence[int]) -> None:
-        """Do not call this: each worker has its own lock."""
+        """Internal; use ``Worker.device_lock``."""
         self._client = client
         self._name = name
         self._devices = list(devices)
@@ -55,11 +55,10 @@ class DeviceLock:
         A cancelled acquisition leaves nothing locked.
 
         Args:
-            timeout: seconds after which the acquisition is abandoned.
+            timeout: seconds before the acquisition is abandoned.
 
         Raises:
-            DeadlineExceeded: the timeout has expired; the text names the holders of the devices and the earlier
-                waiters.
+            DeadlineExceeded: the timeout has expired; the text names the devices' holders and earlier waiters.
         """
         with _undone_on_error(Acquisition(self, timeout)) as acquisition:
             return blocking(acquisition)
@@ -97,7 +96,7 @@ class DeviceLock:
 
 
 class Acquisition(Work[None]):
-    """One ``acquire``, from its start to its end; ``undo`` is allowed at any time, and takes effect once."""
+    """One ``acquire``, from start to end; ``undo`` may be called at any time, and takes effect once."""
 
     _kind = "lock"
 
@@ -127,7 +126,7 @@ class Acquisition(Work[None]):
         return ([], True) if self._request is None else self._request._needs()
 
     def undo(self) -> bool:
-        """Release the devices, or leave the queue of waiters. Return False if that was done before."""
+        """Release the devices, or leave the queue of waiters. Return False if this was undone before."""
         with self._of._guard:
             if self._undone:
                 return False
@@ -189,7 +188,7 @@ class Acquisition(Work[None]):
 def _undone_on_error(acquisition: Acquisition) -> Iterator[Acquisition]:
     try:
         yield acquisition
-    # The grant may be in transit: without undo() the devices would stay locked.
+    # Undo, because the grant may be in transit: otherwise the devices would stay locked.
     except BaseException:
         acquisition.undo()
         raise

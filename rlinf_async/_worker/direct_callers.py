@@ -1,7 +1,7 @@
-"""Worker side of direct sockets to callers on the same node: takes calls and sends answers without the daemon.
+"""Worker side of direct sockets to callers on the same node: receives calls and sends answers without the daemon.
 
 A caller's first call comes through the daemon, which keeps it among the worker's pending calls: if the worker dies, the
-daemon answers the caller. The answer can take the short path, and so can later calls::
+daemon answers the caller. The answer and later calls can take the short path::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
     caller ◄───────────── REPLY ───────── worker        SETTLED ──► daemon, a few milliseconds later, many at once
@@ -26,10 +26,11 @@ from rlinf_async._worker.running_call import Call
 
 logger = own_logger(__name__)
 
-# A process with a lower limit on open files has no direct sockets: those of a few hundred workers would not fit.
+# A process with a lower limit on open files has no direct sockets, because those of a few hundred workers would exceed
+# the limit.
 _MIN_OPEN_FILES: Final = 1024
 
-# After this many broken sockets to one living caller, it gets no other.
+# A living caller with this many broken sockets gets no new one.
 _MAX_BREAKS: Final = 3
 
 _REPORT_DELAY_S: Final = 0.005
@@ -46,7 +47,7 @@ class DirectFrameHandler(Protocol):
 
 
 class DirectCallers:
-    """Direct sockets, if the daemon has ``granted`` them, between a worker and its callers. Any thread may use it."""
+    """Direct sockets between a worker and its callers, if ``granted`` by the daemon; thread-safe."""
 
     def __init__(self, client: NodeClient, granted: bool, inbox: DirectFrameHandler) -> None:
         self._client = client
@@ -73,8 +74,9 @@ class DirectCallers:
     def _connect(self, source: int) -> None:
         if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
             return
-        # Open no socket to the worker itself: a RESUME could not tell its two ends apart, and once it was lost the
-        # worker answered itself forever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
+        # Open no socket to the worker itself: a RESUME could not tell its two ends apart, so after a lost RESUME the
+        # worker would answer itself forever. tests/_worker/test_direct_callers.py::
+        # test_a_worker_has_no_socket_to_itself
         if source == self._client.endpoint:
             return
         try:
@@ -93,10 +95,10 @@ class DirectCallers:
             on_batch=self._inbox.on_batch,
         )
         # Add the socket to the table before the caller gets its end. The caller's first direct call may be on the
-        # socket when the daemon relays a later call from it; a socket that is not in the table is not read before that,
-        # and the relayed call would run first.
-        # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
-        # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
+        # socket when the daemon relays a later call from it; a socket missing from the table would not be read first,
+        # and the relayed call would run before the direct one. tests/_worker/test_direct_callers.py::
+        # test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays tests/_worker/test_direct_callers.py::
+        # test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._direct_sockets.add(source, way, self._client.direct_sockets)
         self._client.send((frames.DIRECT, 1, self._client.endpoint, source), [theirs.detach()])
 
@@ -107,7 +109,7 @@ class DirectCallers:
         self._client.send(frame, fds)
 
     def _on_end(self, source: int, way: Connection | None, has_ended: bool) -> None:
-        if way is None:  # the socket never arrived here: its end was handled before
+        if way is None:  # this end was handled before the socket was added
             return
         self._breaks[source] += 1
         if has_ended or self._breaks[source] >= _MAX_BREAKS:
@@ -117,7 +119,7 @@ class DirectCallers:
             self._inbox.on_caller_gone(source, way)
 
     def read_available(self, source: int) -> None:
-        """Read the direct frames of a caller before a frame that came through the daemon is handled."""
+        """Read a caller's direct frames before a relayed frame is handled."""
         way = self._connections.get(source)
         if way is not None:
             way.read_available()
@@ -137,9 +139,9 @@ class DirectCallers:
         self._is_armed = False
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
         # Test each socket once for all its answers: a test after each answer would flush every answer separately. Until
-        # an answer has been sent, the daemon answers for a worker that dies; a call whose answer waits for room is
-        # reported by its caller.
-        # tests/_worker/test_direct_callers.py::test_no_answer_is_written_by_itself_for_the_sake_of_the_report
+        # an answer has been sent, the daemon answers for a dead worker; a call whose answer waits for room is reported
+        # by its caller. tests/_worker/test_direct_callers.py::
+        # test_no_answer_is_written_by_itself_for_the_sake_of_the_report
         ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
         behind = {way for way in ways if way.is_behind()}
         told = [
@@ -156,10 +158,10 @@ class DirectCallers:
         self._direct_sockets.forget()
 
     def flush_blocking(self, seconds: float) -> None:
-        """Write all queued answers before the process ends, within ``seconds`` for all callers together."""
-        # The exit of this process gives everything back; confirmations would not arrive.
+        """Write all queued answers before the process ends, within ``seconds`` in total."""
+        # This process's exit returns all items, and confirmations would no longer arrive.
         self._client.giving_back.forget()
         until = clock.monotonic() + seconds
-        for connection in list(self._connections.values()):  # another caller may appear meanwhile
+        for connection in list(self._connections.values()):  # another caller may be added
             if connection is not None:
                 connection.flush_blocking(max(0.0, until - clock.monotonic()))

@@ -1,8 +1,8 @@
-"""Debugger of an editor (debugpy): workers of a script that runs under it connect to it, each in its own session.
+"""Debugger of an editor (debugpy): workers of a debugged script connect to it, each in its own session.
 
-debugpy makes child processes connect by a rewritten command line. A worker has none: it is forked from a template,
-which must have no threads. So a driver makes debugpy generate the code that such a command line runs, and workers run
-it.
+debugpy makes child processes connect by a rewritten command line. A worker has no command line, because it is forked
+from a template, which must have no threads. So a driver makes debugpy generate the code that this command line would
+run, and workers run the code.
 """
 
 from __future__ import annotations

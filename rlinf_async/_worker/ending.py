@@ -1,4 +1,5 @@
-"""Orderly shutdown of a worker: open calls, ``on_close``, its object, exit functions; and a watchdog for their time.
+"""Orderly shutdown of a worker: open calls, ``on_close``, the worker object, exit functions, and a watchdog over their
+time.
 
     daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object is dropped ─ threads, exit functions
                              └ seconds_for_calls ┘              ─ __main__ is dropped ─ files are flushed ─ exit
@@ -36,11 +37,11 @@ _STDERR: Final = 2
 
 
 class Ending:
-    """Shutdown of one worker, from its daemon's STOP on.
+    """Shutdown of one worker, starting at its daemon's STOP.
 
     Attributes:
         has_begun: true once the main thread has left the last ``def`` method.
-        watch: called with the grace in a process that can end itself; does nothing in a simulation.
+        watch: called with the grace in a process that can exit by itself; does nothing in a simulation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, methods: Methods, concurrent: ConcurrentCalls) -> None:
@@ -57,7 +58,7 @@ class Ending:
         self.watch(grace)
 
     def run(self) -> None:
-        """Cancel the open calls, await their cleanup, call ``on_close``, on the main thread, with its loop stopped."""
+        """Cancel open calls, await their cleanup, call ``on_close``; runs on the main thread with its loop stopped."""
         self.has_begun = True
         self._complete(self._wind_down())
         if self._methods.worker is None:
@@ -73,7 +74,7 @@ class Ending:
         current = asyncio.current_task()
         tasks = [task for task in asyncio.all_tasks() if task is not current]
         for task in tasks:
-            # A second cancel must not interrupt the cleanup that a caller's cancel has begun.
+            # A second cancel must not interrupt the cleanup started by a caller's cancel.
             # tests/simulation/test_sim_cleanups.py
             if not task.cancelling():
                 task.cancel()
@@ -81,7 +82,7 @@ class Ending:
         await all_ended([*tasks, *beside], seconds_for_calls(self._grace))
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine to its end, even if other code stops the loop or raises in it."""
+        """Run a coroutine to its end, even if other code stops the loop or raises an exception in it."""
         task = self._loop.create_task(coroutine)
         task.add_done_callback(lambda task: self._loop.stop())
         while not task.done():
@@ -94,9 +95,9 @@ class Ending:
 
 def finish(methods: Methods) -> None:
     """Shut down as an interpreter does: close objects and files, join threads, run exit functions."""
-    # Flush files before their owners are dropped, too: in a reference cycle the collector may close the lower part of a
-    # file first, and its buffer is then lost. Flush before exit functions as well, because these may take too long.
-    # tests/test_ends.py::test_a_worker_ends_as_a_program_does
+    # Flush files even before their owners are dropped: in a reference cycle the collector may close a file's lower
+    # layer first, and its buffer is then lost. Flush before the exit functions as well, because they may exceed the
+    # grace. tests/test_ends.py::test_a_worker_ends_as_a_program_does
     for step in (
         flush_files,
         lambda: _drop_worker(methods),
@@ -135,7 +136,7 @@ class EndWatch:
     def begin(self, grace: float) -> None:
         """Start the timers. Any thread may call this."""
         if grace:
-            # The C timer of faulthandler also fires while another thread holds the GIL and no Python runs.
+            # The C timer of faulthandler also fires while another thread holds the GIL without running Python.
             faulthandler.dump_traceback_later((grace + seconds_until_kill(grace)) / 2, file=_STDERR)
             self._loop.call_soon_threadsafe(self._count, grace)
 
@@ -160,7 +161,7 @@ class EndWatch:
             f"{''.join(stacks)}  fix: launch(close_grace=) or RLINF_CLOSE_GRACE_S, which is {grace:g} s; "
             "a fifth of it is for open calls\n"
         )
-        with contextlib.suppress(OSError):  # a method may have closed it
+        with contextlib.suppress(OSError):  # a method may have closed the file
             os.write(_STDERR, text.encode(errors="replace"))
         flush_files()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Log of the exceptions that leave a worker's methods: the first of a kind with its traceback, then counts."""
+"""Log of the exceptions raised by a worker's methods: the first of each kind with its traceback, then counts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class FailureLog:
         self._counts = FailureCounts()
 
     def add(self, method: str, error: BaseException, failure: Failure) -> None:
-        """Log an exception if it is the first of its kind, or if its count is a power of ten.
+        """Log an exception if it is the first of its kind or the kind's count is a power of ten.
 
         Args:
-            failure: the same exception, as sent to the caller.
+            failure: the exception as sent to the caller.
         """
         place = users_line(error.__traceback__)
         count = self._counts.add((failure.type_name, place))

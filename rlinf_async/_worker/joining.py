@@ -1,8 +1,8 @@
-"""``join``: makes a plain subprocess of a worker a worker of the run, attached to its node's daemon.
+"""``join``: turns a worker's plain subprocess into a worker of the run.
 
-It attaches to its node's daemon as a driver does, by the UNIX socket whose path it has inherited, and names its parent
-worker; the daemon checks that it descends from that worker. It has a socket thread like every worker, but no loop and
-no calls: its own code decides what it does.
+The subprocess attaches to its node's daemon as a driver does, through the UNIX socket whose path it inherited, and
+names its parent worker; the daemon checks that it descends from that worker. It has a socket thread like every worker,
+but neither a main loop nor calls: it runs its own code.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from rlinf_async._worker.concurrent_calls import all_ended
 from rlinf_async.address import WorkerAddress, WorkerInfo
 from rlinf_async.errors import LaunchError
 
-# Path of the socket of the worker's daemon; every subprocess of a worker inherits it.
+# Path of the daemon's socket; every subprocess of a worker inherits it.
 _SOCKET: Final = "RLINF_PARENT_SOCKET"
 
 _LAST_SENDS_S: Final = 0.5
@@ -47,7 +47,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
 
     Raises:
         LaunchError: this process does not descend from a worker, or its daemon has exited.
-        AuthError: this process descends from another worker than ``parent``.
+        AuthError: this process does not descend from ``parent``.
         ValueError: the run already has such a worker.
     """
     sock = _connect(parent, world_size, rank)
@@ -74,7 +74,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 welcome = await client.ready.async_wait()
                 entry = _entry(welcome["parent"], address, world_size, client.endpoint)
                 info = read_worker(entry["info"])
-                # Create the exchange before other processes know of this one, and send to it.
+                # Create the exchange before other processes know of this process and send to it.
                 exchange = Exchange(client, info, parent.get_name())
                 join = operations.JoinGroup(parent.get_name(), rank, world_size, entry)
                 await client.request(join, node=0).async_wait()
@@ -88,7 +88,7 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         for task in others:
             task.cancel()
         await all_ended(others)
-        client.close()  # the run may know this process as a worker already
+        client.close()  # the run may already know this process as a worker
 
     try:
         info, exchange = asyncio.run_coroutine_threadsafe(attach(), thread.loop).result()

@@ -1,4 +1,4 @@
-"""Logging of a worker: ``configure`` sets level and line format; ``Logging``, mixin with ``log_info`` and others."""
+"""Logging of a worker: ``configure`` sets level and line format; ``Logging``, mixin with ``log_info`` and the like."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OWN: Final = f"{NAME}.rlinf_async"
 
 
 def configure(group: str, rank: int, level: str | None) -> None:
-    """Make this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
+    """Log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
 
     The framework's own messages go to stderr, without a file and line.  An unknown level becomes INFO, with a warning.
     """
@@ -37,7 +37,7 @@ def configure(group: str, rank: int, level: str | None) -> None:
 
 
 class Logging:
-    """Part of ``Worker`` that logs."""
+    """Mixin of ``Worker`` that logs."""
 
     _logger: logging.Logger
     _rank: int

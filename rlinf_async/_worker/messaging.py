@@ -12,13 +12,13 @@ T = TypeVar("T")
 
 
 def as_asked(work: Work[T], async_op: bool) -> Work[T]:
-    """Return the work itself in a coroutine or with ``async_op``; otherwise wait for its result and return that."""
+    """Return the work itself in a coroutine or with ``async_op``; otherwise wait for its result and return it."""
     asked: Work[T] = work if async_op else blocking(work)
     return asked
 
 
 class Messaging:
-    """Part of ``Worker`` that exchanges objects and tensors with other workers."""
+    """Mixin of ``Worker`` that exchanges objects and tensors with other workers."""
 
     def send(
         self,
@@ -33,17 +33,17 @@ class Messaging:
     ) -> NoneOrWork:
         """Send any object to another worker, which calls ``recv``.
 
-        The send is done once the object may be changed. Up to 64 MiB of messages to one worker are accepted before that
-        worker requests them. Messages from one worker to another arrive in the order of their sends. Tensors may be at
-        any depth of the object; each arrives on the same type of device, if the receiver has one: on the receiver's
-        current device.
+        The send completes once the object may be changed. Up to 64 MiB of messages to one worker are accepted before
+        that worker requests them. Messages from one worker to another arrive in the order of their sends. Tensors may
+        be at any depth of the object; each arrives on the same type of device, if the receiver has one: on the
+        receiver's current device.
 
-        CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from about the
-        third message on: the receiver copies from the sender's memory if it can open that, NCCL connects other GPUs of
-        one model, and pinned CPU memory connects all others. A worker's GPU for this is the current device of the
-        thread that first sends or receives such tensors. Tensors on another GPU, broadcasts, and messages that a link
-        between GPUs has lost go through CPU memory. **The sender's tensors are kept alive until the send is done**;
-        the receiver owns the tensors that arrive.
+        CUDA tensors of 64 KiB and more stay on GPUs once both workers use a GPU and know the other's, from about the
+        third message on: the receiver copies from the sender's memory if the receiver can open it, NCCL connects other
+        GPUs of one model, and pinned CPU memory connects all others. This uses the worker's current device in the
+        thread that first sends or receives such tensors. Tensors on another GPU, broadcasts, and messages lost by a
+        link between GPUs go through CPU memory. **The sender's tensors are kept alive until the send completes**; the
+        receiver owns the tensors that arrive.
 
         Args:
             object: any object that pickle or cloudpickle accepts, with tensors.
@@ -51,8 +51,8 @@ class Messaging:
             dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
             async_op: return the ``Work`` outside coroutines, too.
             piggyback_payload: second object to send along; the receiver then gets a pair.
-            timeout: seconds after which the send is abandoned and nothing is sent; they count while a caller waits for
-            the send.
+            timeout: seconds before the send is abandoned and nothing is sent; counted while a caller waits for the
+            send.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
@@ -77,18 +77,18 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Receive an object from another worker; the arguments are those of ``send``.
+        """Receive an object from another worker; takes the same arguments as ``send``.
 
         Several waiting receives are served in the order of their calls.  If a wait is cancelled, nothing is lost: the
         next ``recv`` gets the message.
 
         Returns:
-            The object, or ``(object, piggyback_payload)`` if the sender has given one; in a coroutine, and with
+            The object, or ``(object, piggyback_payload)`` if the sender gave a payload; in a coroutine, and with
             ``async_op``, a ``Work`` with it.
 
         Raises:
             DeadlineExceeded, ValueError, PeerLost: as for ``send``.
-            ValueError: the sender has used ``send_tensor``.  That message is dropped; later ones are not affected.
+            ValueError: the sender used ``send_tensor``. That message is dropped; later ones are not affected.
         """
         return as_asked(require_exchange().recv(src_group_name, src_rank, options, timeout), async_op)
 
@@ -102,9 +102,9 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Send a contiguous tensor to a worker that receives it into its own tensor by ``recv_tensor``.
+        """Send a contiguous tensor to a worker that calls ``recv_tensor``.
 
-        The send is done once the receiver has the tensor, because only then is it known to fit.
+        The send completes once the receiver has the tensor, because only then it is known to fit.
 
         Raises:
             ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has another
@@ -125,7 +125,7 @@ class Messaging:
     ) -> NoneOrWork:
         """Receive into ``tensor`` a tensor that another worker sends with ``send_tensor``.
 
-        The content of the tensor is undefined until the receive is done, and after an error.
+        The tensor's content is undefined until the receive completes, and after an error.
 
         Raises:
             ValueError: the sent tensor has another dtype, shape or type of device, or was sent by ``send``.  That
@@ -144,11 +144,11 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> ValueOrWork:
-        """Give one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
+        """Send one worker's object to all members; each member calls this with the same ``groups`` and ``src``.
 
-        Between machines the object travels once per machine. From 64 MiB on, if two or more other machines get it, they
-        forward it to each other, so that the source's network carries it once. Broadcasts among the same members keep
-        their order, which is independent of the order of their sends.
+        Between machines the object travels once per machine. If it has 64 MiB or more and goes to two or more other
+        machines, they forward it to each other, so that it crosses the source's network only once. Broadcasts among the
+        same members arrive in order; their order relative to sends is undefined.
 
         Args:
             object: the source's object; ignored on the other members.
@@ -157,12 +157,12 @@ class Messaging:
             src: the source's group and rank; by default the first member.
 
         Returns:
-            The object on every member, on the source itself the very same object; in a coroutine, and with
+            The object; on the source, the same object as passed; in a coroutine, and with
             ``async_op``, a ``Work`` with it.
 
         Raises:
-            ValueError: ``groups`` is empty; this worker, or the source, is not in it.
-            TypeError: ``groups`` or ``src`` has another form than described above.
+            ValueError: ``groups`` is empty; this worker or the source is not a member.
+            TypeError: ``groups`` or ``src`` does not have the form described above.
             PeerLost: a member has died.
         """
         return as_asked(require_exchange().broadcast(object, groups, src, options, timeout), async_op)

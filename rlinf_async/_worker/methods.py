@@ -1,5 +1,4 @@
-"""Look-up of a worker object's public methods by name and kind; ``concurrent``, the decorator for
-concurrent methods."""
+"""Look-up of a worker's public methods by name, with their kind; the ``concurrent`` decorator."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
 ON_RESTART: Final = "on_restart"
-# Name of the supervision's call after rank 0, and the process groups' store, have moved to another node.
+# Name of the call made by supervision after rank 0 and the process groups' store have moved to another node.
 MOVE_STORE: Final = "__store__"
 _MARK: Final = "_rlinf_concurrent"
 
@@ -25,12 +24,12 @@ def concurrent(method: F) -> F:
     """Let an ``async def`` method of a worker run while a ``def`` method occupies the main thread: health, progress,
     stop.
 
-    Its calls do not queue with the others: each begins at once after the worker's constructor has returned,
-    on an event loop in a second thread, even if the main thread is busy; several run concurrently.  So this code runs
-    **beside** the worker's other code, and should do no more than read and set plain attributes, or use the tools of
-    ``threading``. It must not compute for long, use torch's collectives, or touch asyncio objects of the other methods.
-    Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as elsewhere; ``max_concurrency``
-    does not count it.
+    Its calls do not queue behind other calls: each begins immediately once the worker's constructor has returned, on an
+    event loop in a second thread, even if the main thread is busy; several run concurrently. So this code runs **in
+    parallel with** the worker's other code, and should only read and set plain attributes or use the tools of
+    ``threading``. It must not compute for long, use torch's collectives, or touch other methods' asyncio objects.
+    Returning, raising, ``cancel()``, deadlines, ``send``, ``recv`` and channels work as in other methods; the calls do
+    not count towards ``max_concurrency``.
 
     Example:
         class Trainer(Worker):
@@ -75,7 +74,7 @@ class MethodKind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
-    # A coroutine that does not wait for its turn; runs on a loop in its own thread.
+    # A coroutine that does not queue; runs on the loop of a separate thread.
     CONCURRENT = auto()
 
 
@@ -86,7 +85,7 @@ class Methods:
         construct: function that runs the constructor's call.
 
     Attributes:
-        worker: the user's object; None until it is constructed; before that only the constructor can be called.
+        worker: the user's object; None until constructed, when only the constructor can be called.
         concurrent: names of the methods of kind ``CONCURRENT``; empty until the worker is constructed.
     """
 
@@ -97,7 +96,7 @@ class Methods:
         self._known: dict[str, tuple[MethodKind, Callable[..., Any]]] = {}
 
     def drop(self) -> Any:
-        """Drop the worker object, and return it."""
+        """Drop and return the worker object."""
         worker, self.worker = self.worker, None
         self._known.clear()
         return worker
@@ -151,7 +150,7 @@ class _Missing:
         self._worker, self._method = worker, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        kind = type(self._worker)  # reading attributes of the object, not of its class, would run its properties
+        kind = type(self._worker)  # reading attributes of the instance would run its properties
         names = [name for name in dir(kind) if not name.startswith("_")]
         public = [name for name in names if callable(getattr(kind, name))]
         raise AttributeError(f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}")

@@ -1,8 +1,8 @@
-"""Import of modules in a process from which workers will be forked, and reasons why workers must not inherit one.
+"""Import of modules before workers are forked, and reasons why workers must not inherit an import.
 
-A worker must find the same state as after its own import.  An import is refused if a fork would lose or share its
-effects: a thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from
-worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment again.
+A worker must find the same state as after its own import. An import is refused if a fork would lose or share its
+effects: a thread, an open descriptor, a child process, a signal handler, a random state, or a value that differs
+between workers. Its changes of ``os.environ`` are kept, because each worker sets up its environment again.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-# Device types without a state: the kernel's memory devices (null, zero, urandom, ...) and terminals.
+# Stateless device types: the kernel's memory devices (null, zero, urandom, ...) and terminals.
 _HARMLESS_MAJORS: Final = frozenset({1, 5, *range(136, 144)})
 
 _ITEMS: Final = ItemsView.__iter__.__code__  # Python code, not C
 
-# Seconds for a joined thread to leave the kernel's list, which happens a moment after the join and without a notice.
+# Seconds for a joined thread to leave the kernel's list, which it does shortly after the join and without notice.
 _THREAD_END_S: Final = 0.1
 
 
 class RefusedError(Exception):
-    """Refusal of a module: workers must not inherit its import.
+    """Refusal of a module whose import workers must not inherit.
 
     Attributes:
         module: name of the module.
@@ -52,7 +52,7 @@ class Imported:
 
     Attributes:
         variables: variables of ``os.environ`` that the imports changed; None for a deleted one.
-        files: modification time and size by file of their modules, outside the interpreter's own folders.
+        files: modification time and size of the modules' files, by path, outside the interpreter's own folders.
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
@@ -67,10 +67,10 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
 
     Args:
         own_variables: environment variables whose values differ from worker to worker.
-        into: record to which the effects of the import are added.
+        into: record to add the import's effects to.
 
     Raises:
-        RefusedError: workers must not inherit the import, and this process must end.
+        RefusedError: workers must not inherit the import, and this process must exit.
     """
     if name in sys.modules:
         return
@@ -79,13 +79,13 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
     with _seen_reads() as reads:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # includes SystemExit
+        except BaseException as error:  # SystemExit included
             missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
             text = f"its import raises {type(error).__name__}: {str(error)[:400]}"
             raise RefusedError(name, text, missing) from error
         finally:
             if os.getpid() != pid:
-                os._exit(0)  # a child forked by the import is still running: two processes would serve the daemon
+                os._exit(0)  # this is a child forked by the import: two processes would serve the daemon
     if own := sorted(reads.intersection(own_variables)):
         raise RefusedError(name, f"its import reads ${own[0]}, which each worker has for itself")
     if reason := _left_behind(descriptors) or _differs(state):
@@ -148,10 +148,10 @@ def _left_behind(descriptors: Collection[tuple[int, int]]) -> str:
 
 
 def _descriptors() -> set[tuple[int, int]]:
-    """Return open descriptors with their inodes, except those of devices without a state."""
+    """Return open descriptors with their inodes, except those of stateless devices."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
             status = os.fstat(int(entry.name))
             is_harmless = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in _HARMLESS_MAJORS
             if not is_harmless:
@@ -160,7 +160,7 @@ def _descriptors() -> set[tuple[int, int]]:
 
 
 def _state() -> dict[str, Any]:
-    """Return this process's settings that each worker sets again, or draws from, by name."""
+    """Return by name the state that an import must not change: random generators, signal handlers and the like."""
     import numpy as np
     import torch
 
@@ -184,7 +184,7 @@ def _differs(state: dict[str, Any]) -> str:
 def _files_of(modules: Collection[str]) -> dict[str, tuple[int, int]]:
     paths = sysconfig.get_paths()
     installed = tuple(f"{paths[name]}/" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    # getattr would make a lazy module import the module that it stands for.
+    # getattr would make a lazy module import its target.
     files = {getattr(sys.modules.get(name), "__dict__", {}).get("__file__") for name in modules}
     own = [file for file in files if isinstance(file, str) and not file.startswith(installed)]
     return {file: mark for file in own if (mark := _mark(file)) is not None}

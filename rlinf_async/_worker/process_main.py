@@ -39,8 +39,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     settings.check()  # a group may have its own variables
     import_hook.install_if_wanted()
     sys.setswitchinterval(0.0005)
-    # Do not use uvloop: it creates a socket pair for signals each time it is resumed, which happens after every def
-    # method.
+    # Do not use uvloop: it creates a signal socket pair each time it is resumed, which happens after every def method.
     selector, socket_selector = SharedSelector(), SharedSelector()
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
@@ -50,7 +49,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
 
     if store_fd is not None:
         runtime.store = MasterStore(socket_loop, store_fd)
-    # End the process if this loop breaks: a STOP could not arrive any more.
+    # End the process if this loop breaks, because a STOP could no longer arrive.
     LoopThread("rlinf-socket", socket_loop, broken_loop.end)
     os.register_at_fork(after_in_child=context.forget)
     os.register_at_fork(after_in_child=reader.forget)
@@ -76,7 +75,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
-        # Exit by a timer, too: if a thread or an exit function never ends, the worker's open calls would hang.
+        # Exit by a timer, too: otherwise the worker's open calls would hang if a thread or exit function never ended.
         # tests/test_failures.py::test_a_worker_that_breaks_its_own_loop_says_how
         runtime.client.later(settings.CLOSE_GRACE_S(), functools.partial(os._exit, code))
     with contextlib.suppress(BaseException):
@@ -95,7 +94,7 @@ def assemble(
     """Assemble the parts of a worker, and register them in this process. Runs on its main thread.
 
     ``socket_loop``, not running yet, reads the sockets while user code runs; ``reader`` reads them on the main thread
-    while that is idle.
+    while it is idle.
     """
     own_start.begin(identity.environment, spec["script_env"])
     wait_at(reader.gate)

@@ -15,11 +15,11 @@ class Window(Protocol):
     """An open profiling window."""
 
     def close(self) -> str | None:
-        """Close the window. Return the path of the trace that was written here, or None."""
+        """Close the window. Return the path of a trace written here, or None."""
 
 
 class Profiling:
-    """Part of ``Worker`` that opens and closes profiling windows, in the steps that the configuration names.
+    """Mixin of ``Worker`` that opens and closes profiling windows in the configured steps.
 
     Example:
         group.start_profile(step).wait()
@@ -31,9 +31,9 @@ class Profiling:
     _window: Window | None = None
 
     def start_profile(self, step_idx: int) -> None:
-        """Open a window, if this worker is profiled in that step.
+        """Open a window if this worker is profiled in this step.
 
-        A profiler around the worker (Nsight Systems, rocprof-sys) starts recording; ``torch.profiler`` starts.
+        ``torch.profiler``, or the profiler around the worker (Nsight Systems, rocprof-sys), starts recording.
 
         Raises:
             RuntimeError: a window is already open.
@@ -52,7 +52,7 @@ class Profiling:
             self._window = _DeviceWindow()
 
     def stop_profile(self) -> str | None:
-        """Close the window, if one is open.
+        """Close the window if it is open.
 
         Returns:
             The path of the trace on this node if ``torch.profiler`` has written one; else None.

@@ -1,4 +1,4 @@
-"""CPU in place of accelerators that are only declared (``fake_gpus``): hides CUDA, fakes the torch platform."""
+"""CPU as a stand-in for declared accelerators (``fake_gpus``): hides CUDA, fakes the torch platform."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hide_devices() -> None:
     """Hide all GPUs from torch in this process from now on.
 
     Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
-    devices that a program names.  An RLinf program gets the CPU for every CUDA device that it names.
+    named devices. An RLinf program gets the CPU for every CUDA device.
     """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
@@ -52,7 +52,7 @@ def hide_devices() -> None:
 
 
 class _CpuForCuda(TorchFunctionMode):
-    """Torch function mode that replaces ``"cuda"``, ``"cuda:0"`` and 0 by the CPU, on the thread that enters it."""
+    """Torch function mode that replaces ``"cuda"``, ``"cuda:0"`` and 0 by the CPU, on the entering thread."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.Tensor.cuda:
@@ -63,7 +63,7 @@ class _CpuForCuda(TorchFunctionMode):
 
 
 class _Generator(torch.Generator):
-    """Generator of the CPU for any device: torch does not pass its constructor to a function mode."""
+    """CPU generator for any device, because torch does not pass its constructor to a function mode."""
 
     def __new__(cls, device: Any = "cpu") -> _Generator:
         return super().__new__(cls, _device(device))  # type: ignore[call-arg]  # torch declares __init__
@@ -129,7 +129,7 @@ def _refuse() -> None:
 
 
 class _RehearsedStream(contextlib.nullcontext[None]):
-    """Stream whose work is always done; also the context manager of ``with platform.stream(...)``."""
+    """Stream that is always idle; also the context manager of ``with platform.stream(...)``."""
 
     def synchronize(self) -> None: ...
 
@@ -167,8 +167,8 @@ class _RehearsedEvent:
 class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, with the interface of an accelerator.
 
-    It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, most of whose methods are missing
-    there; memory is neither counted nor cached.
+    It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, because ``torch.cpu`` lacks most of
+    their methods; memory is neither counted nor cached.
     """
 
     Event = _RehearsedEvent
@@ -189,7 +189,7 @@ class RehearsedPlatform:
     def ipc_collect(self) -> None: ...
 
     def current_device(self) -> Any:
-        # Return a number, as an accelerator does, to RLinf programs: torch.device(type, index) takes no name for an
+        # RLinf programs get a number, as from an accelerator, because torch.device(type, index) takes no name as an
         # index.
         return 0 if dialect.is_rlinf else torch.cpu.current_device()
 

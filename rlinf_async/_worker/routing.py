@@ -14,7 +14,7 @@ from rlinf_async.work import NoneOrWork, ValueOrWork
 
 
 class Routing:
-    """Part of ``Worker`` that splits a batch among the ranks of another group and merges it there.
+    """Mixin of ``Worker`` that splits a batch among another group's ranks and merges it there.
 
     A batch is spread evenly over the sending group, and arrives evenly spread over the receiving one, in the order of
     its rows, for any two world sizes::
@@ -22,8 +22,8 @@ class Routing:
         env (2 ranks of 6 rows)    self.send_to("rollout", channel, obs, tag="obs")
         rollout (3 ranks)          obs = self.recv_from("env", channel, tag="obs", batch_size=12)     # 4 rows
 
-    In decoupled mode ranks have no fixed partners: shards wait in one queue, a free rank takes the next ones, and its
-    results under the same tag go back to the ranks that sent the shards::
+    In decoupled mode ranks have no fixed partners: shards wait in one queue, a free rank takes the next shards, and its
+    results under the same tag return to the ranks that sent them::
 
         env                        self.batch_router = {}
                                    self.send_to("rollout", channel, obs, tag="step", decoupled_mode=True)
@@ -62,22 +62,22 @@ class Routing:
             channel: channel that carries the parts; None with ``enable_p2p``.
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
             route_key, tag: names that the receiver must also give; ignored with ``enable_p2p``.
-            mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``.  In
-                decoupled mode it becomes part of the shards' names, and the receiver gives the tag alone.
-            batch_size: total rows of all sending ranks; by default each has as many as this one.
+            mode: with a tag, the receiver passes both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``. In
+                decoupled mode the mode becomes part of the shards' names, and the receiver passes only the tag.
+            batch_size: total rows of all sending ranks; by default each rank has as many as this one.
             split_fn: replacement for ``split_batch``.
-            enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must give it, too.
+            enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must set it, too.
             options: options of ``send``.
             decoupled_mode: any free rank takes the shards; see above.
             send_queue_size: number of shards into which this rank splits its rows; 0 for one shard.
-            timeout: seconds, including the wait for the group; afterwards the parts not yet taken are withdrawn.
+            timeout: seconds, including the wait for the group; on expiry the parts not yet taken are withdrawn.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
 
         Raises:
-            ValueError: the batch does not divide by both world sizes, or ``data`` has another number of rows; or
-                neither a channel nor ``enable_p2p`` is given, or ``enable_p2p`` together with ``decoupled_mode``.
+            ValueError: the batch does not divide by both world sizes, ``data`` has the wrong number of rows, neither a
+                channel nor ``enable_p2p`` is given, or ``enable_p2p`` is combined with ``decoupled_mode``.
             Exception: as for ``send``, or ``Channel.put``.
         """
         route = Route(
@@ -107,13 +107,13 @@ class Routing:
         """Receive this rank's part of a batch that another group sends with ``send_to``, whose arguments it shares.
 
         Args:
-            batch_size: total rows of all receiving ranks, against which the batch is checked; in decoupled mode also
-            the number of shards to wait for, by default all that this rank has sent, or one if it serves others.
+            batch_size: total rows of all receiving ranks, to check the batch; in decoupled mode also the number of
+            shards to wait for: by default as many as this rank has sent, or one if it serves others.
             merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
             infer_batch_size_fn: returns the number of rows of a part.
 
         Returns:
-            The batch, None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` with it.
+            The batch; None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` with it.
 
         Raises:
             ValueError: the parts have a wrong number of rows, or cannot be merged.

@@ -58,7 +58,7 @@ class Call:
         self.call = call
         self.method = method
         self.credit = credit
-        # Socket for all its answers; None if they go through the daemon.
+        # Socket for the answers; None if they go through the daemon.
         self.direct = direct
         # Time of arrival if the call came directly and its caller reports it to the daemon; else None.
         self.came_at = came_at
@@ -68,7 +68,7 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
-        self.place = 0  # place in the journal of calls, set when it starts
+        self.place = 0  # place in the journal of calls, set when the call starts
         self.failure: str | None = None  # another rank's failure while this call was open
         # Error set once a rank has died during an ``on_restart``: the hooks will be called again.
         self.void: PeerLost | None = None

@@ -7,9 +7,9 @@ the loop stops, the method runs with no loop running, and then the loop continue
     main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
                     ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
 
-So two threads never run user code at once, and the socket answers while user code computes (within a GIL switch
-interval).  The exception are methods marked with ``@concurrent``: they do not enter the FIFO, and run on a loop in a
-third thread (``concurrent_calls.py``).
+So two threads never run user code at once, and the socket thread answers while user code computes (within a GIL switch
+interval). Methods marked with ``@concurrent`` are the exception: their calls do not enter the FIFO, and run on a loop
+in a third thread (``concurrent_calls.py``).
 """
 
 from __future__ import annotations
@@ -55,19 +55,20 @@ from rlinf_async.errors import PeerLost
 
 logger = own_logger(__name__)
 
-# Module-level names for enum members that every call needs: a member takes as long to look up as a call.
+# Module-level names for enum members that every call needs: looking up a member takes as long as a call.
 _SERVE: Final = EventKind.SERVE
 _DEF, _STREAM, _CONCURRENT = MethodKind.DEF, MethodKind.STREAM, MethodKind.CONCURRENT
 _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 _CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
 _CALL: Final = frames.CALL
 
-_TURN_S: Final = 0.005  # duration of ``def`` methods after which the loop gets a turn
+_TURN_S: Final = 0.005  # run time of ``def`` methods before the loop gets a turn
 
 _MAX_CONCURRENCY: Final = 1000
 
 
-# 40 methods: one queue and one table of open calls, which the socket thread, the main loop and the ``def`` path share.
+# The class stays whole with 40 methods, because the socket thread, main loop and ``def`` path share one queue and one
+# table of open calls.
 class Runtime:
     """Calls of one worker: takes them from its client, and runs them on the main thread."""
 
@@ -85,13 +86,13 @@ class Runtime:
         self.ending = Ending(loop, self._methods, self._concurrent)
         self.background = BackgroundTasks(loop, self._on_main)
         self._queue: deque[Call] = deque()
-        # Calls that arrived before the constructor's call; None once that has arrived.
+        # Calls that arrived before the constructor's call; None once the constructor's call has arrived.
         self._early: list[Call] | None = []
         self._open: dict[tuple[int, int], Call] = {}
         self._state_lock = threading.Lock()
         self._awake = False
         self._running = 0
-        # True while another callback than a call, such as a cancel, waits for the main loop.
+        # True while a callback other than a call, such as a cancel, waits for the main loop.
         self._turn_wanted = False
         self._stopping = False
         # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
@@ -123,7 +124,8 @@ class Runtime:
             self._on_main(self._stop)
 
     def _enqueue(self, call: Call) -> None:
-        # Run no call before the constructor: a process that found the group by name may be faster than the owner.
+        # Run no call before the constructor, because a process that found the group by name may be faster than the
+        # owner.
         if call.method in self._methods.concurrent:
             self._submit_concurrent(call)
         elif self._early is None:
@@ -157,12 +159,12 @@ class Runtime:
             self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
-        # Enqueue even a failed constructor call: earlier calls wait for it.
+        # Enqueue even a failed constructor call, because earlier calls wait for it.
         self._enqueue(call)
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
         """Cancel the direct calls of a caller that has exited; the daemon handles the relayed ones."""
-        for call in list(self._open.copy().values()):  # other threads answer calls meanwhile
+        for call in list(self._open.copy().values()):  # a copy, because other threads answer calls
             if call.direct is way and call.came_at is not None:
                 self._cancel(source, call.call)
 
@@ -202,11 +204,11 @@ class Runtime:
     def _cancel(self, source: int, number: int) -> None:
         call = self._open.get((source, number))
         if call is None or call.cancelled:
-            # A second cancel must not interrupt the cleanup that the first one began.
+            # A second cancel must not interrupt the cleanup started by the first cancel.
             return
         if call.method == CONSTRUCT:
-            # If a rank dies during the launch, the caller cancels the other ranks' constructors. A rank whose
-            # constructor was cancelled would refuse each later call from any caller, while the other ranks live on.
+            # If a rank dies during the launch, the caller cancels the other ranks' constructors. A rank with a
+            # cancelled constructor would refuse every later call from any caller, while the other ranks go on living.
             # tests/_worker/test_runtime.py::test_a_constructor_is_not_cancelled
             return
         with self._state_lock:
@@ -229,9 +231,9 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        # The main thread has just learnt the methods' names, but must not do this: the socket thread may be about to
-        # append such a call to the queue as an ordinary one. On the socket thread itself no append is in progress.
-        # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
+        # This must run on the socket thread, where no append to the queue is in progress: if the main thread, which has
+        # just learnt the methods' names, ran it, the socket thread might be about to append such a call as an ordinary
+        # one. tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
             if call.state is QUEUED and call.method in self._methods.concurrent:
                 self._submit_concurrent(call)
@@ -244,7 +246,7 @@ class Runtime:
             try:
                 self._loop.run_forever()
             except (SystemExit, KeyboardInterrupt) as error:
-                # A task that a method left behind raised it; a worker ends when its group is closed.
+                # A task left behind by a method raised the error; the worker runs on until its group is closed.
                 logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
                 self._loop.call_soon(self._pump)
                 continue
@@ -283,7 +285,7 @@ class Runtime:
                     continue
                 kind, function = self._methods.find(call.method)
                 if kind is _DEF:
-                    # Give one turn to the calls and cancels that arrived earlier.
+                    # Give a turn to calls and cancels that arrived earlier.
                     if self._running:
                         self._loop.call_soon(self._loop.stop)
                     else:
@@ -386,7 +388,7 @@ class Runtime:
             task.cancel()
 
     def _record(self, call: Call) -> None:
-        # An eager task may have ended the call already.
+        # An eager task may already have ended the call.
         if not call._event and call.state is not ENDED and recording.admits():
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
@@ -401,9 +403,9 @@ class Runtime:
         self._record(call)
         return task
 
-    # Each of these coroutines answers its call however it ends, without a done callback, which would cost a turn of the
-    # loop. A task that is cancelled before its first step never enters its coroutine, and the caller would wait
-    # forever. So a coroutine runs to ``_first_step`` before it becomes a task, and receives the cancel there.
+    # Each of these coroutines answers its call however it ends, without a done callback, which would cost a loop turn.
+    # A task cancelled before its first step never enters its coroutine, so the caller would wait forever. So a
+    # coroutine runs to ``_first_step`` before it becomes a task, and receives the cancel there.
     # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
@@ -426,8 +428,8 @@ class Runtime:
             await _first_step()
             value = await awaitable
         except BaseException as error:
-            # Close only a coroutine, which has no other user. A Work may have other waiters, and close() would end
-            # their waits, too.
+            # Close only a coroutine, which has no other user. A Work may have other waiters, whose waits close() would
+            # end.
             if type(error) is _CancelledAtFirst and type(awaitable) is types.CoroutineType:
                 awaitable.close()
             self._answer_error(call, error)
@@ -472,7 +474,7 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        # When this worker shuts down, ``Ending`` cancels all tasks, while cancels from callers that also end still
+        # When this worker shuts down, ``Ending`` cancels all tasks, while cancels from exiting callers may still
         # arrive.
         if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
@@ -544,7 +546,7 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
-        # The items that this call has returned must be in their queues before the answer is sent: the caller may have
+        # The items returned by this call must be in their queues before the answer is sent, because the caller may have
         # another rank get them. tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
         client = self.client
@@ -557,9 +559,9 @@ class Runtime:
             client.send(frame, fds, later=bool(self._queue))
             return
         direct.send(frame, fds, later=bool(self._queue))
-        # A caller that has reported its direct call may be blocked or stopped, and never report the answer. The daemon
-        # learns of the answer after DirectCallers' delay, which is longer than the caller's, so that it learns of the
-        # call first.
+        # A caller that has reported its direct call may be blocked or stopped, and never report the answer, so the
+        # worker reports it after DirectCallers' delay, which is longer than the caller's: the daemon learns of the call
+        # first.
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 
@@ -571,7 +573,7 @@ class Runtime:
 
 
 class _CancelledAtFirst(asyncio.CancelledError):
-    """Cancellation of a call whose task has not made its first step."""
+    """Cancellation of a call before its task's first step."""
 
 
 @types.coroutine
@@ -584,7 +586,7 @@ def _first_step() -> Generator[None, None, None]:
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    body, call.body = call.body, None  # the body may be large, so its reference is dropped here
+    body, call.body = call.body, None  # drop the reference early: the body may be large
     return codec.decode_arguments(body if body is not None else b"")
 
 

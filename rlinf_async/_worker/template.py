@@ -1,9 +1,9 @@
-"""Template process of a node (fork server): imports torch, forks workers on the daemon's orders, sets them up.
+"""A node's template process (fork server): imports torch, forks workers on the daemon's orders, sets them up.
 
-A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket.  Each packet is
-the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's
-first rank, the listening socket of the group's store.  The template forks twice, so that the daemon, a subreaper,
-becomes the worker's parent: it gets the true wait status, and workers outlive their template.
+A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket. Each packet is the
+description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's first
+rank, the listening socket of the group's store. The template forks twice, so that the daemon, a subreaper, becomes the
+worker's parent: the daemon gets the true wait status, and workers outlive their template.
 
 The template must never start a thread (``OPENBLAS_NUM_THREADS=1``) nor touch CUDA: a forked child has neither the
 threads nor a usable CUDA context.
@@ -47,7 +47,7 @@ _imported: preloading.Imported | None = None
 
 
 def die_with_parent(parent: int) -> None:
-    """Make the kernel kill this process when its parent exits; exit at once if the parent has exited already."""
+    """Make the kernel kill this process when its parent exits; exit immediately if the parent has already exited."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -68,7 +68,7 @@ def main() -> None:
     since = time.monotonic()
     with _unfiltered_warnings():
         _import_everything()
-    import_hook.install_if_wanted()  # must precede the preload of RLinf's modules
+    import_hook.install_if_wanted()  # before RLinf's modules are preloaded
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)
@@ -87,10 +87,10 @@ def main() -> None:
 
 
 def _run_one_worker(control: socket.socket) -> None:
-    """Become the worker itself, started by a profiler. Does not return.
+    """Become a worker that a profiler started. Does not return.
 
     The process does not die with its parent, the profiler, which may have started it from a thread that has exited; the
-    daemon ends it once the profiler has exited.
+    daemon kills it once the profiler has exited.
     """
     order = _receive(control, 0)
     control.close()
@@ -101,7 +101,7 @@ def _run_one_worker(control: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _unfiltered_warnings() -> Iterator[None]:
-    """Context manager: suspends the filters of a script's ``-W error``, which would end the template's own imports.
+    """Context manager: suspends a script's ``-W error`` filters, which would abort the template's own imports.
 
     Filters that the imports add stay, ahead of the script's filters, as in the script's own process.
     """
@@ -148,7 +148,7 @@ class Order:
 
 
 def _serve(control: socket.socket) -> None:
-    """Execute orders until the daemon exits; orders that wait together are forked together."""
+    """Execute orders until the daemon exits; orders that are queued together are forked together."""
     while True:
         first = _receive(control, 0)
         if first is None:
@@ -204,7 +204,7 @@ def _refusal(error: OSError) -> str:
 
 
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
-    """Return ``pid`` or ``error`` of each worker, forked so that the daemon becomes its parent.
+    """Fork the workers so that the daemon becomes their parent; return ``pid`` or ``error`` of each.
 
     An intermediate process forks all workers and exits; the daemon, a subreaper, adopts them.
     """
@@ -265,7 +265,7 @@ def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
 def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     """Import modules in this child of the template, then serve the daemon. Does not return.
 
-    The imports see the folder, path, script and variables of the later workers.
+    The imports see the same folder, path, script and variables as the later workers.
     """
     global _imported
     control = socket.socket(fileno=fds[0])
@@ -273,11 +273,11 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     for number, fd in enumerate(fds[1:], 1):
         os.dup2(fd, number)
         os.close(fd)
-    # As in a worker, this byte arrives after the intermediate process has exited.
+    # As in a worker, this byte arrives only after the intermediate process has exited.
     if not control.recv(1):
         os._exit(1)
     die_with_parent(spec["parent"])
-    # Adopt children of the imports: if there are any, this template is refused.
+    # Adopt children of the imports: if the imports leave any, this template is refused.
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _take_environment(spec)
     _open_outputs()
@@ -293,7 +293,7 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
         os._exit(0)
     _prctl(_PR_SET_CHILD_SUBREAPER, 0)  # from now on, the daemon adopts the workers
     gc.disable()
-    # Do not collect first: that takes 0.3 s after an import of transformers, and finds next to nothing.
+    # Do not collect first: a collection takes 0.3 s after an import of transformers, and frees next to nothing.
     gc.freeze()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # workers must not inherit an unfinished line
@@ -314,18 +314,17 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     os.dup2(fds[2], 2)
     for fd in (null, fds[1], fds[2]):
         os.close(fd)
-    # The daemon sends its first bytes after the intermediate process has exited: from here on, it is the parent.
+    # The daemon sends its first bytes after the intermediate process has exited: from now on, the daemon is the parent.
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
     _limit_open_files(spec["open_files"])
-    # Set this before any user code: processes that it starts stay this worker's descendants even after their parents
-    # exit.
-    # tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
+    # Set this before any user code: processes started by user code stay this worker's descendants even after their
+    # parents exit. tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if not wrapped:  # a profiled worker has its own environment, to which the profiler has added
+    if not wrapped:  # a profiled worker has its own environment, with the profiler's additions
         die_with_parent(spec["parent"])
         _take_environment(spec)
-    if _imported is None:  # preloaded modules already use these streams, for example in a handler of logging
+    if _imported is None:  # preloaded modules already use these streams, for example in a logging handler
         _open_outputs()
     faulthandler.enable()
     if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
@@ -366,7 +365,7 @@ def _follow_script(spec: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
     # Put the driver's path first, in its order, then entries that only this node has. Do not use pathlib.Path, which
-    # would raise for a folder that this user may not enter.
+    # would raise for a folder closed to this user.
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
@@ -374,7 +373,7 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
 
 def _open_outputs() -> None:
-    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # -u and PYTHONUNBUFFERED set it
+    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # set by -u and PYTHONUNBUFFERED
     sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
 
 
@@ -386,16 +385,16 @@ def _open_output(fd: int, unbuffered: bool) -> io.TextIOWrapper:
 
 
 def _limit_open_files(most: int) -> None:
-    """Restore the user's own limit: the daemon raised its limit to the maximum, and the template inherited that."""
+    """Restore the user's own limit; the daemon raised its limit to the maximum, which the template inherited."""
     _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
 
 
 def _mark(token: str) -> None:
-    """Overwrite the template's token by the worker's in the memory shown as ``/proc/<pid>/environ``.
+    """Overwrite the template's token with the worker's in the memory shown as ``/proc/<pid>/environ``.
 
-    The kernel filled that memory at exec, and ``os.environ`` does not reach it. By this token the daemon finds the
-    processes that a dead worker has left behind, including forked children that changed their session.
+    The kernel filled that memory at exec, and ``os.environ`` does not reach it. The daemon finds a dead worker's
+    leftover processes by this token, including forked children that changed their session.
     """
     name = b"RLINF_WORKER="
     offset = Path("/proc/self/environ").read_bytes().find(name)
@@ -406,7 +405,7 @@ def _mark(token: str) -> None:
 
 
 def _seed(seed: int | None) -> None:
-    """Seed the random generators: otherwise torch and numpy would draw the same numbers in every forked child."""
+    """Seed the random generators; otherwise torch and numpy would draw the same numbers in every forked child."""
     import random
 
     import numpy as np

@@ -1,4 +1,4 @@
-"""Wall-clock timers of a worker, by tag: ``Timers``, ``TimedSpan`` (context manager), and the decorator ``timed``."""
+"""Wall-clock timers of a worker, by tag: ``Timers``, ``TimedSpan`` (context manager), and the ``timed`` decorator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Timers:
             self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
 
     def pop(self, tag: str) -> float:
-        """Remove and return the seconds recorded under a tag.
+        """Remove and return a tag's recorded seconds.
 
         Raises:
             ValueError: no time was recorded under this tag.
@@ -51,12 +51,12 @@ class Timers:
         return seconds
 
     def span(self, tag: str, category: str | None = None) -> TimedSpan:
-        """Return a context manager that adds its time to the tag, and records a traced span if it has a category."""
+        """Return a context manager that adds its duration to the tag, and records a trace span if given a category."""
         return TimedSpan(self, tag, category)
 
 
 class TimedSpan:
-    """Measured time of one block, as a context manager."""
+    """Context manager that measures the time of one block."""
 
     def __init__(self, timers: Timers, tag: str, category: str | None) -> None:
         self._timers = timers
@@ -92,8 +92,7 @@ def timed(tag: str | None, trace: bool = True) -> Callable[[F], F]:
 
             @functools.wraps(method)
             async def stream(self: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-                # aclosing closes the inner generator with this one; otherwise the garbage collector would close it
-                # later.
+                # aclosing closes the inner generator with this one; otherwise the garbage collector would, later.
                 with self.worker_timer(name, trace):
                     async with contextlib.aclosing(method(self, *args, **kwargs)) as items:
                         async for item in items:

@@ -92,7 +92,7 @@ class OpenAIServer:
         tool_parser: ToolParser | None = parse_tool_calls,
         keep_turns: int = 10_000,
     ) -> None:
-        """Not for users: ``EngineGroup.openai_server`` makes one."""
+        """Internal; use ``EngineGroup.openai_server`` to create an instance."""
         self._group = group
         self._tool_parser = tool_parser
         self._host, self._port = host, port

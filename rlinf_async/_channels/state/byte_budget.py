@@ -1,4 +1,4 @@
-"""Byte budget of a channel's queue: the room that its keys share, and the order in which they wait for it."""
+"""Byte budget of a channel's queue: the room shared by its keys, and the order in which they wait for room."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ class ByteBudget:
     """Bytes used by one queue's items, and the keys that are blocked for lack of room.
 
     A key whose first put does not fit is *blocked*. Blocked keys get room in order. Smaller items of other keys may
-    pass them until ``max_bytes`` bytes have passed the first blocked key; then that key is next.
+    overtake blocked keys until ``max_bytes`` bytes have overtaken the first blocked key, which is then next.
 
     Attributes:
         max_bytes: bound for all items together; 0 means no bound.
-        used: bytes of items that are queued or leased.
+        used: bytes of queued and leased items.
         blocked: blocked keys, in the order in which they get room.
-        partial: batches that hold items and wait for more.
+        partial: batches that hold items while waiting for more.
     """
 
     def __init__(self, max_bytes: int) -> None:

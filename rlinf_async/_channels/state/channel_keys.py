@@ -13,13 +13,13 @@ MAX_KEY_BYTES: Final = 64 * 1024
 
 
 def canonical_key(key: Any) -> bytes:
-    """Return bytes that are equal wherever the keys are.
+    """Return bytes that are equal for equal keys, in any process.
 
-    As in a dict, ``1``, ``1.0`` and ``True`` are one key, and so are a named tuple and the plain one. Any value other
-    than numbers, strings, bytes, None, tuples and frozen sets is encoded as its pickle.
+    As in a dict, ``1``, ``1.0`` and ``True`` are one key, as are a named tuple and the equal plain tuple. Any value
+    other than numbers, strings, bytes, None, tuples and frozen sets is encoded as its pickle.
 
     Raises:
-        TypeError: the key is not hashable, or cannot be pickled.
+        TypeError: the key is not hashable or cannot be pickled.
         ValueError: its encoding takes more than ``MAX_KEY_BYTES`` bytes.
     """
     if isinstance(key, str):
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
-    # Pickle without a memo: keys with one shared part and with two equal parts must have the same encoding.
+    # Pickle without a memo: a key with one shared part and a key with two equal parts must have the same encoding.
     pickler.fast = True
     try:
         pickler.dump(value)

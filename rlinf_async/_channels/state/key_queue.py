@@ -1,4 +1,4 @@
-"""FIFO of one key in a channel's queue: matches items and waiting gets, redelivers returned items."""
+"""One key's FIFO in a channel's queue: matches items and waiting gets, redelivers returned items."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class KeyQueue:
         items: items in the order of their places.
         returned: heap of returned items, all of which precede ``items``.
         puts, gets: waiting requests, in order of arrival.
-        handed_out: number of delivered gets, leases included, some of whose items are not taken yet.
-        handed_out_items: number of the items of these gets.
-        put, got: numbers of accepted and of taken items.
+        handed_out: number of delivered gets, leases included, with items not yet taken.
+        handed_out_items: number of items of these gets.
+        put, got: numbers of accepted and taken items.
     """
 
     __slots__ = (
@@ -55,11 +55,11 @@ class KeyQueue:
     # -- matching -----------------------------------------------------------------------------------------------
 
     def match(self, budget: ByteBudget, steps: list[Step]) -> Demand | None:
-        """Hand items to the waiting gets until either run out.
+        """Hand items to waiting gets until either run out.
 
         Returns:
-            A batch whose next item alone exceeds its target: its target is now that item's weight, and it waits no
-            longer. The remaining requests have not been matched.
+            A batch whose next item alone exceeds its target; the target is now that item's weight, and the batch no
+            longer waits. The remaining requests have not been matched.
         """
         while self.gets and (self.items or self.returned):
             get = next(iter(self.gets))
@@ -108,7 +108,7 @@ class KeyQueue:
             budget.no_longer_partial(get)
 
     def give_back(self, get: Demand, budget: ByteBudget) -> None:
-        """End a get and return its items to their old places, flagged if its consumer may have seen them."""
+        """End a get and return its items to their old places, flagged if the consumer may have seen them."""
         if get.delivered:
             self.handed_out -= 1
             self.handed_out_items -= len(get.items)

@@ -1,4 +1,4 @@
-"""Window of bytes that one process may have in flight to a queue, in puts that the queue has not admitted yet."""
+"""Window of bytes that one process may have in flight to a queue, in puts not yet admitted by the queue."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _SHARE: Final = 32
 """Divisor of ``max_bytes`` that gives the window of one process."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
-"""Minimum charge for an item in sealed memory: descriptors in transit are few, and shared by all processes."""
+"""Minimum charge for an item in sealed memory: descriptors in transit are limited, for all processes together."""
 
 
 def cost(nbytes: int) -> int:
-    """Return the bytes of a window that an item with a body of ``nbytes`` takes."""
+    """Return the bytes of a window taken by an item with a body of ``nbytes`` bytes."""
     whole = nbytes + ITEM_OVERHEAD_BYTES
     return whole if nbytes <= MAX_INLINE_BYTES else max(whole, _DESCRIPTOR_BYTES)
 
@@ -34,7 +34,7 @@ def report_from_bytes() -> int:
 
 
 class NumberedPut(Protocol):
-    """Put that gets its number, among the requests of its process, when it is sent."""
+    """Put that gets its number, among its process's requests, when sent."""
 
     number: int
 
@@ -43,14 +43,14 @@ P = TypeVar("P", bound=NumberedPut)
 
 
 class PutWindow(Generic[P]):
-    """Puts of one process to one queue. Any thread may call the methods.
+    """Puts of one process to one queue; thread-safe.
 
-    A put enters while the window is not full, so a single put may exceed it. Others wait in order. A put is numbered as
-    it enters, under the lock, so a later put of any thread has a higher number.
+    A put enters while the window is not full, so a single put may exceed it. Other puts wait in order. A put is
+    numbered as it enters, under the lock, so a later put from any thread has a higher number.
 
     Attributes:
         size: size of the window in bytes.
-        waiting: puts that have not entered, with their costs.
+        waiting: puts that have not yet entered, with their costs.
     """
 
     def __init__(self, max_bytes: int, numbers: Iterator[int]) -> None:
@@ -64,7 +64,7 @@ class PutWindow(Generic[P]):
         return f"<PutWindow [{self._used} of {self.size} bytes, {len(self.waiting)} puts wait]>"
 
     def enter(self, put: P, nbytes: int) -> bool:
-        """True if the put may leave now; otherwise it waits."""
+        """Let the put enter or wait. Return True if it may be sent now."""
         with self._lock:
             if self.waiting or self._used >= self.size:
                 self.waiting[put] = nbytes
@@ -74,7 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit a put behind the waiting ones, even beyond the window. Return all, and True if it would have fit."""
+        """Admit the waiting puts, then this one, even beyond the window. Return all; True if this one had room."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes

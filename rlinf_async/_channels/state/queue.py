@@ -1,20 +1,20 @@
 """State machine of a channel's queue: keyed FIFOs with weighted batches, bounds, and leases of items.
 
-Plain state. Each client of the queue, a process, numbers its requests 1, 2, 3, … Each method takes a message of one
-client and returns the resulting actions, in order, for the owner of the queue::
+Plain state. Each client of the queue, a process, numbers its requests 1, 2, 3, … Each method takes one client's message
+and returns the resulting actions, in order, for the queue's owner::
 
     put ── room ──► ACCEPTED       get ── item ──► DELIVER: leased ── taken ──► gone
         └─ full ──► waits              └─ none ──► waits        └─ given back, or its consumer died ──► its old place
 
-A queue consists of a table of keys (``key_queue.py``), which share a byte budget (``byte_budget.py``) and nothing else:
-a key without a consumer blocks no other key. Items that one client puts under one key are delivered in the order
-of their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
+A queue consists of a table of keys (``key_queue.py``), which share a byte budget (``byte_budget.py``) and nothing else,
+so that a key without a consumer blocks no other key. Items that one client puts under one key are delivered in the
+order of their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
 
-A put with ``sent`` is done for its producer at once. Its item is admitted even if the producer dies. Such puts have no
-answers; the producer receives the number of admitted bytes from time to time (FREED).
+A put with ``sent`` is immediately done for its producer. Its item is admitted even if the producer dies. Such puts have
+no answers; the producer is told the number of admitted bytes from time to time (FREED).
 
-A get without a lease delivers at most once: an item that its consumer may have had is never delivered again. A get with
-a lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
+A get without a lease delivers at most once: an item that its consumer may have received is never delivered again. A get
+with a lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
-# More than 30 methods: each kind of client message has one, and each may unblock other clients' requests.
+# The class stays whole with more than 30 methods, because each kind of client message has a method that may unblock
+# other clients' requests.
 class Queue:
     """Items of one channel on one node.
 
     Args:
         maxsize: limit on the items of one key; 0 means no bound. Items returned by a consumer may exceed it.
-        max_bytes: limit on the bytes of all items, leased ones included; 0 means no bound.
-        gone: clients that are dead, whose late messages are dropped.
+        max_bytes: limit on the bytes of all items, including leased items; 0 means no bound.
+        gone: dead clients, whose late messages are dropped.
 
     Attributes:
-        closed: True once no more puts are accepted.
+        closed: True once puts are refused.
         consumers: live clients that have requested items.
 
     Example:
@@ -91,7 +92,7 @@ class Queue:
         return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
     def skip(self, client_id: int, number: int) -> list[Step]:
-        """Advance past the number of a request that is invalid or was never sent."""
+        """Advance past the number of an invalid or never sent request."""
         return self.cancel(client_id, number) + self._in_order(
             client_id, number, Item(client_id, number, b"", 0, 0, None, True)
         )
@@ -111,9 +112,9 @@ class Queue:
         return steps
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        """Remove the first ``count`` items of a lease from the channel for good.
+        """Permanently remove the first ``count`` items of a lease from the channel.
 
-        Return False, and remove none, if the lease has ended or has fewer items.
+        Return False without removing any if the lease has ended or has fewer items.
         """
         client = self.clients.get(consumer)
         get = None if client is None else client.gets.get(number)
@@ -147,7 +148,7 @@ class Queue:
         get.items.clear()
 
     def cancel(self, client_id: int, *numbers: int) -> list[Step]:
-        """Cancel requests: waiting ones are dropped, leased items return to their places."""
+        """Cancel requests: drop waiting requests, return leased items to their places."""
         client = self.client(client_id)
         steps: list[Step] = []
         if client is None:
@@ -164,31 +165,31 @@ class Queue:
         """Forget a dead client. Its queued items stay, and its ``sent`` items are still admitted.
 
         Args:
-            is_lost: True if its node is lost, and with it perhaps the message that the client has taken items. Such
-            items are dropped, unless they are leased.
+            is_lost: True if its node is lost, perhaps together with a message that the client has taken items. Items
+            that may have been taken are dropped, unless leased.
         """
         steps: list[Step] = []
         self.consumers.discard(client_id)
         client = self.clients.pop(client_id, None)
         if client is None:
             return steps
-        # Drop the items that the client may have taken before the withdrawal, which would return them to the queue and
-        # let another client get them again.
+        # Before the withdrawal, drop the items that the client may have taken; otherwise it would return them to the
+        # queue, and another client would get them again.
         for get in client.gets.values() if is_lost else ():
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
-        # A gap in the numbers is a message that the dead process never sent: admit sent items behind it.
+        # A gap in the numbers is a message that the dead process never sent, so admit sent items behind the gap.
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)
         return steps
 
     def close(self, *, discard: bool = False) -> list[Step]:
-        """Refuse puts, waiting ones included; gets end once all items have been taken.
+        """Refuse puts, including waiting puts; gets end once all items have been taken.
 
         Args:
-            discard: True also throws away all items, even of a queue that was closed before.
+            discard: True to discard all items, too, even of an already closed queue.
         """
         steps: list[Step] = []
         if not self.closed:
@@ -198,7 +199,7 @@ class Queue:
                 for item in waiting:
                     if (client := self.clients.get(item.producer)) is not None:
                         client.puts.pop(item.number, None)
-                    if item.sent:  # no put follows it, so it need not wait for room
+                    if item.sent:  # no put follows the item, so it need not wait for room
                         self._accept(key_queue, item, steps)
                     else:
                         steps.append((QueueAction.CLOSED, item))
@@ -218,7 +219,7 @@ class Queue:
         return 0 if key_queue is None else key_queue.size
 
     def full(self, key: bytes) -> bool:
-        """True if a put would have to wait, whatever its size."""
+        """True if a put of any size would have to wait."""
         if self.budget.max_bytes and self.budget.used >= self.budget.max_bytes:
             return True
         return bool(self.maxsize) and self.size(key) >= self.maxsize
@@ -245,7 +246,7 @@ class Queue:
 
     @property
     def used(self) -> list[bytes]:
-        """Return the keys with queued or leased items, or waiting requests."""
+        """Return the keys with queued items, leased items or waiting requests."""
         return list(self._keys)
 
     # -- clients and their order --------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ class Queue:
         return client
 
     def _in_order(self, client_id: int, number: int, request: Item | Demand) -> list[Step]:
-        """Process each request of a client once, in the order of their numbers."""
+        """Process each of a client's requests once, in numerical order."""
         steps: list[Step] = []
         client = self.clients.get(client_id) or self.client(client_id)
         if client is None:
@@ -270,7 +271,7 @@ class Queue:
         while following is not None:
             number = client.expected
             client.expected = number + 1
-            # The cancel was processed before its request: an item given to a cancelled get would reach no consumer.
+            # The cancel was processed before its request, and an item given to a cancelled get would reach no consumer.
             if client.cancelled and number in client.cancelled:
                 client.cancelled.discard(number)
             elif type(following) is Demand:
@@ -302,7 +303,7 @@ class Queue:
             steps.append((QueueAction.TOO_LARGE, item))
             return
         key_queue = self._of_key(item.key)
-        # A put that fits must not pass waiting ones: they may be earlier puts of the same producer under this key.
+        # A put that fits must not overtake waiting puts, which may be the same producer's earlier puts under this key.
         if not key_queue.puts and self._has_room(key_queue, item):
             self._accept(key_queue, item, steps)
             if key_queue.gets:
@@ -329,7 +330,7 @@ class Queue:
             steps.append((ACCEPTED, item))
 
     def _free_window(self, item: Item, steps: list[Step], *, at_once: bool = False) -> None:
-        """Credit an admitted ``sent`` item to its producer, and report the credit from time to time."""
+        """Credit an admitted ``sent`` item to its producer, and occasionally report the credit."""
         client = self.clients.get(item.producer)
         if client is not None:
             client.unsaid_bytes += cost(item.nbytes - ITEM_OVERHEAD_BYTES)
@@ -349,7 +350,7 @@ class Queue:
             self._settle(key_queue, steps)
 
     def _admit(self, key_queue: KeyQueue, steps: list[Step]) -> bool:
-        """Admit the first waiting put of a key if it fits. Return True if it did."""
+        """Admit a key's first waiting put if it fits. Return True if it did."""
         item = next(iter(key_queue.puts))
         if self.maxsize and key_queue.size >= self.maxsize:
             return False
@@ -380,7 +381,7 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """If batches that wait for more hold every byte, fail one of them."""
+        """If waiting batches hold every byte, fail one of them."""
         if self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]
@@ -407,7 +408,7 @@ class Queue:
             del self.clients[get.consumer].gets[get.number]
             steps.append((QueueAction.EMPTY, get))
             self._withdraw([], [get], steps)
-        # This batch may have gathered the last bytes.
+        # This batch may have used up the remaining bytes.
         if self.budget.blocked and self.budget.deadlocked:
             self._unblock(steps)
 
@@ -421,8 +422,8 @@ class Queue:
             key_queue = self._keys[get.key]
             touched[key_queue] = None
             key_queue.give_back(get, self.budget)
-        # Match only after all gets are out: an item that one of them returns would otherwise go to another one that is
-        # about to be withdrawn.
+        # Match only after all these gets are removed; otherwise an item returned by one get would go to another get
+        # that is about to be withdrawn.
         for key_queue in touched:
             self._run(key_queue, steps)
             self._settle(key_queue, steps)
@@ -432,7 +433,7 @@ class Queue:
     # -- close ------------------------------------------------------------------------------------------------
 
     def _settle(self, key_queue: KeyQueue, steps: list[Step]) -> None:
-        """End the gets of a closed queue that no item can reach, and forget an unused key."""
+        """End a closed queue's gets that no item can reach, and forget an unused key."""
         if self.closed and key_queue.gets and not key_queue.size and not key_queue.puts:
             self._end_gets(key_queue, steps)
         if key_queue.is_idle() and self._keys.get(key_queue.key) is key_queue:
@@ -446,7 +447,7 @@ class Queue:
         for get in list(key_queue.gets):
             if self._may_yet_come(key_queue, get):
                 if get.items:
-                    break  # the gathered items may still go to the gets behind this one
+                    break  # the gathered items may still go to later gets
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:
@@ -458,8 +459,8 @@ class Queue:
     def _may_yet_come(self, key_queue: KeyQueue, get: Demand) -> bool:
         """True if a returned item may still serve this get.
 
-        Other clients may return the items that they were handed. Its own client may return leases and the unread items
-        of a loop; items of its plain gets are returned only when it dies, and then the get dies with it.
+        Other clients may return the items delivered to them. The get's own client may return leases and a loop's unread
+        items; items of its plain gets are returned only when it dies, together with this get.
         """
         own = self.clients[get.consumer].gets.values()
         return key_queue.handed_out > sum(
@@ -468,7 +469,7 @@ class Queue:
         )
 
     def _discard(self, steps: list[Step]) -> None:
-        """Forget all keys: drop items, end waiting requests, and refuse returned leases."""
+        """Forget all keys: drop items, end waiting requests, refuse returned leases."""
         for client in self.clients.values():
             steps += [(QueueAction.ENDED, get) for get in client.gets.values() if not get.delivered]
             client.gets.clear()

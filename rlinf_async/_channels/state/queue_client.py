@@ -8,15 +8,15 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Item that a producer has put: queued, leased, or waiting for room.
+    """Item put by a producer: queued, leased, or waiting for room.
 
     Attributes:
-        producer, number: the client that has put the item, and the number of the put among its requests.
+        producer, number: the client that put the item, and the put's number among the client's requests.
         weight: weight for batches.
-        nbytes: its size, as counted against ``max_bytes``.
-        sent: True if its put was done when sent: the item is admitted even if the producer dies.
-        place: its permanent position in the queue, to which a returned item goes.
-        redelivered: True if an earlier consumer received the item, and returned it or died.
+        nbytes: size counted against ``max_bytes``.
+        sent: True if the put was done when sent, so that the item is admitted even if the producer dies.
+        place: permanent position in the queue, to which the item can be returned.
+        redelivered: True if an earlier consumer received the item but returned it or died.
     """
 
     producer: int
@@ -47,12 +47,11 @@ class Demand:
         partly: True if fewer than ``target`` items suffice; only with ``counted``.
         shared: True if one item suffices when there are other consumers; only with ``partly``.
         stepwise: True if the consumer takes the items one at a time.
-        lease_s: seconds for which the items stay in the queue until they are confirmed; 0 means no limit, None no
-        lease.
-        items: gathered items of a waiting batch; items of a delivered one that are not taken yet.
-        weight: total weight of its items, or their number.
+        lease_s: seconds for which the items stay in the queue until confirmed; 0 means no limit, None no lease.
+        items: gathered items of a waiting batch, or untaken items of a delivered demand.
+        weight: total weight, or number, of the items.
         taken: number of taken items of a delivered demand.
-        delivered: True once it is answered, until its consumer has taken all items.
+        delivered: True once answered, until the consumer has taken all items.
     """
 
     consumer: int
@@ -79,14 +78,13 @@ class QueueClient:
     """Process that uses the queue.
 
     Attributes:
-        expected: number of its next request.
+        expected: number of the next request.
         early: requests that arrived before their turn.
-        cancelled: numbers of requests that were cancelled before they arrived.
+        cancelled: numbers of requests cancelled before their arrival.
         puts: its items that wait for room.
-        gets: gets that wait, or whose items it has not all taken.
-        unsaid_bytes: bytes of its admitted ``sent`` items that were not yet reported to it.
-        has_put, has_got: True once one of its puts was accepted, and once an item was sent to it; set by the queue's
-            owner.
+        gets: gets that wait or have untaken items.
+        unsaid_bytes: bytes of its admitted ``sent`` items not yet reported to it.
+        has_put, has_got: True once a put was accepted, and once an item was delivered; set by the queue's owner.
     """
 
     expected: int = 1

@@ -1,4 +1,4 @@
-"""``QueueCounts``: fate of a queue's items: put = got + dropped + present, in all and by key."""
+"""``QueueCounts``: fate of a queue's items: put = got + dropped + present, in total and by key."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class QueueCounts:
     """Numbers of items of one channel.
 
     Attributes:
-        put: items that the channel has accepted.
-        got: items that consumers have taken.
+        put: items accepted by the channel.
+        got: items taken by consumers.
         dropped: items that no consumer will get, by reason.
-        present: items that are queued, gathered for a batch, or delivered but not taken yet.
+        present: items queued, gathered for a batch, or delivered but not yet taken.
         keys: put, got and present of each key with present items, by the key's bytes.
     """
 
@@ -40,7 +40,7 @@ class QueueCounts:
 
     @classmethod
     def of(cls, parts: Iterable[list[Any]]) -> QueueCounts:
-        """Return the sum over a channel's queues, from their plain data; each key belongs to one queue only."""
+        """Return the sum over a channel's queues, from their plain data; each key belongs to only one queue."""
         whole = cls()
         for put, got, dropped, present, keys in parts:
             whole.put += put

@@ -11,7 +11,7 @@ def refusal(action: int, subject: Any, channel: str, max_bytes: int) -> tuple[st
     """Return the name of an exception, of asyncio, Python or ``errors.py``, and its text.
 
     Args:
-        action, subject: the action, and its item or get, that the queue returned.
+        action, subject: the action returned by the queue, with its item or get.
         channel: the channel's name.
         max_bytes: byte bound of the queue.
     """

@@ -22,7 +22,7 @@ class Insert:
 
 @dataclass(eq=False)
 class Settle:
-    """Groups that their holder has confirmed; ``done`` is called once the change is on disk, or with an error."""
+    """Groups confirmed by their holder; ``done`` is called once the change is on disk, or with an error."""
 
     groups: list[SampleGroup]
     done: Callable[[Exception | None], None]
@@ -30,7 +30,7 @@ class Settle:
 
 @dataclass(eq=False)
 class Drop:
-    """Samples that were dropped, by their places."""
+    """Dropped samples, by place."""
 
     places: list[int]
     reason: str
@@ -43,7 +43,7 @@ class Advance:
 
 @dataclass(eq=False)
 class Earlier:
-    """Counts of an earlier run of the experience, which continue."""
+    """Counts to continue from an earlier run of the experience."""
 
     version: int | None
     taken: int
@@ -66,4 +66,4 @@ class Keeper(Protocol):
         """Schedule ``ExperienceQueue.expire`` at this time; None cancels an earlier schedule."""
 
     def trainer_gone(self, endpoint: int) -> None:
-        """Find out how the trainer ended; call ``ExperienceQueue.end_wishes`` unless it will return."""
+        """Find out how the trainer ended; call ``ExperienceQueue.end_wishes`` unless the trainer will return."""

@@ -17,9 +17,9 @@ class ExperienceOptions:
     """Options of an experience, documented by ``Experience.create``.
 
     Attributes:
-        group: number of samples of a complete group.
+        group: number of samples in a complete group.
         lease_s, group_timeout_s: seconds; 0 means no bound.
-        maxsize, max_bytes: bounds for all samples together; 0 means no bound, or the daemon's default.
+        maxsize, max_bytes: bounds for all samples together; 0 means no bound or the daemon's default.
         durable: absolute path of the store on the experience's node; empty for none.
         of: the group whose publications set the trainer's version; empty for none.
     """
@@ -40,10 +40,10 @@ class ExperienceOptions:
 
     @classmethod
     def from_data(cls, data: dict[str, Any]) -> ExperienceOptions:
-        """Make options from the data of another process.
+        """Create options from another process's data.
 
         Raises:
-            ValueError: an option is unknown, or of another type.
+            ValueError: an option is unknown or of the wrong type.
         """
         defaults = {each.name: each.default for each in fields(cls)}
         for name, value in data.items():

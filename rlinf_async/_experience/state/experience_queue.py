@@ -1,8 +1,8 @@
-"""``ExperienceQueue``: an experience's queue in its daemon: numbered requests of processes, versions of the trainer.
+"""``ExperienceQueue``: an experience's queue in its daemon; processes' numbered requests, the trainer's versions.
 
-It is a channel's ``Queue`` to senders of frames: that class handles request order, cancels, deaths and leases.
-Puts enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until
-samples are wanted.
+To senders of frames it is a channel's ``Queue``, which handles request order, cancels, deaths and leases. Puts enter a
+``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until samples are
+wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_async._experience.state.sample_pool import SampleGroup, SamplePool
 TAKE: Final = 0
 TAKE_STALE_TOO: Final = 1
 WISH: Final = 2
-"""Kinds of gets: fresh groups, stale ones too, and a wait until samples are wanted."""
+"""Kinds of gets: fresh groups, groups including stale ones, and a wait until samples are wanted."""
 
 Name = tuple[bytes | None, bytes]
 
@@ -59,18 +59,19 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) is bytes
 
 
-# More than 30 methods: it has a channel queue's methods, because its owner treats it as one, and those for the trainer.
+# The class stays whole with more than 30 methods, because its owner treats it as a channel's queue; others are for the
+# trainer.
 class ExperienceQueue(Queue):
     """Samples of one experience, and the processes that use it.
 
     Args:
         name: the experience's name, for errors.
-        gone: clients that are dead.
+        gone: dead clients.
         now: clock in seconds.
 
     Attributes:
-        trainer: description of the trainer; empty before it has set a version.
-        setters: the trainer's live processes, each with the last version that it set.
+        trainer: description of the trainer; empty until it has set a version.
+        setters: the trainer's live processes, each with its last set version.
         story: description of how the trainer ended, if it will not return.
     """
 
@@ -207,7 +208,8 @@ class ExperienceQueue(Queue):
                 self.pool.drop_stale()
             groups = self.pool.take(get.target or 1, key, shared=shared)
             if groups is None:
-                # This take waits. Later takes must leave the groups without a key to it, or large takes would starve.
+                # This take waits. Later takes must leave it the groups without a key; otherwise large takes would
+                # starve.
                 shared = False
                 continue
             is_served = True
@@ -220,7 +222,7 @@ class ExperienceQueue(Queue):
         return is_served
 
     def _deliver(self, get: Demand, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
-        """Answer a get with an item that describes the samples, then the samples."""
+        """Answer a get with an item that describes the samples, followed by the samples."""
         get.items = [_item(plain_body(facts)), *samples]
         get.delivered = True
         steps.append((DELIVER, get))
@@ -231,7 +233,7 @@ class ExperienceQueue(Queue):
         self._deliver(get, self.pool.version, (), steps)
 
     def _avoid_standstill(self, steps: list[Step]) -> None:
-        """Refuse a take for which there will never be room; otherwise the take and the puts would wait forever."""
+        """Refuse a take that can never be served for lack of room; otherwise it and the puts would wait forever."""
         if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
             return
         for get, (_, key) in self._takes.items():
@@ -278,7 +280,7 @@ class ExperienceQueue(Queue):
     def cancel(self, client_id: int, *numbers: int) -> list[Step]:
         for number in numbers:
             if (insert := self._inserts.get((client_id, number))) is not None:
-                insert.is_withdrawn = True  # tells the producer that the put was withdrawn, whatever the disk reports
+                insert.is_withdrawn = True  # the producer sees a withdrawn put, whatever the disk reports
         return super().cancel(client_id, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
@@ -295,7 +297,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
-        get.items.clear()  # the delivered samples may be dropped, because the groups keep those that may return
+        get.items.clear()  # drop the delivered samples; the groups keep those that may return
         if not groups:
             del self._leases[get]
             del client.gets[number]
@@ -314,7 +316,7 @@ class ExperienceQueue(Queue):
             self._apply(change, None, steps)
 
     def when_written(self, done: Callable[[Exception | None], None]) -> list[Step]:
-        """Call ``done`` when all earlier changes are on disk."""
+        """Call ``done`` once all earlier changes are on disk."""
         steps: list[Step] = []
         self._write(Settle([], done), steps)
         return steps
@@ -338,9 +340,8 @@ class ExperienceQueue(Queue):
                     steps.append((ACCEPTED, item))
                     return
                 self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
-                # A full group that lost a sample is incomplete again, and may wait behind puts without room: its puts
-                # go first.
-                # tests/_experience/state/test_experience_queue.py::
+                # A full group that lost a sample is incomplete again, and might wait behind puts without room, so its
+                # puts go first. tests/_experience/state/test_experience_queue.py::
                 # test_a_group_that_is_open_again_has_the_next_put_for_it
                 if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
                     self._waiting.move_to_end(name, last=False)
@@ -356,7 +357,7 @@ class ExperienceQueue(Queue):
     # -- the trainer --------------------------------------------------------------------------------------------
 
     def set_version(self, setter: int, trainer: str, version: int, *, restart: bool) -> list[Step]:
-        """Record the version of a process of the trainer.
+        """Record the version of one of the trainer's processes.
 
         Raises:
             ValueError: the version decreases without ``restart``, or another trainer sets the versions.
@@ -376,7 +377,7 @@ class ExperienceQueue(Queue):
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
         if restart:
-            # The other ranks have yet to set the version that they went back to.
+            # The other ranks have yet to set the version to which they return.
             self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
@@ -384,7 +385,7 @@ class ExperienceQueue(Queue):
         return steps
 
     def _advance(self, steps: list[Step]) -> None:
-        version = max(self.setters.values())  # some ranks may be behind for a moment
+        version = max(self.setters.values())  # some ranks may lag briefly
         if version not in (-1, self.pool.version):
             self.pool.set_version(version)
             self._write(Advance(version), steps)
@@ -399,7 +400,7 @@ class ExperienceQueue(Queue):
         return steps
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> list[Step]:
-        """Load the counts of another experience; a version that the trainer has set here stays.
+        """Load another experience's counts; keep a version already set by the trainer.
 
         Raises:
             ValueError: this experience already has samples.
@@ -418,7 +419,7 @@ class ExperienceQueue(Queue):
         steps = super().drop(client_id, is_lost=is_lost)
         if self.setters.pop(client_id, None) is not None:
             if self.setters:
-                # The replacement process may have set a lower version before this node learnt of the death.
+                # The replacement process may have set a lower version before this node learned of the death.
                 # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
                 self._advance(steps)
             else:
@@ -454,7 +455,7 @@ class ExperienceQueue(Queue):
         return sum(map(len, self._waiting.values())), len(self._takes)
 
     def peek(self, key: bytes) -> list[Item]:
-        """Return the content: an item with counts and names, then the samples, leased ones included."""
+        """Return the content: an item with counts and names, then the samples, including leased samples."""
         entries = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
                                        for sample in group.samples)]  # fmt: skip
         entries.sort(key=lambda each: (each[0].serial, each[1].place))

@@ -1,4 +1,4 @@
-"""``SampleLedger``: the fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
+"""``SampleLedger``: fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class SampleLedger:
 
     Attributes:
         put: samples accepted by the experience.
-        taken: samples confirmed when their takes ended.
+        taken: samples confirmed by ended takes.
         present: unleased samples in the experience, including those of incomplete groups.
-        leased: samples held by takes that have not ended.
-        dropped: samples that no take gets, by reason.
+        leased: samples held by open takes.
+        dropped: samples that no take will get, by reason.
         incomplete: number of groups that lack samples.
-        version: the trainer's version; None before the first.
+        version: the trainer's version; None until it is first set.
     """
 
     put: int = 0
@@ -35,7 +35,7 @@ class SampleLedger:
 
     @property
     def is_closed(self) -> bool:
-        """True if each sample that was put is accounted for once."""
+        """True if each put sample is accounted for exactly once."""
         return self.put == self.taken + self.present + self.leased + sum(self.dropped.values())
 
     def drop(self, reason: str, count: int) -> None:

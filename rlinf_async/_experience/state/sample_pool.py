@@ -1,14 +1,14 @@
-"""State of an experience: samples in groups, versions and staleness, leases and deadlines of groups, the ledger.
+"""State of an experience: samples in groups, versions and staleness, leases and group deadlines, the ledger.
 
 Plain state without IO. A group passes through these stages::
 
     first sample ──► open ── `size` samples, or its deadline ──► ready ── take() ──► leased ── confirm() ──► taken
                       └─ its deadline ──► dropped       └─ too stale ──► dropped  └─ give_back() ──► ready, at its place
 
-A sample is *entered* into its group first, and *accepted* when it is safe: at once, or once a durable experience has
-written it. A group is ready when all of its samples are accepted. The ledger counts accepted samples only.
+A sample is first *entered* into its group, and *accepted* when safe: immediately, or once a durable experience has
+written it. A group is ready when all its samples are accepted. The ledger counts only accepted samples.
 
-Room is reserved for a whole group at its first sample. Otherwise an experience full of incomplete groups would admit
+Room for a whole group is reserved at its first sample; otherwise an experience full of incomplete groups would admit
 none of the samples that complete them.
 """
 
@@ -27,7 +27,7 @@ from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE, S
 
 @dataclass(slots=True, eq=False)
 class Sample(Item):
-    """Item of an experience; its weight is the version of the weights that made it.
+    """Item of an experience; its weight is the version of the model weights that produced it.
 
     Attributes:
         is_accepted: True once the ledger counts it.
@@ -41,13 +41,13 @@ class SampleGroup:
     """Samples that are taken together.
 
     Attributes:
-        serial: increases from group to group, because a name may be used again.
-        key: key of the takes that may have the group; None for all takes.
-        name: name given by its producers.
+        serial: increasing number, because a name may be reused.
+        key: key of the takes that may get the group; None for all takes.
+        name: name given by the producers.
         rank: place among the ready groups: version of the oldest sample, then serial.
-        waits: number of samples that are entered but not accepted yet.
+        waits: number of samples entered but not yet accepted.
         is_over: True once no further sample may join the group.
-        reason: reason why the group was dropped; empty if it was not.
+        reason: reason why the group was dropped, or empty.
     """
 
     serial: int
@@ -73,12 +73,13 @@ class SampleGroup:
 Removal = tuple[list[int], str]
 
 
-# More than 30 methods: every stage of a group changes the same counts of samples, bytes and the ledger.
+# The class stays whole with more than 30 methods, because every stage of a group changes the same counts of samples,
+# bytes and the ledger.
 class SamplePool:
     """Samples of one experience.
 
     Attributes:
-        version: the trainer's version; None before the first.
+        version: the trainer's version; None until it is first set.
         removals: dropped samples not yet reported; the owner empties this list.
 
     Example:
@@ -102,15 +103,15 @@ class SamplePool:
         self._unsettled: dict[SampleGroup, None] = {}
         self._ready: dict[bytes | None, list[SampleGroup]] = {}
         self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
-        """Heap of names of open groups: references to the groups would keep their samples alive after a take."""
+        """Heap of open groups' names, because references to the groups would keep their samples alive after a take."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
-        """Bytes used or reserved; a leased sample still needs bytes but no place."""
+        """Bytes used or reserved; a leased sample still uses bytes but no place."""
         self._swept_for: int | None = None
         """Oldest fresh version at the last sweep of incomplete groups."""
         self._taken_now = self._taken_before = 0
-        """Groups taken since the trainer's version was set, and during the version before."""
+        """Groups taken in the trainer's current version, and in the previous version."""
 
     def __repr__(self) -> str:
         return f"<SamplePool version {self.version} [{self._samples} samples, {self._bytes} bytes]>"
@@ -118,7 +119,7 @@ class SamplePool:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def is_open(self, key: bytes | None, name: bytes) -> bool:
-        """True if there is an incomplete group of that name, with room reserved for this sample."""
+        """True if an incomplete group has that name, with room reserved for another sample."""
         return (key, name) in self._open
 
     def has_room(self, nbytes: int) -> bool:
@@ -133,7 +134,7 @@ class SamplePool:
     def enter(
         self, key: bytes | None, name: bytes, *, version: int, nbytes: int, body: object, now: float
     ) -> tuple[SampleGroup, Sample]:
-        """Place a sample in its group; ``accept`` or ``withdraw`` follows."""
+        """Enter a sample into its group; call ``accept`` or ``withdraw`` afterwards."""
         group = self._open.get((key, name))
         if group is None:
             timeout = self.options.group_timeout_s
@@ -153,9 +154,9 @@ class SamplePool:
         return group, sample
 
     def accept(self, entered: tuple[SampleGroup, Sample]) -> None:
-        """Count an entered sample, which is stored safely now."""
+        """Count an entered sample as accepted, now that it is safely stored."""
         group, sample = entered
-        # Mark the sample first: _drop counts accepted samples only, and would lose this one from the ledger.
+        # Mark the sample first, because _drop counts only accepted samples, and would omit this sample from the ledger.
         sample.is_accepted = True
         group.waits -= 1
         self._ledger.put += 1
@@ -166,7 +167,7 @@ class SamplePool:
             self._settle(group)
 
     def withdraw(self, entered: tuple[SampleGroup, Sample], reason: str = "") -> None:
-        """Remove an entered sample that could not be stored or, with a reason, drop a stored one."""
+        """Remove an entered sample that could not be stored or, with a reason, drop a stored sample."""
         group, sample = entered
         group.waits -= 1
         if reason:
@@ -183,7 +184,7 @@ class SamplePool:
                 del self._open[name]
             self._forget(group)
         elif was_full and name not in self._open and not self.is_closed:
-            del self._unsettled[group]  # the group waits for another sample in its place
+            del self._unsettled[group]  # the group waits for a replacement
             group.is_over = False
             self._open[name] = group
             self._note_deadline(group)
@@ -232,20 +233,20 @@ class SamplePool:
 
     @property
     def next_deadline(self) -> float | None:
-        """Return a lower bound of the time at which ``expire`` has something to do."""
+        """Return a lower bound on the next time when ``expire`` has an effect."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
         """Close incomplete groups whose deadlines have passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
-            # The group of this entry may be complete, and a later group may have its name: only its own deadline
+            # The entry's group may be complete, and a later group may have its name, so only the group's own deadline
             # counts.
             if group is not None and group.deadline is not None and group.deadline <= now:
                 self._close_group(group)
 
     def close(self, *, discard: bool) -> None:
-        """Refuse new groups and close incomplete ones; with ``discard``, drop all samples that are not taken."""
+        """Refuse new groups and close incomplete groups; with ``discard``, drop all samples not taken."""
         self.is_closed = True
         for group in list(self._open.values()):
             self._close_group(group)
@@ -272,7 +273,7 @@ class SamplePool:
         return None if self.version is None else self.version - self.options.max_staleness
 
     def drop_stale(self) -> None:
-        """Drop all samples that are too stale to be taken, those of incomplete groups included."""
+        """Drop all samples that are too stale to be taken, including samples of incomplete groups."""
         oldest = self._oldest
         if oldest is None:
             return
@@ -302,7 +303,7 @@ class SamplePool:
     # -- get ----------------------------------------------------------------------------------------------------
 
     def available(self, key: bytes | None, *, shared: bool = True) -> int:
-        """Return the number of ready groups for a take: groups of its key and, with ``shared``, those without a key."""
+        """Return the number of ready groups for a take: groups of its key and, if ``shared``, groups without a key."""
         return sum(len(groups) for groups in self._ready_for(key, shared))
 
     def _ready_for(self, key: bytes | None, shared: bool) -> list[list[SampleGroup]]:
@@ -310,7 +311,7 @@ class SamplePool:
         return [self._ready[each] for each in keys if each in self._ready]
 
     def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[SampleGroup] | None:
-        """Lease ``count`` groups, in the order of the options. Return fewer once closed, None if there are too few."""
+        """Lease ``count`` groups, in the order of the options. Once closed, return fewer; None if too few are ready."""
         lists = self._ready_for(key, shared)
         available = sum(map(len, lists))
         if available < count and not (self.is_closed and available):
@@ -332,14 +333,14 @@ class SamplePool:
         self._ledger.leased += sign * len(group.samples)
 
     def confirm(self, groups: Iterable[SampleGroup]) -> None:
-        """Count leased groups as taken for good."""
+        """Count leased groups as taken."""
         for group in groups:
             self._bytes -= group.nbytes
             self._ledger.leased -= len(group.samples)
             self._ledger.taken += len(group.samples)
 
     def give_back(self, groups: Iterable[SampleGroup]) -> None:
-        """Return leased groups to their places, or drop them if the pool was discarded."""
+        """Return leased groups to their places, or drop them if the pool has been discarded."""
         for group in groups:
             self._move(group, -1)
             self._taken_now = max(0, self._taken_now - 1)
@@ -355,9 +356,9 @@ class SamplePool:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
-        """True if a sample of the trainer's version, put now, can still be fresh when it is taken.
+        """True if a sample of the trainer's version, put now, can still be fresh when taken.
 
-        The estimate assumes that the trainer takes about as many groups in each version as it took in the last ones.
+        The estimate assumes that the trainer takes about as many groups in each version as in the latest versions.
         """
         oldest, per_version = self._oldest, max(self._taken_before, self._taken_now)
         if oldest is None or not per_version:
@@ -384,7 +385,7 @@ class SamplePool:
         return self._bytes
 
     def lacking(self) -> tuple[int, int]:
-        """Return the number of incomplete groups, and of the samples that they lack."""
+        """Return the number of incomplete groups and the number of their missing samples."""
         lack = sum(self.options.group - len(group.samples) for group in self._open.values())
         return len(self._open), lack
 
@@ -407,7 +408,7 @@ class SamplePool:
     # -- earlier lives ------------------------------------------------------------------------------------------
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
-        """Load the counts of an earlier run of this experience.
+        """Load the counts of this experience's earlier run.
 
         Raises:
             ValueError: this pool already has samples.
@@ -420,9 +421,9 @@ class SamplePool:
         self._ledger.put = taken + sum(dropped.values())
 
     def restore(self, rows: Iterable[tuple[int, int, bytes | None, bytes, int, int, object]], now: float) -> None:
-        """Load samples of an earlier run: place, serial, key, name, version, size and body of each, in order.
+        """Load an earlier run's samples, in order, each as place, serial, key, name, version, size and body.
 
-        The last group of a name continues if it is incomplete; earlier ones of that name were closed.
+        A name's last group continues if incomplete; its earlier groups were closed.
         """
         for place, serial, key, name, version, nbytes, body in rows:
             earlier = self._open.get((key, name))

@@ -23,7 +23,7 @@ _ONE_AT_A_TIME: Final = (
 
 def advice_on(liveness: Liveness, core: Core) -> list[str]:
     states: dict[int, tuple[str, str]] = {}
-    # Needs by endpoint, grouped by all parts of a line except the ranks.
+    # Needs by endpoint, grouped by everything in a line except the ranks.
     folded: dict[Hashable, dict[int, tuple[WaitNode, Need]]] = {}
     for node, need in core.needs:
         process = need.process

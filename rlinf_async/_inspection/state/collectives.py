@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed: recognises them by a thread's frames, and tells which can meet.
+"""Collective operations of torch.distributed: recognised by a thread's frames; decides which can meet.
 
 Works on file and function names alone; torch is neither imported nor called.
 """
@@ -15,7 +15,7 @@ _FILE: Final = "torch/distributed/distributed_c10d.py"
 _PACKAGE: Final = "/torch/"
 
 _PREFIXES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "broadcast")
-# Operations besides those that begin with one of the prefixes. ``isend`` and ``irecv`` do not wait.
+# Operations without one of the prefixes. ``isend`` and ``irecv`` do not wait.
 _NAMES: Final = frozenset(
     (
         *("barrier", "monitored_barrier", "reduce", "init_process_group", "new_group", "split_group"),
@@ -23,7 +23,7 @@ _NAMES: Final = frozenset(
     )
 )
 
-# Functions that pickle for a collective: they compute and do not wait.
+# Functions that pickle for a collective: they compute instead of waiting.
 _ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
 
 _SENDING: Final = "send"
@@ -33,10 +33,10 @@ _SETTING_UP: Final = "new_group"
 
 
 def collective_of(stack: Sequence[Frame]) -> str | None:
-    """Return the collective or point-to-point operation that a thread is inside of; None if it is in none.
+    """Return the collective or point-to-point operation that a thread is in; None if it is in none.
 
-    The outermost operation counts: ``all_gather_object`` calls ``all_gather``, and users know the former.  Wrappers of
-    ``c10d_logger.py`` are further out.  Callbacks from inside, to pickle an object, run and do not wait.
+    The outermost operation counts: ``all_gather_object`` calls ``all_gather``, and users know the former. Wrappers from
+    ``c10d_logger.py`` are further out. Callbacks from inside, to pickle an object, run instead of waiting.
     """
     for place, frame in enumerate(stack):
         if frame.file.endswith(_FILE) and is_collective(frame.function):
@@ -61,7 +61,7 @@ def is_rendezvous(name: str) -> bool:
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """True if ranks in these operations may meet: ``all_reduce`` and ``all_reduce#0`` may, and so may variants."""
+    """True if ranks in these operations may meet: ``all_reduce`` and ``all_reduce#0`` may, as may variants."""
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:
         return False

@@ -1,4 +1,4 @@
-"""Descriptions of activities, one for alike ranks: ``actor:0-3 wait for 42 s: recv(), at t.py:12 in f()``."""
+"""Descriptions of activities, one for all similar ranks: ``actor:0-3 wait for 42 s: recv(), at t.py:12 in f()``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def seconds(ages: Iterable[float | None]) -> str:
 
 
 def age_of(graph: WaitGraph, node: WaitNode) -> float | None:
-    """Return the age of a wait; for running code, that of the call being served."""
+    """Return the age of a wait or, for running code, of the call being served."""
     call = None if node.waits else graph.call_of(node)
     return node.age if call is None else call.age
 
@@ -109,7 +109,7 @@ def _verb(node: WaitNode, count: int) -> str:
         return f"{'are' if several else 'is'} {trouble}"
     if activity is None:
         return trouble or ("are about to go on" if several else "is about to go on")
-    # Show a wait for something outside the run as a wait; only the verdict counts it as running.
+    # Show a wait for something outside the run as a wait; only the verdict treats it as running.
     state = ActivityState.WAITING if activity.wait and activity.state is ActivityState.RUNNING else activity.state
     verb = {
         ActivityState.WAITING: ("waits", "wait"),
@@ -133,7 +133,7 @@ def _doing(node: WaitNode) -> tuple[str, str]:
 
 
 def what_of(wait: Wait) -> str:
-    """Return what a wait is for; for a collective, omit the other ranks, which differ from rank to rank."""
+    """Return a wait's description; for a collective, without the other ranks, which differ from rank to rank."""
     if len(wait.targets) < 2 or not is_in_collective(wait):
         return wait.what
     kind, _, group = collective_name(wait).partition("#")

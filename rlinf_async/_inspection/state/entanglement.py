@@ -1,4 +1,4 @@
-"""Cores of hopeless waits: circles of waits, and waits that no live activity could end."""
+"""Cores of hopeless waits: circles of waits, and waits that no live activity can end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 @dataclass(frozen=True)
 class Core:
-    """Waits from which all other hopeless ones follow; a circle's nodes wait for the next, the last for the first."""
+    """Waits from which all other hopeless waits follow; in a circle each node waits for the next one, cyclically."""
 
     nodes: list[WaitNode]
     needs: list[tuple[WaitNode, Need]]
@@ -21,14 +21,14 @@ class Core:
 
 
 def core_of(liveness: Liveness) -> Core | None:
-    """Return the core that a driver waits for, if there is one; else any core; None if no wait is hopeless."""
+    """Return the core that a driver waits for, if any, else any core; None if no wait is hopeless."""
     hopeless = by_age(liveness.hopeless)
     if not hopeless:
         return None
     following = {node: _following(liveness, node) for node in hopeless}
     drivers = [node for node in hopeless if node.process.role == "driver"]
     awaited = _reached_from(drivers, following)
-    # Nodes that a driver waits for come first: other hopeless waits may be background ones.
+    # Nodes that a driver waits for come first, because other hopeless waits may be in the background.
     ordered = [*(node for node in hopeless if node in awaited), *(node for node in hopeless if node not in awaited)]
     circle = _shortest_circle(ordered, following)
     if circle:
@@ -45,7 +45,7 @@ def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
 
 
 def stopped_ones(liveness: Liveness) -> list[WaitNode]:
-    """Return the stopped processes that others wait for; all of them if no such dependency is known."""
+    """Return the stopped processes that others wait for; all stopped processes if no such dependency is known."""
     stopped = [node for node in liveness.graph.nodes if is_stopped(node.process)]
     following = {node: _following(liveness, node, everything=True) for node in liveness.hopeless}
     awaited = _reached_from(liveness.hopeless, following)
@@ -60,7 +60,7 @@ def by_age(nodes: Iterable[WaitNode]) -> list[WaitNode]:
 def _following(liveness: Liveness, node: WaitNode, *, everything: bool = False) -> list[WaitNode]:
     """Return the nodes for which a node waits, except live ones.
 
-    If a later call could also meet a need, only nodes that serve a call count: others run in the background.
+    If a later call could also meet a need, only nodes that serve a call count, because others run in the background.
     """
     found = (
         other
@@ -88,7 +88,7 @@ def _reached_from(nodes: Iterable[WaitNode], following: dict[WaitNode, list[Wait
 
 
 def _shortest_circle(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> list[WaitNode]:
-    """Return a shortest circle through the first node that is in one; empty if there is none."""
+    """Return a shortest circle through the first node that is in a circle; empty if there is none."""
     for start in nodes:
         before: dict[WaitNode, WaitNode] = {}
         waiting = deque([start])
@@ -111,7 +111,7 @@ def _back_to(start: WaitNode, node: WaitNode, before: dict[WaitNode, WaitNode]) 
 
 
 def _around(node: WaitNode, following: dict[WaitNode, list[WaitNode]]) -> set[WaitNode]:
-    """Return the nodes that wait for a node and that it waits for: more ranks in the same collective."""
+    """Return the nodes in a mutual wait with a node, such as other ranks in the same collective."""
     leading: dict[WaitNode, list[WaitNode]] = defaultdict(list)
     for one, others in following.items():
         for other in others:

@@ -1,12 +1,12 @@
-"""Activities of a run that continue or may be freed, as a least fixed point; the others are hopeless.
+"""Activities of a run that continue or may be freed, as a least fixed point; all others are hopeless.
 
-Initially alive are activities that run or sleep, and those about which too little is known. A waiting activity is alive
-once live activities may meet all of its needs (``needs.py``). The remaining activities wait only for each other: a
-closed set that nothing in the report can free.
+Activities that run, sleep or are too little known are alive initially. A waiting activity is alive once live activities
+may meet all of its needs (``needs.py``). The remaining activities wait only for each other, a closed set that nothing
+in the report can free.
 
-Two reports make it certain.  Processes report at slightly different moments: of one event, one process may show the
-state before and another the state after.  But activities that have the same wait in both reports, longer in the second
-one, have all waited at one moment between the two.
+Two reports make this certain. Processes report at slightly different moments, so one process may show the state before
+an event and another the state after it. But activities with the same wait in both reports, longer in the second, have
+all been waiting at some moment between the two.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
-# Seconds after which a wait may be hopeless; a message in flight may end a younger one.
+# Seconds after which a wait may be hopeless; a message in flight may end a younger wait.
 PATIENCE_S: Final = 2.0
 
-# Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
-# time.
+# Seconds to a deadline above which the deadline does not count, because a call with an hour's timeout may be stuck all
+# that time.
 FAR_DEADLINE_S: Final = 60.0
 
 YOUNG_CHILD_S: Final = 60.0  # a younger child process may still be starting, even if it uses no CPU
 
-# Targets of waits that may end by work invisible as an activity: copying of data, threads in C.
+# Targets of waits that may end by work not visible as an activity: copying data, C threads.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
@@ -58,12 +58,12 @@ class Liveness:
     Args:
         earlier: liveness of the previous report; None without one.
         working: endpoints whose processes used CPU between the two reports.
-        stopped_go_on: treat stopped processes as alive.
+        stopped_go_on: whether stopped processes count as alive.
 
     Attributes:
-        anyone: true if a live or unknown activity may take any action that an activity of the run can take.
-        child: a child process that may act in the run, with its parent.
-        hopeless: the nodes that are not ``alive``, except idle ones.
+        anyone: true if a live or unknown activity may take any action possible in the run.
+        child: child process that may act in the run, with its parent.
+        hopeless: nodes that are not ``alive``, except idle nodes.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class Liveness:
         return self._hope(node) if node.waits else None
 
     def _hope(self, node: WaitNode) -> Why | None:
-        """Return why a wait will end by itself or is too young to be called hopeless; None if neither holds."""
+        """Return why a wait will end by itself or is too young to be called hopeless, or None."""
         needs = self.needs.of(node)
         if node.wait is not None and node.wait.left is not None and node.wait.left <= FAR_DEADLINE_S:
             return Why.DEADLINE
@@ -169,7 +169,7 @@ def _key(node: WaitNode) -> Hashable:
 
 
 def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[ProcessReport, ChildProcess] | None:
-    """Return a child process that is young, and may be about to join, or has used CPU since the previous report."""
+    """Return a child process that is young enough to be about to join, or has used CPU since the previous report."""
     earlier = {} if before is None else {child.pid: child.cpu for each in before.processes for child in each.children}
     for process in report.processes:
         for child in process.children:

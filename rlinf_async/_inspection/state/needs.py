@@ -1,4 +1,4 @@
-"""Needs of waiting activities: the action, and the process that has to take it.
+"""Needs of waiting activities: the required action, and the process that must take it.
 
 When in doubt, a need counts as about to be met (``coming``), so that a healthy run is never called stuck: an answer may
 be in flight, a process group may have members elsewhere, a socket may fill a queue.
@@ -13,9 +13,9 @@ from rlinf_async._inspection.state.collectives import is_collective, is_point_to
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, WaitNode, is_stopped
 
-LARGE_BYTES: Final = 64 << 20  # size of queued items above which one may be in transit for seconds
+LARGE_BYTES: Final = 64 << 20  # size above which a queued item may be in transit for seconds
 
-# Functions of asyncio's locks and queues whose wait only an activity of the same process can end.
+# Functions of asyncio's locks and queues whose waits only an activity of the same process can end.
 _GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
 
 
@@ -25,12 +25,12 @@ class Need:
 
     Attributes:
         target: target of the wait.
-        process: process that has to act; None if no particular one.
-        nodes: nodes, one of which has to continue.
-        anyone: true if any activity of the run could act instead.
-        coming: why the need will be met in any case; empty if that is not certain.
-        ended: how the process that had to act ended; empty if it lives.
-        arrived: true if the process is in the same collective but will not meet the waiting one.
+        process: process that must act; None if not a specific process.
+        nodes: nodes, one of which must continue.
+        anyone: true if any other activity of the run could act instead.
+        coming: why the need will be met anyway; empty if not certain.
+        ended: how the process that must act has ended; empty if it is alive.
+        arrived: true if the process is in the same collective but will not meet the waiting process.
     """
 
     target: Target
@@ -139,7 +139,7 @@ def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for a version; it is coming if another group's wait for the weights has another description."""
+    """Return the need for a version, which is coming if another group waits for the weights differently."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:
@@ -151,7 +151,7 @@ def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for another activity of the same process; for any activity, if the name is unknown."""
+    """Return the need for another activity of the same process; for any activity if the name is unknown."""
     if target.name.startswith(("task ", "thread ")):
         named = tuple(other for other in graph.of(node.process) if other.name == target.name)
         return Need(target, node.process, named, coming="" if named else "it has ended")
@@ -166,13 +166,13 @@ def _is_given_back(node: WaitNode) -> bool:
     """True if only an activity in the report can end a wait on a lock, event or queue.
 
     This holds for coroutines that wait for locks and permits, which other activities hold. Events and queue items may
-    come from a callback of the loop that has read a socket or a signal. Threads get theirs from other threads, which
-    the report includes; only the wait of a driver's main thread may end by a signal.
+    come from a loop callback that has read a socket or a signal. Threads wait for other threads, which the report
+    includes; only the wait of a driver's main thread may end by a signal.
     """
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:
         return False
-    # Its process has already excluded signals.
+    # The process has already excluded signals.
     if activity.blocks:
         return True
     if activity.name.startswith("thread "):
@@ -183,7 +183,7 @@ def _is_given_back(node: WaitNode) -> bool:
 
 
 def _fit(one: Wait, other: Wait) -> bool:
-    """True if a send and a receive may belong to the same message; with several waits at once that is unknown."""
+    """True if a send and a receive may belong to the same message; unknown with several waits at once."""
     kinds = {one.kind, other.kind}
     if kinds == {"send", "recv"}:
         return one.what.startswith("broadcast") == other.what.startswith("broadcast")

@@ -1,4 +1,4 @@
-"""Progress of a run that is not stuck: ends of the drivers' oldest waits, and stragglers."""
+"""Progress of a run that is not stuck: what the drivers' oldest waits depend on, and stragglers."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from rlinf_async._inspection.state.needs import is_in_collective
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
-# Number of ranks of a call, in the description of its wait: the targets omit ranks that have answered.
+# Number of ranks of a call, from its wait's description, because the targets omit ranks that have answered.
 _ASKED: Final = re.compile(r" on (\d+) ranks?\b")
 
 
 class Progress:
-    """Dependency chains of a run's waits that end in live activities.
+    """Dependency chains from a run's waits to live activities.
 
     Attributes:
-        leaves: running activities on which the drivers' waits depend; if none runs, waits among these that may end
-        soon, or activities that run elsewhere.
-        reason: why the first leaf may end, if it waits, or why it does not answer.
+        leaves: running activities on which the drivers' waits depend; if none runs, waits among them that may end soon,
+        or activities running elsewhere.
+        reason: why the first leaf's wait may end, or why the leaf does not answer.
         waiting: waiting activities, the oldest first.
-        stragglers: the leaves, if they are few ranks of a group whose other ranks have finished or arrived; else empty.
-        others: text about these other ranks.
+        stragglers: the leaves if they are a few ranks of a group whose other ranks have finished or arrived, else
+        empty.
+        others: text about those other ranks.
     """
 
     def __init__(self, liveness: Liveness) -> None:
@@ -106,7 +107,7 @@ class Progress:
         ]
 
     def _finished(self, group: str, late: set[int]) -> int:
-        """Return how many ranks have answered a call that a driver awaits and ``late`` ranks have not answered."""
+        """Return how many ranks have answered an awaited call that the ``late`` ranks have not answered."""
         graph = self._liveness.graph
         for node in graph.nodes:
             if node.process.role != "driver" or node.wait is None or node.wait.kind != "call":
@@ -120,7 +121,7 @@ class Progress:
 
 
 def blocks_its_loop(node: WaitNode) -> bool:
-    """True if an activity keeps its process from answering in time: it is a callback or a task of the loop."""
+    """True if an activity, a callback or task of the loop, keeps its process from answering in time."""
     if node.activity is None or not node.process.trouble:
         return False
     dumped = [] if node.process.answered else node.activity.stack
@@ -128,7 +129,7 @@ def blocks_its_loop(node: WaitNode) -> bool:
 
 
 def goes_on(node: WaitNode) -> bool:
-    """True if a node runs; a process that does not answer counts as running, in the place that its stacks show."""
+    """True if a node runs; a process that does not answer counts as running where its stacks show."""
     process = node.process
     if process.answered or is_stopped(process):
         return node.activity is not None and node.activity.state in (ActivityState.RUNNING, ActivityState.SLEEPING)

@@ -1,7 +1,7 @@
 """Reports of a run: processes, their activities, waits and queues, as plain data.
 
-The facts are collected at their source: activities by each process (``own_activities.py``), the rest by its node's
-daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` convert them for a frame::
+Facts are collected at their source: activities by each process (``own_activities.py``), the rest by each node's daemon
+(``launcher/daemon/inspection.py``). ``to_data`` and ``from_data`` convert them for a frame::
 
     RunReport
       processes  ProcessReport       driver, rank or subprocess, as its daemon and the kernel know it
@@ -39,17 +39,17 @@ class ActivityState(StrEnum):
 class TargetKind(StrEnum):
     """Action that ends a wait."""
 
-    CALL = "call"  # ``endpoint`` answers the waiting process's call with that ``number``
+    CALL = "call"  # ``endpoint`` answers the waiting process's call with this ``number``
     MESSAGE = "message"  # ``endpoint`` sends or receives the message
-    # A process puts into, or gets from, the channel with that ``number``; ``name`` is the channel's name.
+    # A process puts into or gets from the channel with this ``number``, called ``name``.
     QUEUE = "queue"
     COLLECTIVE = "collective"  # ``endpoint`` enters the collective operation ``name``
     NAME = "name"  # a process creates a group or channel called ``name``
     LOCK = "lock"  # ``endpoint`` releases the lock ``name``
     WEIGHTS = "weights"  # a process publishes a version of the model ``name``, or ``endpoint`` applies it
-    RESTART = "restart"  # the owner of the group ``name`` restarts the ranks that are away, and runs ``on_restart``
+    RESTART = "restart"  # the owner of the group ``name`` restarts its dead ranks, and runs ``on_restart``
     DAEMON = "daemon"  # the framework answers ``name``, on which it is working
-    LOCAL = "local"  # another task or thread of this process, with that ``name`` if known, ends the wait
+    LOCAL = "local"  # another task or thread of this process, called ``name`` if known, ends the wait
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait of an activity; ``every`` is true if all ``targets`` have to act, false if one is enough.
+    """Activity's wait; ``every`` is true if all ``targets`` must act, false if one is enough.
 
     Attributes:
         kind: kind in the table of waits, ``call``, ``recv``, ``get``, or the name of a collective: ``all_reduce``.
         age: age of the wait in seconds.
-        left: seconds to its deadline; None without one.
+        left: seconds to its deadline; None without a deadline.
     """
 
     kind: str
@@ -100,12 +100,12 @@ class Activity:
     Attributes:
         name: unique in its process: ``thread MainThread``, ``task Task-7``.
         age: seconds in its state; None if unknown.
-        method: method of the call that it serves; empty if it serves none.
-        source, number: endpoint of that call's caller, and the caller's number of it.
-        wait: its wait, if that is for something outside the process.
-        awaits: names of the activities of this process that it waits for, all of them.
-        line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without one.
-        blocks: true if it keeps the event loop of its thread from running.
+        method: method of the call that it serves, or empty.
+        source, number: caller's endpoint, and the caller's number of the call.
+        wait: its wait, if for something outside the process.
+        awaits: names of the same process's activities, all of which it waits for.
+        line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without user code.
+        blocks: true if it blocks its thread's event loop.
     """
 
     name: str
@@ -139,7 +139,7 @@ LOOP_BLOCKED: Final = "does not run its event loop"
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Child of a process of the run, unknown to daemons; it may join, put or send. Age and CPU time are in seconds."""
+    """Child of one of the run's processes, unknown to daemons; may join, put or send. Age and CPU time in seconds."""
 
     pid: int
     age: float
@@ -154,12 +154,12 @@ class ProcessReport:
         role: ``driver``, ``worker`` or ``subprocess`` (of a worker).
         name: ``rollout:3``, or ``driver``; unique with ``pid``.
         group, rank: empty and -1 for a driver.
-        trouble: why it reports nothing itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; empty if
-            it does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
-        answered: true if it has reported its activities itself; otherwise they come from its stacks, or are missing.
+        trouble: why it does not report itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; otherwise
+            empty. ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
+        answered: true if it has reported its own activities; otherwise they come from its stacks or are missing.
         cpu: CPU seconds used by all its threads; 0 if unknown.
-        children: its live descendants without a report of their own.
-        owed: number of open calls; ``calls`` may have only the oldest.
+        children: its live descendants that do not report themselves.
+        owed: number of open calls; ``calls`` may contain only the oldest.
     """
 
     endpoint: int
@@ -193,12 +193,12 @@ class QueueReport:
     """Queue of a channel on one node.
 
     Attributes:
-        items, nbytes: number of items over all keys, and their size.
+        items, nbytes: number of items over all keys, and their total size.
         full: true if a put waits for room.
-        producers, consumers: endpoints that have put items; endpoints that have received items, or wait for one.
+        producers, consumers: endpoints that have put items; endpoints that have received items or wait for one.
         clients: all endpoints that use the queue.
-        gone: ranks that put items and have ended since, by group.
-        ledger: for an experience, numbers of samples put, taken, present, leased and dropped.
+        gone: ranks, by group, that have ended after putting items.
+        ledger: for an experience, counts of samples put, taken, present, leased and dropped.
     """
 
     number: int
@@ -220,9 +220,9 @@ class RunReport:
     """State of a run at one moment.
 
     Attributes:
-        missing: reason, by node, why a node did not answer.
+        missing: by node that did not answer, the reason.
         ended: description of how each ended endpoint ended.
-        left: drivers that have closed their cluster while their process still runs, the latest first.
+        left: drivers that have closed their cluster but still run, the latest first.
     """
 
     run: str

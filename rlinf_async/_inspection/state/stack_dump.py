@@ -1,7 +1,7 @@
 """Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, and a parser.
 
-A process writes them inside a signal handler, whatever locks its threads hold: neither its loop nor the GIL is needed.
-So only files, lines and function names are known; no values, no tasks::
+A process writes them inside a signal handler, whatever locks its threads hold, without its loop or the GIL. So only
+files, lines and function names are known, but no values or tasks::
 
     Thread 0x00007f18cd7286c0 (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 331 in wait
@@ -24,7 +24,7 @@ from rlinf_async._inspection.state.run_report import Activity, ActivityState, Fr
 SIGNAL: Final = signal.SIGRTMAX - 3
 """Signal on which a process writes the stacks of all its threads into its pipe.
 
-It kills a process that has no handler installed: check ``SigCgt`` in ``/proc/PID/status`` first.
+The signal kills a process without a handler, so first check ``SigCgt`` in ``/proc/PID/status``.
 """
 
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
@@ -34,13 +34,13 @@ _MORE_THREADS: Final = "..."
 
 _NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
 
-# Functions of ``threading.py`` that block, with the kind of the wait.
+# Blocking functions of ``threading.py``, with the kind of wait.
 _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_for_tstate_lock": "thread"}
 
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """Thread of a dump, frames outermost first; named ``MainThread``, by its name in the system, or by its id."""
+    """Thread in a dump, outermost frame first; named ``MainThread``, or by its system name or id."""
 
     ident: int
     name: str
@@ -50,8 +50,8 @@ class DumpedThread:
 def parse(text: str) -> list[DumpedThread]:
     """Return the threads of a dump, the main thread last.
 
-    Other lines are skipped, because a full pipe may cut the text anywhere.  If the text has several dumps, the latest
-    counts for each thread.
+    Other lines are skipped, because a full pipe may cut the text anywhere. If the text has several dumps, each thread's
+    latest stack counts.
     """
     names: dict[int, str] = {}
     stacks: dict[int, list[Frame]] = {}
@@ -61,7 +61,7 @@ def parse(text: str) -> list[DumpedThread]:
         if (thread := _THREAD.fullmatch(line)) is not None:
             ident = int(thread[1], 16)
             names[ident] = _unescaped(thread[2] or f"{ident:#x}")
-            # Reinsert the thread at the end: the order is that of the last dump.
+            # Reinsert the thread at the end, to keep the order of the last dump.
             stacks.pop(ident, None)
             frames = stacks[ident] = []
             has_all = True
@@ -72,7 +72,7 @@ def parse(text: str) -> list[DumpedThread]:
             frames.append(Frame(path, known, _unescaped(function), users=is_users(path)))
         elif line == _MORE_THREADS:
             has_all = False
-    # The interpreter lists its newest thread first, and none is older than the main one.
+    # The interpreter lists its newest thread first, and the main thread is the oldest.
     if stacks and has_all:
         names[list(stacks)[-1]] = "MainThread"
     return [DumpedThread(ident, names[ident], frames[::-1]) for ident, frames in stacks.items()]
@@ -83,7 +83,7 @@ def is_users(file: str) -> bool:
 
 
 def activities(text: str, silent: float) -> list[Activity]:
-    """Return a dump's threads in the user's code, else its main thread; they have waited for at least ``silent`` s."""
+    """Return a dump's threads in user code, else its main thread, as waiting for at least ``silent`` seconds."""
     threads = parse(text)
     chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
     return [_activity(thread, silent) for thread in chosen or threads[-1:]]
@@ -112,7 +112,7 @@ def _wait(frames: list[Frame], silent: float) -> Wait | None:
 
 
 def _unescaped(text: str) -> str:
-    """Decode the escapes that faulthandler writes for non-ASCII characters."""
+    """Decode faulthandler's escapes for non-ASCII characters."""
     return _ESCAPE.sub(_character, text)
 
 

@@ -1,6 +1,6 @@
 """Graph of a run's waits: activities as nodes, and the calls that they serve.
 
-``needs.py`` has the edges: the needs of a waiting activity.  Both depend on the report alone, not on the set of live
+The edges, the needs of waiting activities, are in ``needs.py``. Both depend only on the report, not on the set of live
 activities (``liveness.py``).
 """
 
@@ -23,10 +23,10 @@ from rlinf_async._inspection.state.run_report import (
     Wait,
 )
 
-# Activity that runs a worker's ``def`` methods, one at a time; meanwhile its loop does not run.
+# Activity that runs a worker's ``def`` methods, one at a time, while the worker's loop does not run.
 MAIN_THREAD: Final = "thread MainThread"
 
-RESTART: Final = "restart"  # kind of wait of the activity that restarts ranks of a group
+RESTART: Final = "restart"  # kind of wait of the activity that restarts a group's ranks
 
 # A call that has not begun by this age is considered blocked by other calls.
 BEGINS_WITHIN_S: Final = 2.0
@@ -34,7 +34,7 @@ BEGINS_WITHIN_S: Final = 2.0
 
 @dataclass(frozen=True, eq=False)
 class WaitNode:
-    """Activity; or, with None, a process whose activities are unknown."""
+    """Activity or, if None, a process whose activities are unknown."""
 
     process: ProcessReport
     activity: Activity | None
@@ -60,7 +60,7 @@ class WaitNode:
 
     @property
     def age(self) -> float | None:
-        """Return the seconds in its present state; None if unknown."""
+        """Return the seconds in the current state; None if unknown."""
         if self.activity is None or self.activity.age is not None:
             return None if self.activity is None else self.activity.age
         return (self.activity.wait.age or None) if self.activity.wait else None
@@ -82,7 +82,7 @@ class WaitGraph:
             ended = bool(self.end_of(process))
             if process.role == "worker" and process.group:
                 members = self.members[process.group]
-                if not ended or process.rank not in members:  # a later group may have the same name
+                if not ended or process.rank not in members:  # a later group may reuse the name
                     members[process.rank] = process
             if not ended:
                 self._add(process)
@@ -111,12 +111,12 @@ class WaitGraph:
         return self._of[process.endpoint]
 
     def end_of(self, process: ProcessReport) -> str:
-        """Return how a process ended; empty if it lives."""
+        """Return how a process ended; empty if it is alive."""
         ended = process.trouble if process.trouble.startswith("ended") else ""
         return self.report.ended.get(process.endpoint) or ended
 
     def begins(self, process: ProcessReport) -> bool:
-        """True if a process has a call that is about to begin: no activity serves it, and no other call blocks it."""
+        """True if a process has a call about to begin: no activity serves the call, and no other call blocks it."""
         return any(
             not self.serving(process, call.source, call.number) and not self.queue(process, call)
             for call in process.calls
@@ -136,7 +136,7 @@ class WaitGraph:
         return [node for node in found if node.name not in inner] or found
 
     def open_call(self, process: ProcessReport, source: int, number: int) -> OpenCall | None:
-        """Return the call, if its daemon has forwarded it to the process and it is still unanswered, else None."""
+        """Return the call if the daemon has forwarded it to the process and it is still unanswered, else None."""
         return self._calls.get((process.endpoint, source, number))
 
     def call_of(self, node: WaitNode) -> OpenCall | None:
@@ -145,11 +145,12 @@ class WaitGraph:
         return self.open_call(node.process, node.activity.source, node.activity.number)
 
     def queue(self, process: ProcessReport, call: OpenCall) -> tuple[WaitNode, ...]:
-        """Return activities, one of which has to end before a call begins; empty if the call begins by itself."""
+        """Return activities, one of which must end before a call begins; empty if the call can begin."""
         method = self.method(process)
         if method is not None:
             return (method,)
-        # No ``def`` method blocks it: it begins at once, unless the limit of concurrent coroutines is reached.
+        # No ``def`` method blocks the call, so it begins immediately unless the limit of concurrent coroutines is
+        # reached.
         return tuple(node for node in self.of(process) if node.serves) if call.age >= BEGINS_WITHIN_S else ()
 
     def method(self, process: ProcessReport) -> WaitNode | None:
@@ -162,7 +163,7 @@ def is_stopped(process: ProcessReport) -> bool:
 
 
 def supervision(group: str) -> str:
-    """Return the name of the activity that restarts ranks of a group, in the process of its owner."""
+    """Return the name of the activity in the owner's process that restarts a group's ranks."""
     return f"supervision of '{group}'"
 
 

@@ -4,7 +4,7 @@ Plain state.  ``RelayPlan`` asks it for the sender of each machine, and reports 
 
     chain.plan([1, 2, 3], now)      source ──► 1 ──► 2 ──► 3
     chain.leave(2)                  source ──► 1 ──► 3             2 has failed; 3 has to begin again
-    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing reached 3 from 1: keep them apart for a while
+    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing reached 3 from 1: keep them apart a while
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
-"""Size from which two or more machines form a chain: half a second on a gigabit line, 50 ms on a fast one. A smaller
+"""Size from which two or more machines form a chain; takes 0.5 s on a gigabit line, 50 ms on a fast line. A smaller
 payload arrives sooner if the source sends it to each machine."""
 
 DISTRUST_S: Final = 300.0
@@ -22,17 +22,17 @@ DISTRUST_S: Final = 300.0
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
-"""Fractions of the receivers' time for which a machine waits for its neighbour: the least, the increment for each
-machine in between, and the most. The rest is left for a second attempt."""
+"""Fractions of the receivers' time limit for which a machine waits for its neighbour: minimum, increment for each
+machine in between, and maximum. The rest is left for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
-"""Bounds of a piece. Each machine in between delays the last piece by the time of one piece, so pieces are small. A
-piece also has a fixed cost, like that of a megabyte or more, so they are not smaller."""
+"""Bounds of a piece. Each machine in between delays the last piece by the transfer time of one piece, hence the
+maximum. A piece also has a fixed cost, like that of a megabyte or more, hence the minimum."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:
-    """Return the sizes in bytes of the pieces of a payload in a chain, about equal."""
+    """Return the sizes in bytes of a payload's pieces in a chain; all but the last are equal."""
     piece = min(max(nbytes // 16, _MIN_PIECE_BYTES), _MAX_PIECE_BYTES)
     return [min(piece, nbytes - start) for start in range(0, nbytes, piece)]
 
@@ -48,7 +48,7 @@ class Chain:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
     def plan(self, nodes: Iterable[int], now: float) -> None:
-        """Begin another distribution, to these machines, in this order where neighbours can reach each other."""
+        """Begin a new distribution to these machines, in this order where neighbours can reach each other."""
         self._sources.clear()
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
         waiting = list(nodes)
@@ -70,8 +70,8 @@ class Chain:
     def patience(self, node: int, seconds: float) -> float:
         """Return the seconds that a machine waits for its neighbour.
 
-        If a connection breaks, all machines behind it wait. The nearest one has the least patience, so it reports
-        first, and the report names the broken connection.
+        If a connection breaks, all machines behind it wait. The nearest machine has the least patience, so it reports
+        first, and its report names the broken connection.
         """
         depth = 0
         while node in self._sources:
@@ -91,9 +91,9 @@ class Chain:
         self._sources.pop(node, None)
 
     def leave(self, node: int) -> list[int]:
-        """Remove a machine that has failed or starts again on its own.
+        """Remove a machine that has failed or restarts on its own.
 
-        Return the machines behind it, which start again; the first one gets this machine's source.
+        Return the machines behind it, which restart; the first of them gets this machine's source.
         """
         behind = self.behind(node)
         source = self._sources.pop(node, None)
@@ -106,7 +106,7 @@ class Chain:
     def cut(self, node: int, now: float) -> list[int]:
         """Separate a machine from a neighbour that sends nothing.
 
-        Return it and the machines behind it, which start again; the source itself sends the payload to it.
+        Return it and the machines behind it, which restart; the source itself then serves it.
         """
         source = self._sources.pop(node, None)
         if source is not None:

@@ -1,7 +1,7 @@
 """Model of emulated latency and shared bandwidth between data centres: computes each message's delay.
 
 Workers have names such as ``"Env:0"``; a configuration may use ``"Env"`` for all of them. Only configured pairs are
-distant: a message between two workers of no pair crosses no link, even if they are members of one.
+distant: a message between other workers crosses no link, even if both are members of a link.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SharedLink:
     """Bandwidth shared by some workers.
 
     Attributes:
-        name: the same for every process that uses the link.
+        name: name shared by all processes that use the link.
         rate: bytes per second.
     """
 
@@ -71,7 +71,7 @@ class Crossing:
 
     Attributes:
         delay: latency in seconds to the farthest receiver.
-        links: links that the message crosses, each once however many receivers are behind it.
+        links: links that the message crosses, each once for any number of receivers behind it.
     """
 
     delay: float
@@ -91,14 +91,14 @@ class SharedLinks:
         """Reserve the links for a message, after earlier messages.
 
         Args:
-            now: seconds of a clock that is the same for all callers.
+            now: seconds of a clock shared by all callers.
 
         Returns:
             Seconds until the slowest link has carried the message; 0.0 without links.
         """
         through = now
         for link in links:
-            # Remove and insert the link, so that it is the last one: the loop below drops the first.
+            # Move the link to the end, because the loop below drops links from the front.
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)
@@ -139,7 +139,7 @@ class NetEmulation:
     def delay(self, src: str, dst: str) -> float | None:
         """Return the latency in seconds between two workers; None if they are not a configured pair.
 
-        A pair that names both by rank takes precedence over one that names a group.
+        A pair that names ranks takes precedence over a pair that names a group.
         """
         for near in _names(src):
             for far in _names(dst):
@@ -166,11 +166,11 @@ class NetEmulation:
     # -- use without a cluster --------------------------------------------------------------------------------------
 
     def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
-        """Reserve the links for a message sent now. Return the seconds until it has arrived."""
+        """Reserve the links for a message sent now. Return the seconds until the message has arrived."""
         return self.reserve_broadcast(src, [dst], nbytes, now)
 
     def reserve_broadcast(self, src: str, dsts: Sequence[str], nbytes: int, now: float) -> float:
-        """Reserve the links for a broadcast. Return the seconds until the last receiver has it."""
+        """Reserve the links for a broadcast. Return the seconds until the last receiver has the message."""
         crossing = self.crossing(src, tuple(dsts))
         if crossing is None:
             return 0.0
@@ -178,6 +178,6 @@ class NetEmulation:
 
 
 def _names(worker: str) -> tuple[str, ...]:
-    """Return the names that a configuration may use for a worker: its own, and its group's."""
+    """Return the names that a configuration may use for a worker: its own and its group's."""
     group, colon, _ = worker.partition(":")
     return (worker, group) if colon else (worker,)

@@ -1,8 +1,8 @@
-"""Sender-side flow control of one message stream: a window of bytes, and the messages that wait for it.
+"""Sender-side flow control of one message stream: a window of bytes, and the messages that wait for room.
 
-A message is sent at once if it fits into the window of bytes sent and not received yet. Any other message is announced,
-which fixes its place in the stream; its content follows when the window has room again, or when every receiver has
-posted a receive for it. Plain state: its owner sends.
+A message is sent immediately if it fits into the window of bytes sent but not yet received. Any other message is
+announced, which fixes its place in the stream; its content follows once the window has room again, or once every
+receiver has posted a receive for the message. Plain state: its owner sends.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Final, Generic, TypeVar
 from rlinf_async import settings
 
 MESSAGE_OVERHEAD_BYTES: Final = 128
-"""Bytes charged for each message beyond its content, so that empty messages count too."""
+"""Bytes charged for each message beyond its content, so that empty messages count, too."""
 
 
 class WindowEntry:
-    """Message of a stream at its sender; base class of the owner's messages.
+    """A stream's message at its sender; base class of the owner's messages.
 
     Attributes:
         number: position in its stream, from 1.
         cost: bytes that it takes from the window.
-        charge: bytes charged to the window; 0 while it is only announced, and if its receivers have requested it.
+        charge: bytes charged to the window; 0 while only announced, or if its receivers have requested it.
         left: True if its content has been sent or is being sent.
-        waits_for: receivers that have not requested it.
+        waits_for: receivers that have not yet requested it.
     """
 
     __slots__ = ("charge", "cost", "left", "number", "waits_for")
@@ -66,12 +66,12 @@ class SendWindow(Generic[Entry]):
 
     @property
     def outstanding(self) -> int:
-        """Return the number of sent bytes that at least one receiver has not received."""
+        """Return the number of bytes sent but not yet received by every receiver."""
         return self._sent - min(self._received.values())
 
     def has_room(self, entry: WindowEntry) -> bool:
-        # A message that fits waits behind announced ones all the same: a flow of small messages would delay a large one
-        # forever.
+        # Even a message that fits must wait behind announced messages; otherwise a flow of small messages could delay a
+        # large one forever.
         return not self._in_line and self.outstanding + entry.cost <= self._room
 
     def add(self, entry: Entry) -> Entry:
@@ -83,13 +83,14 @@ class SendWindow(Generic[Entry]):
             return entry
         entry.waits_for = set(self._received)
         self._announced[entry.number] = entry
-        # A message larger than the whole room would block the line forever: only requests of all receivers release it.
+        # A message larger than the whole window would block the line forever, so only requests from all receivers
+        # release it.
         if entry.cost <= self._room:
             self._in_line[entry.number] = entry
         return entry
 
     def received(self, receiver: int, total: int) -> list[Entry]:
-        """Record the total that a receiver has received. Return the messages to send now, in order."""
+        """Record a receiver's total of received bytes. Return the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
         return self.leaving()
 
@@ -122,11 +123,11 @@ class SendWindow(Generic[Entry]):
         entry.charge = 0
 
     def withdraw(self, number: int) -> bool:
-        """Drop an abandoned message. Return False if it was sent."""
+        """Drop an abandoned message. Return False if it has been sent."""
         return self._forget(number) is not None
 
     def fail(self) -> list[Entry]:
-        """End the stream. Return the messages that were not sent."""
+        """End the stream. Return the unsent messages."""
         announced = list(self._announced.values())
         self._announced.clear()
         self._in_line.clear()

@@ -1,8 +1,8 @@
 """State machine of one stream at its receiver: matches arriving messages with posted receives, in order.
 
 Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
-*delivered* once the message's content is here, too. Until then either side may be cancelled, and all pairs are formed
-again. Plain state: every method returns actions for its owner.
+*delivered* once the message's content has arrived, too. Until then either side may be cancelled, and all pairs are then
+re-formed. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _MISSING: Any = object()
 
 
 class Message:
-    """Message of a stream at its receiver.
+    """A stream's message at its receiver.
 
     Attributes:
         number: position in its stream, from 1.
         kind, about: the sender's description of the message.
-        charge: bytes of the stream's window that it uses.
-        content: the content, opaque to this module, once it is here.
-        failure: the error, if the content cannot be had.
+        charge: bytes of the stream's window in use.
+        content: the content once it has arrived; opaque to this module.
+        failure: the error if the content is unavailable.
     """
 
     __slots__ = ("_is_requested", "about", "charge", "content", "failure", "is_announced", "kind", "number")
@@ -48,14 +48,14 @@ class Message:
         return self.content is not _MISSING
 
     def request_once(self) -> bool:
-        """True once: the caller must then request the content from the sender."""
+        """True the first time, when the caller must request the content from the sender."""
         first = self.is_announced and not self._is_requested
         self._is_requested = True
         return first
 
 
 class ActionKind(Enum):
-    """Kinds of action that ``Arrivals`` has its owner carry out."""
+    """Kinds of action that the owner of ``Arrivals`` carries out."""
 
     DELIVER = auto()
     """Pass the message to the receive; call ``give_back`` if the receive does not take it."""
@@ -67,7 +67,7 @@ class ActionKind(Enum):
 
 
 class Action(NamedTuple):
-    """Action of the owner. ``why`` is an error, or the text of a refusal."""
+    """Action of the owner. ``why`` is an error or the text of a refusal."""
 
     kind: ActionKind
     receive: Any
@@ -79,7 +79,7 @@ Refuses = Callable[[Any, Message], str | None]
 
 
 class _PostedReceive:
-    """Receive that has no delivered message yet."""
+    """Receive still without a delivered message."""
 
     __slots__ = ("cancelled", "message", "order", "receive")
 
@@ -123,7 +123,7 @@ class Arrivals:
 
     @property
     def has_message(self) -> bool:
-        """True if a receive posted now would get a message at once."""
+        """True if a new receive would get a message immediately."""
         return any(message.is_complete for message in self._queue)
 
     @property
@@ -133,7 +133,7 @@ class Arrivals:
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def post(self, receive: Any) -> list[Action]:
-        """Post a receive of the next message. ``receive`` is hashable and posted once."""
+        """Post a receive of the next message. ``receive`` must be hashable and posted only once."""
         self._last_order += 1
         wanted = self._wanted[receive] = _PostedReceive(self._last_order, receive)
         self._posted.append(wanted)
@@ -164,7 +164,7 @@ class Arrivals:
     # -- the sender ---------------------------------------------------------------------------------------------
 
     def announce(self, number: int, kind: int, about: Any) -> list[Action]:
-        """Add a message whose content stays at its sender for the time being."""
+        """Add a message whose content stays at its sender for now."""
         if not self._is_new(number) or self._error is not None:
             return []
         message = Message(number, kind, about)
@@ -173,7 +173,7 @@ class Arrivals:
         return self._arrive(message)
 
     def data(self, number: int, kind: int, about: Any, charge: int, content: Any = _MISSING) -> list[Action]:
-        """Add a message. Without content here, ``content`` follows by a link."""
+        """Add a message. If ``content`` is not passed, it follows over a link."""
         if not self._is_new(number):
             return []
         message = Message(number, kind, about)
@@ -199,7 +199,7 @@ class Arrivals:
         return None if wanted is None else wanted.receive
 
     def content(self, number: int, charge: int, content: Any) -> list[Action]:
-        """Complete a message; duplicate and late content is dropped."""
+        """Complete a message; drop duplicate and late content."""
         message = self.expect(number, charge)
         if message is None:
             return []
@@ -210,7 +210,7 @@ class Arrivals:
         return [self._deliver(wanted, message)]
 
     def fail_content(self, number: int, error: Exception) -> list[Action]:
-        """Fail a message whose content cannot be had; the receive paired with it gets the error."""
+        """Fail a message whose content is unavailable; its paired receive gets the error."""
         message = self.expect(number, 0)
         if message is None:
             return []
@@ -220,13 +220,13 @@ class Arrivals:
         return [] if wanted is None else [self._refuse(wanted, message, error)]
 
     def withdraw(self, number: int) -> list[Action]:
-        """Remove a message that its sender has withdrawn, unless it has been delivered."""
+        """Remove a message withdrawn by its sender, unless already delivered."""
         message = self._open.pop(number, None)
         if message is None:
             return []
-        # Undo all pairs and form them again without the message, so that its receive gets the next message and every
-        # later one moves up. Removing it from its own pair alone would let a later message pass an earlier one. Return
-        # its room, or the sender would stop after 64 MiB of withdrawn messages.
+        # Undo all pairs and form them again without the message, so that its receive gets the next message and all
+        # later messages move up. Removing it from its own pair alone would let a later message pass an earlier one.
+        # Return its room; otherwise the sender would stop after 64 MiB of withdrawn messages.
         # tests/_messaging/state/test_matching.py::test_what_is_withdrawn_on_its_way_returns_its_room
         # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
@@ -236,11 +236,11 @@ class Arrivals:
         return self._match()
 
     def fail(self, error: Exception, *, parts: bool = False) -> list[Action]:
-        """End the stream. Complete messages stay; no more will come.
+        """End the stream. Complete messages stay; no more will arrive.
 
         Args:
             parts: True if another receiver of a broadcast has ended and the sender may continue. Later messages belong
-                to receives that fail meanwhile, so the next receive must not take them.
+                to receives that fail now, so the next receive must not take them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:
@@ -253,7 +253,7 @@ class Arrivals:
         return self._match()
 
     def due(self) -> int | None:
-        """Return the total of received bytes if the sender is due a report, else None."""
+        """Return the total of received bytes if a report to the sender is due, else None."""
         unreported = self._total - self._reported_total
         if not unreported or (unreported < self._report_bytes and not self._waiting_for_room):
             return None

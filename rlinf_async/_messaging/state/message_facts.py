@@ -1,9 +1,9 @@
 """Wire protocol between two mailboxes: codes and fields of a MESSAGE frame's ``facts`` (DATA, GRANT, LINK, ...).
 
-A *stream* is a first-in, first-out sequence of messages: stream 0 has the messages from one worker to another; any
+A *stream* is a first-in, first-out sequence of messages: stream 0 carries the messages from one worker to another; any
 other stream is a broadcast among certain workers or a private stream. The sender numbers the messages from 1. *about*
-is the description that a receiver needs before it takes a message; *charge* is the number of bytes of the stream's
-window that the message uses (``_messaging/state/flow_control.py``)::
+is the description that a receiver needs before accepting a message; *charge* is the number of bytes that the message
+uses of the stream's window (``_messaging/state/flow_control.py``)::
 
     sender -> receiver
       INTRODUCE  group rank node pid                        first message: the sender's names
@@ -23,10 +23,10 @@ window that the message uses (``_messaging/state/flow_control.py``)::
       RELAY      stream number message…                     about a message that goes from node to node, and its hosts
 
 The content is the body of the frame if *via* is None. Otherwise *via* is ``[name of a link, transfer, sizes]``, and the
-link brings buffers of these sizes; if the frame's body is empty, the first of them is the pickle. Between GPUs *via*
-ends with the indices of these buffers among all; the rest of the content is the body of the frame. A message that came
-by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers are in that memory of the receiver's node
-(``_messaging/relayed_broadcast.py``).
+link carries buffers of these sizes; if the frame's body is empty, the first buffer is the pickle. Between GPUs *via*
+ends with the indices of these buffers among all buffers; the rest of the content is the body of the frame. A message
+sent over the relay has the *via* ``["relay", [path, inode], sizes]``; its buffers are in this memory on the receiver's
+node (``_messaging/relayed_broadcast.py``).
 """
 
 from __future__ import annotations
@@ -50,6 +50,6 @@ RELAY: Final = 12
 OBJECT: Final = 0
 PAIR: Final = 1
 TENSOR: Final = 2
-"""Bytes of one tensor, received in place; ``about`` has its dtype, shape and type of device."""
+"""Bytes of one tensor, received in place; ``about`` has its dtype, shape and device type."""
 
 POINT_TO_POINT: Final = 0

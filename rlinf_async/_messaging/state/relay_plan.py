@@ -1,4 +1,4 @@
-"""Plan of distributions from one source to hosts of other machines: messages, pieces, recovery from failures.
+"""Plan for distributions from one source to other machines' hosts: messages, pieces, recovery from failures.
 
 One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
 
@@ -14,17 +14,17 @@ One receiver of each machine, its *host*, gets a payload into memory that all re
       LANDED  number, failure, memory, stream            the payload is in that memory, or has failed
       STUCK   stream, failure                            the payload cannot be forwarded on that stream
 
-Pieces are sent as soon as they are packed. Machines form a chain (``Chain``) for a large payload, and the source's
-network carries it once: hosts of two neighbours exchange pieces and no messages. If a connection or a host fails, the
-machines behind it in the chain start again with the first piece, each on a new stream:
+Pieces are sent as soon as they are packed. Machines form a chain (``Chain``) for a large payload, so that it crosses
+the source's network only once; hosts of two neighbours exchange pieces but no messages. If a connection or a host
+fails, the machines behind it in the chain start again with the first piece, each on a new stream:
 
 * If a host dies or cannot receive, the hosts behind it get the payload from the host before it, or from the source.
-* STUCK, or LANDED with a failure, means that no piece came for a fraction of the time: the sender may be stopped, or
-  the two machines may not reach each other. The source itself serves the machine that lacks the payload, with a
-  warning, and the two are not neighbours again for a while.
+* STUCK, or LANDED with a failure, means that no piece arrived for a fraction of the time limit: the sender may be
+  stopped, or the two machines may not reach each other. The source itself serves the machine that lacks the payload,
+  with a warning, and the two machines are not neighbours again for a while.
 
-Plain state: methods are events, after which the owner carries out ``actions`` in their order. A receiver is an object
-of the owner; its ``link`` has its ``node``, its ``address`` for other hosts (or None) and its ``label``.
+Plain state: methods are events, after which the owner carries out ``actions`` in order. A receiver is an object of the
+owner's; its ``link`` has its ``node``, its ``address`` for other hosts (or None) and its ``label``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine outside the chain, small to be packed soon; each next piece doubles it."""
+"""Size of the first piece to a machine outside the chain, small so that it is packed soon; later pieces double it."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
 
@@ -70,17 +70,17 @@ class RelayJob:
 
     Args:
         number: serial number, higher for later payloads.
-        seconds: time limit for its receivers after publication.
+        seconds: its receivers' time limit after publication.
 
     Attributes:
-        body: its bytes, sliced into pieces.
+        body: the payload's bytes, sliced into pieces.
         sizes: sizes of its pieces in bytes, the same for all machines.
         packed: number of leading bytes that are final.
-        facts: further fields of WHOLE once it is published; None before.
-        is_current: True while its memory still has a published payload.
+        facts: further fields of WHOLE once published; None until then.
+        is_current: True while its memory still holds a published payload.
         is_cut: True once a host knows ``sizes``.
-        may_wait: True if it waits until an earlier payload has landed on a machine or has timed out; False if it
-        replaces the earlier payload.
+        may_wait: True if it waits until an earlier payload has landed on a machine or timed out; False if it replaces
+        the earlier payload.
     """
 
     body: Any
@@ -97,7 +97,7 @@ class RelayJob:
         self.facts: tuple[Any, ...] | None = None
 
     def pin(self) -> None:
-        """Keep its memory unchanged until ``unpin``, which balances each call."""
+        """Keep the memory unchanged until ``unpin``, to be called once per ``pin``."""
 
     def unpin(self) -> None: ...
 
@@ -107,10 +107,10 @@ class Machine:
     """Machine with receivers.
 
     Attributes:
-        receivers: receivers on it; the first one was appointed its *host*.
-        stream_id: stream for pieces to its host; each host has a different one.
-        memory, number: memory and number of the last payload that has landed there.
-        transfer: the current transfer to it, if any.
+        receivers: receivers on the machine; the first is its *host*.
+        stream_id: stream for pieces to its host; each host has a different stream.
+        memory, number: memory and number of the last payload landed on it.
+        transfer: current transfer to the machine, if any.
         behind: receivers that get the latest payload after the current transfers.
     """
 
@@ -128,10 +128,10 @@ class NodeTransfer:
     """Transfer of a payload to one machine.
 
     Attributes:
-        waiting: receivers to notify of its end.
-        sender: host of another machine that forwards it; None if the source sends it.
-        failed_hosts: hosts of the machine that could not receive it.
-        works: sends of its pieces, kept by the owner.
+        waiting: receivers to notify of the transfer's end.
+        sender: another machine's host that forwards the payload; None if the source sends it.
+        failed_hosts: the machine's hosts that could not receive the payload.
+        works: sends of the pieces, kept by the owner.
     """
 
     job: RelayJob
@@ -164,20 +164,20 @@ class NodeTransfer:
 
 
 class RelaySource(Protocol):
-    """Methods of a payload source that a plan calls."""
+    """Payload source's methods that a plan calls."""
 
     def appoint(self, receiver: Any, stream_id: int) -> None:
         """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Notify a receiver, other than the host, of the last payload that has landed on its machine."""
+        """Notify a receiver, other than the host, of the last payload landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
         """Handle the end of a transfer: the payload is in the memory of these receivers' machine, or has failed."""
 
 
 class RelayActions(RelaySource, Protocol):
-    """Actions of a plan, which its owner carries out."""
+    """A plan's actions, which its owner carries out."""
 
     def send(self, receiver: Any, *message: Any) -> None: ...
 
@@ -189,17 +189,18 @@ class RelayActions(RelaySource, Protocol):
     def warn(self, text: str) -> None: ...
 
 
-# More than 30 methods: each event may change a transfer, its machine and the chain together.
+# The class stays whole with more than 30 methods, because each event may change a transfer, its machine and the chain
+# together.
 class RelayPlan:
     """Distributions of one source, one at a time.
 
     Args:
-        owner: object whose methods are the actions.
+        owner: object whose methods carry out the actions.
         chain_from: size in bytes from which machines form a chain.
 
     Attributes:
         actions: owner's methods to call, with their arguments.
-        job: payload that is being packed, or was published last.
+        job: payload being packed, or published last.
     """
 
     def __init__(self, owner: RelayActions, chain_from: int) -> None:
@@ -212,7 +213,7 @@ class RelayPlan:
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_stream_id = secrets.randbits(48)
-        """Machines know their neighbours by stream, so ids of two sources must differ: the first one is random."""
+        """Machines identify neighbours by stream, so ids of different sources must differ; the first id is random."""
 
     def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -229,7 +230,7 @@ class RelayPlan:
         self._catch_up(machine, [receiver], latest)
 
     def catch_up(self, receiver: Any, latest: RelayJob) -> None:
-        """Bring the latest published payload to a receiver that refused it before."""
+        """Send the latest published payload to a receiver that refused it earlier."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.number >= latest.number:
@@ -246,7 +247,7 @@ class RelayPlan:
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.transfer is not None:  # an older payload is in transit; its host may be stopped
+        if machine.transfer is not None:  # an older payload is in transit, whose host may be stopped
             waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
@@ -254,7 +255,7 @@ class RelayPlan:
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
-        """Remove an ended receiver. If it was the host, the next one becomes host and gets the current payload."""
+        """Remove an ended receiver. If it was the host, the next receiver becomes host and gets the current payload."""
         machine = self._machine_of(receiver)
         if machine is None:
             return
@@ -272,7 +273,7 @@ class RelayPlan:
         self._send_waiting()
 
     def lost(self, receiver: Any, memory: Any, latest: RelayJob) -> None:
-        """Bring the latest published payload to a receiver that cannot open its host's memory."""
+        """Send the latest published payload to a receiver that cannot open its host's memory."""
         machine = self._machine_of(receiver)
         if machine is not None:
             if machine.memory == memory and machine.receivers[0] is not receiver:
@@ -296,7 +297,7 @@ class RelayPlan:
             self._enqueue(self._owner.appoint, machine.receivers[0], machine.stream_id)
 
     def _next_host(self, machine: Machine) -> None:
-        """Replace the host by the next receiver, if there is one; the old host releases its memory."""
+        """Replace the host by the next receiver, if any; the old host releases its memory."""
         before = machine.receivers.pop(0)
         machine.receivers.append(before)
         self._appoint(machine)
@@ -318,7 +319,7 @@ class RelayPlan:
     # -- packing and publishing ---------------------------------------------------------------------------------
 
     def begin(self, job: RelayJob, receivers: Iterable[Any]) -> bool:
-        """Start sending a payload to these receivers' machines while it is packed. Return False if it goes to none."""
+        """Start sending a payload to these receivers' machines during packing. Return False if it goes to none."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
@@ -370,7 +371,7 @@ class RelayPlan:
             self._send_waiting()
 
     def publish(self, job: RelayJob, receivers: Iterable[Any]) -> None:
-        """Publish a packed payload, and send it to the receivers' machines that have not got it yet."""
+        """Publish a packed payload, and send it to the receivers' machines that lack it."""
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
         if is_new and not (job.may_wait and self._is_chaining()):
@@ -379,26 +380,26 @@ class RelayPlan:
             machine = self._machines[node]
             transfer = machine.transfer
             if transfer is not None and transfer.job.number == job.number:
-                # The transfer began when its version was packed, or a receiver that has just joined asked for it.
+                # The transfer began during packing, or for a newly joined receiver.
                 _join(transfer.waiting, waiting)
                 self._advance(transfer)
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if transfer is not None:  # the host of the old transfer may be stopped
+                if transfer is not None:  # the old transfer's host may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for transfer in self._transfers(job):  # these include machines whose receivers have changed since
+        for transfer in self._transfers(job):  # includes machines whose receivers have changed since
             if transfer.machine.node not in by_node:
                 self._advance(transfer)
 
     def _is_chaining(self) -> bool:
-        """True if machines forward a payload that is not overdue. A waiting machine joins the chain afterwards."""
+        """True if machines forward a payload that is not overdue."""
         transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
         return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 
     def _is_busy(self, machine: Machine, job: RelayJob) -> bool:
-        """True if the payload has to wait for an earlier transfer to that machine."""
+        """True if the payload must wait for an earlier transfer to this machine."""
         transfer = machine.transfer
         is_coming = transfer is not None and not transfer.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
@@ -429,7 +430,7 @@ class RelayPlan:
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        # Pin the payload until ``_end``: its memory must not be reused.
+        # Pin the payload until ``_end``, because its memory must not be reused.
         job.pin()
         machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
@@ -447,7 +448,7 @@ class RelayPlan:
             self._advance(transfer)
 
     def _expected_by(self, receiver: Any, number: int, stream_id: int) -> NodeTransfer | None:
-        """Return the transfer to which a host's message refers; None if it has ended."""
+        """Return the transfer to which a host's message refers; None if the transfer has ended."""
         machine = self._machine_of(receiver)
         transfer = None if machine is None else machine.transfer
         return (
@@ -464,7 +465,7 @@ class RelayPlan:
             transfer.is_asked = True
             self._enqueue(self._owner.send, transfer.sender, PASS, job.number, host.link.address, transfer.stream_id)
         while transfer.sender is None and (piece := transfer.next_piece()) is not None:
-            # Pin it once more, until ``sent``.
+            # Pin the payload once more, until ``sent``.
             job.pin()
             self._enqueue(self._owner.send_piece, transfer, host, piece)
         if job.facts is not None and not transfer.is_told:
@@ -472,7 +473,7 @@ class RelayPlan:
             self._enqueue(self._owner.send, host, WHOLE, job.number, *job.facts)
 
     def sent(self, transfer: NodeTransfer, error: Exception | None) -> None:
-        """Handle the end of a piece's send, or its failure."""
+        """Handle the end of a piece's send, successful or not."""
         transfer.job.unpin()
         if error is None or not transfer.is_wanted:
             return
@@ -515,7 +516,7 @@ class RelayPlan:
         self._send_waiting()
 
     def _fail(self, transfer: NodeTransfer, error: Exception) -> None:
-        """Report a failure to receivers; those that wait for an unpublished payload get the published one before it."""
+        """Report a failure to receivers; receivers of an unpublished payload get the last published one."""
         if transfer.job.facts is None and self._published is not None:
             self._catch_up(transfer.machine, transfer.waiting, self._published)
         else:
@@ -535,7 +536,7 @@ class RelayPlan:
 
     def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
         if isinstance(error, WorkerDied):
-            return  # one of the two hosts has died, which the source detects by itself
+            return  # one of the two hosts has died, which the source detects itself
         node = transfer.machine.node
         there, sender = transfer.machine.receivers[0].link.label, transfer.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"

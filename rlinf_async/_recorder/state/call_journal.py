@@ -1,8 +1,8 @@
-"""Journal of a worker's calls: calls that run and calls that have finished; in memory that outlives the worker.
+"""Journal of a worker's calls: running and finished calls, in memory that outlives the worker.
 
-The caller of a dead worker learns whether its call had not started, had started, or had finished and lost only its
-answer, and so whether the call may have had an effect.  The journal stands behind the slots of the flight recorder's
-ring.  Its layout, in words of 8 bytes::
+A dead worker's caller learns whether its call had not started, had started, or had finished and lost only its answer,
+and so whether the call may have had an effect. The journal follows the slots of the flight recorder's ring. Its layout,
+in words of 8 bytes::
 
     0         1 once a call was omitted for lack of room
     1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
@@ -35,23 +35,23 @@ Finish = Callable[[int], None]
 
 
 class Execution(StrEnum):
-    """How far a call had come on a worker that died."""
+    """Progress of a call on a dead worker."""
 
     NOT_STARTED = "not started"
     STARTED = "started"
     FINISHED = "finished"  # only the answer was lost; the call's effects are complete
-    # The worker had no flight recorder, or too many calls or callers for its journal.
+    # The worker had no flight recorder, or more calls or callers than its journal holds.
     UNKNOWN = "unknown"
 
 
 class CallJournal:
-    """Writer of a journal, for any thread: a few stores of eight aligned bytes per call, which no kill can tear.
+    """Thread-safe writer of a journal: a few stores of eight aligned bytes per call, which no kill can tear.
 
     Args:
         buffer: ``JOURNAL_BYTES`` bytes, all zero.
 
     Attributes:
-        start: ``start(source, call)`` records that a call begins to run. Returns its place, 0 if there is no room.
+        start: ``start(source, call)`` records that a call begins to run; returns its place, 0 if full.
         finish: ``finish(place)`` records that a call has a result or an error, before the answer is sent.
     """
 
@@ -62,14 +62,14 @@ class CallJournal:
         self.finish = _finisher(words, free)
 
 
-# Closures, as in ``event_ring.py``: attribute look-ups in methods would take half of the time.
+# Closures, as in ``event_ring.py``, because attribute look-ups in methods would take half of the time.
 
 
 def _starter(words: memoryview, free: deque[int]) -> Start:
     take, row_of = free.popleft, _Rows(words).__getitem__
 
     # Write the caller's highest number before the call: a call with a higher number has certainly not started. The
-    # number only rises: calls of several threads of a caller, and @concurrent ones, need not start in their order.
+    # number only rises, because calls from a caller's several threads, and @concurrent calls, need not start in order.
     def start(source: int, call: int) -> int:
         try:
             (row, key), place = row_of(source), take()
@@ -85,7 +85,7 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Row of a caller's highest number and key of its call 0, made at its first call; IndexError if rows run out."""
+    """Row of a caller's highest number, and key of its call 0, by endpoint; IndexError if rows run out."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -129,7 +129,7 @@ class JournalContents:
 
 @dataclass(frozen=True)
 class _JournalCalls:
-    """Calls in a journal by ``_key``, each caller's highest number in ``started``; ``has_all``: no call is missing."""
+    """Calls in a journal by ``_key``, and each caller's highest number; ``has_all`` is true if no call is missing."""
 
     running: frozenset[int]
     finished: frozenset[int]
@@ -140,7 +140,7 @@ class _JournalCalls:
 
 @functools.lru_cache(maxsize=2)
 def _read(data: bytes) -> _JournalCalls:
-    """Parse a journal. Cached, because after a death all calls are looked up at once."""
+    """Parse a journal. Cached, because all calls are looked up together after a death."""
     words = memoryview(data).cast("Q")
     calls = frozenset(words[_CALLS_AT:_CALLERS_AT])
     finished = frozenset(key & ~_FINISHED for key in calls if key & _FINISHED)

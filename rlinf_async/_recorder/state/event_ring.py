@@ -1,6 +1,7 @@
 """Flight recorder's ring: the latest events of one process and its metrics, in memory that others can read.
 
-The memory is the mapping of a file, so that it outlives its process, however that ends.  Its layout, little-endian::
+The memory is the mapping of a file, so that it outlives the process, however the process ends. Its layout,
+little-endian::
 
     0        header   magic, slots, bytes of the identity, wall clock minus monotonic clock in ns; the identity as JSON
     4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
@@ -8,8 +9,8 @@ The memory is the mapping of a file, so that it outlives its process, however th
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
     at last  journal  calls that the process runs (``call_journal.py``)
 
-An operation has an event at its begin and one at its end, with the same number; an operation that was running when the
-process was killed has only its begin.  ``ring_contents.py`` reads the ring.
+An operation has a begin event and an end event with the same number; an operation running when the process was killed
+has only its begin. ``ring_contents.py`` reads the ring.
 
     ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
     operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
@@ -31,7 +32,7 @@ from typing import Any, Final, Protocol
 
 from .call_journal import JOURNAL_BYTES, CallJournal
 
-DIRECTORY: Final = "recorder"  # folder of the rings, inside the directory of the logs
+DIRECTORY: Final = "recorder"  # folder of the rings, inside the log directory
 
 MAGIC: Final = b"rlinfFR1"
 HEADER: Final = struct.Struct("<8sIIq")
@@ -48,7 +49,7 @@ USED: Final = struct.Struct("<I")
 SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
 
 MAX_NAME_BYTES: Final = 200
-OTHER: Final = "(other)"  # name at index 0, which replaces all names that did not fit
+OTHER: Final = "(other)"  # name at index 0, replaces all names that do not fit
 
 
 class EventKind(IntEnum):
@@ -74,14 +75,14 @@ class EventKind(IntEnum):
     SPAN = 9
     # Weights published or applied; value: the version; name: ``published MODEL`` or ``applied MODEL``.
     VERSION = 10
-    # Warning about a long wait; name: its text.
+    # Warning about a long wait; name: the text.
     WORD = 11
     # Internal message, in traces but not in rings; value: bytes; name: ``send actor:0``.
     LINE = 12
 
 
 class Phase(IntEnum):
-    """Place of an event in its operation."""
+    """Position of an event in its operation."""
 
     BEGIN = 1
     END = 2
@@ -135,7 +136,7 @@ def identity_of(head: bytes) -> dict[str, Any]:
 
 
 class _NameIndex(dict[str, int]):
-    """Indices of the names in the ring; a look-up of a new name adds it, or returns the index of ``OTHER`` if full."""
+    """Indices of the names in the ring; looking up a new name adds it, or returns the index of ``OTHER`` if full."""
 
     def __init__(self, buffer: mmap | bytearray, lock: threading.RLock) -> None:
         self._buffer, self._lock, self._used = buffer, lock, USED.size
@@ -160,12 +161,12 @@ class _NameIndex(dict[str, int]):
 
 
 class EventRing:
-    """Writer of a ring, for any thread and for finalizers: takes no lock except for new names, and never fails.
+    """Writer of a ring, for threads and finalizers: takes no lock except for new names, and never fails.
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
         slots: number of kept events, a power of two; ValueError otherwise.
-        identity: identity of the process, as JSON up to 4000 bytes; ValueError if it is longer.
+        identity: identity of the process, at most 4000 bytes as JSON; ValueError if longer.
         clock: returns nanoseconds.
 
     Attributes:
@@ -186,12 +187,12 @@ class EventRing:
         write_header(buffer, slots, identity)
         self._buffer = buffer
         self._slots = slots
-        # Reentrant: the garbage collector may run a finalizer under the lock, which records an event with a new name.
+        # Reentrant, because the garbage collector may run a finalizer under the lock, which may record an event with a
+        # new name.
         self._lock = threading.RLock()
         self._names = _NameIndex(buffer, self._lock)
         self._cells: dict[str, int] = {}
-        # A memoryview store of eight aligned bytes is atomic; pack_into would clear them first, and a reader could see
-        # that.
+        # A memoryview store of eight aligned bytes is atomic; pack_into would first clear them, visibly to readers.
         self._values = memoryview(buffer)[CELLS_AT:SLOTS_AT].cast("d")
         assert self._names[OTHER] == 0
         self.begin, self.end, self.point = _writers(buffer, slots, self._names, clock)
@@ -207,7 +208,7 @@ class EventRing:
     # -- metrics ------------------------------------------------------------------------------------------------
 
     def cell(self, kind: MetricKind, name: str) -> int | None:
-        """Return the place of a metric's value, by name with labels as in Prometheus; None if all places are taken."""
+        """Return the place of a metric's value, by name with labels as in Prometheus; None if all places are in use."""
         place = self._cells.get(name)
         if place is None:
             with self._lock:
@@ -221,7 +222,7 @@ class EventRing:
         return place
 
     def store(self, place: int, value: float) -> None:
-        """Set the value at a place from ``cell``; raise TypeError, or the conversion's error, if it is not a number."""
+        """Set the value at a place from ``cell``; raise TypeError, or the conversion's error, for a non-number."""
         self._values[place] = value
 
     def add(self, place: int, amount: float) -> None:
@@ -232,12 +233,12 @@ class EventRing:
 def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
-    """Return ``begin``, ``end`` and ``point`` as closures: methods would take a fifth more time per event."""
+    """Return ``begin``, ``end`` and ``point`` as closures: because methods would take a fifth more time per event."""
     # Numbers begin at 1, because 0 means no operation.
     number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1
 
-    # pack_into writes the time last: if the process is killed inside it, the slot keeps the oldest time of the ring,
-    # and readers skip the oldest events.
+    # pack_into writes the time last: if the process is killed inside it, the slot keeps the ring's oldest time, and
+    # readers skip the oldest events.
 
     def begin(kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
         operation = number()

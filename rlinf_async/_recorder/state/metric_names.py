@@ -1,4 +1,4 @@
-"""Names of metrics with their labels, as stored in a ring's cell: made, checked and parsed.
+"""Names of metrics with their labels, as stored in a ring's cell: creation, checks and parsing.
 
 ``return{task="cheetah"}`` is a user's gauge; the served metric also has the labels of its process.
 """
@@ -13,7 +13,7 @@ from .event_ring import MAX_NAME_BYTES, MetricKind
 
 OWN_PREFIX: Final = "rlinf_"  # prefix of the framework's own metrics
 
-OWN_LABELS: Final = frozenset({"node", "group", "rank"})  # labels that the framework adds to every metric of a process
+OWN_LABELS: Final = frozenset({"node", "group", "rank"})  # labels added by the framework to a process's metrics
 
 _NAME: Final = re.compile(r"_*[a-zA-Z][a-zA-Z0-9_]*")
 _LABEL: Final = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"', re.DOTALL)
@@ -30,7 +30,7 @@ def served_name(kind: MetricKind, name: str) -> str:
 def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
     """Return why the metric is invalid, with the fix; empty if it is valid."""
     if kind == MetricKind.COUNTER and isinstance(name, str):
-        name = name.removesuffix("_total")  # this suffix of a counter is not a name by itself
+        name = name.removesuffix("_total")  # a counter's suffix alone is not a name
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return "a name has letters, digits and underscores, and a letter before any digit"
     if name.startswith(OWN_PREFIX):

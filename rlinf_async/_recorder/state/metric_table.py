@@ -1,7 +1,7 @@
-"""Table of the framework's own metrics: names, kinds, labels and meanings; ``docs/metrics.md`` lists it.
+"""Table of the framework's own metrics: names, kinds, labels and meanings, as listed in ``docs/metrics.md``.
 
-Names end with base units, as Prometheus requires.  The values come from the tables of daemons, from the kernel, and
-from cells in the rings of processes.
+Names end with base units, as Prometheus requires. The values come from daemons' tables, from the kernel, and from cells
+in processes' rings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PROCESS: Final = ("group", "rank")
 
 @dataclass(frozen=True)
 class MetricFamily:
-    """A metric of the framework: ``labels`` are those in addition to ``node``, ``about`` is its HELP text."""
+    """A metric of the framework: ``labels`` are those besides ``node``; ``about`` is the HELP text."""
 
     name: str
     about: str

@@ -1,4 +1,4 @@
-"""``RingAdmission``: limit on the recorded operations, so that a ring covers half a minute at any rate.
+"""``RingAdmission``: limit on recorded operations, so that a ring covers half a minute at any rate.
 
     admits = RingAdmission(65536, left_out).question()
     if admits():                    # a fifteenth of a microsecond at a high rate
@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from itertools import chain, repeat
 from typing import Final
 
-COVERED_S: Final = 30  # seconds that a ring covers at least, except in a burst
+COVERED_S: Final = 30  # minimum seconds that a ring covers, except in a burst
 
-# Number of operations that are omitted before the clock is read again: reading it would be most of the cost of each.
+# Number of operations omitted before the clock is read again, because reading it would dominate the cost of each.
 _LEFT_OUT: Final = 16
 
 
-# Number of operations that are admitted before the clock is read again; more would let a quiet time count twice.
+# Number of operations admitted before the clock is read again; with more, a quiet time would count twice.
 _MAX_SHARE: Final = 256
 
 
@@ -36,20 +36,20 @@ class RingAdmission:
         self._report_left_out = left_out
         self._clock = clock
         self._left_out = 0
-        # Time up to which admissions have been granted; a burst before now, it means a full bucket.
+        # Time up to which admissions have been granted; a value one burst before now means a full bucket.
         self._given_until = clock() - self._burst * self._interval_ns
 
     def __repr__(self) -> str:
         return f"<RingAdmission [{1_000_000_000 // self._interval_ns} a second, {self._left_out} left out]>"
 
     def question(self) -> Callable[[], bool]:
-        """Return the function to call once for each operation that begins: true if it has to be recorded.
+        """Return a function to call once per new operation; true if the operation must be recorded.
 
-        Any thread and finalizers may call it.  Concurrent threads may get the same share twice.
+        Any thread or finalizer may call it. Concurrent threads may get the same share twice.
         """
         return chain.from_iterable(self).__next__
 
-    # A class, not a generator: a second thread or a finalizer could not enter a running generator.
+    # A class instead of a generator, because a second thread or finalizer could not enter a running generator.
 
     def __iter__(self) -> Iterator[Iterator[bool]]:
         return self

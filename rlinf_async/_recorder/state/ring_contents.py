@@ -1,5 +1,5 @@
-"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes, or
-after its death."""
+"""``RingContents``: events and metrics in a flight recorder's ring, read while its process writes or after the
+process's death."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .event_ring import (
     identity_of,
 )
 
-# The oldest events of a full ring are skipped: each thread may have been writing one of them.
+# A full ring's oldest events are skipped, because each thread may have been writing one of them.
 _TORN: Final = 8
 
 
 class RingEvent(NamedTuple):
-    """Event of a ring, in nanoseconds of the machine's monotonic clock; see ``EventKind`` about ``value``.
+    """Event in a ring, in nanoseconds of the machine's monotonic clock; for ``value`` see ``EventKind``.
 
     Attributes:
         kind: ``END`` for the end of an operation; such an event has an empty name.
@@ -47,7 +47,7 @@ class RingEvent(NamedTuple):
 
 
 class RingMetric(NamedTuple):
-    """Metric of a ring: its name with labels as Prometheus writes it, and its value."""
+    """Metric in a ring: name with labels, as written by Prometheus, and value."""
 
     kind: MetricKind
     name: str
@@ -60,8 +60,8 @@ class RingContents:
 
     Attributes:
         identity: ``process`` ("actor:0", "driver"), ``run``, ``node``, ``endpoint``, ``pid``, ``host``.
-        wall_offset: wall clock minus monotonic clock in nanoseconds when the ring was made.
-        events: the latest events, in the order of time.
+        wall_offset: wall clock minus monotonic clock in nanoseconds at the ring's creation.
+        events: the latest events, in order of time.
         is_full: true if older events were overwritten.
     """
 
@@ -120,7 +120,7 @@ def _events(data: bytes, slots: int, names: list[str]) -> tuple[list[RingEvent],
     found, used = [], 0
     for kind, phase, index, operation, value, time in EVENT.iter_unpack(data[SLOTS_AT : SLOTS_AT + slots * EVENT.size]):
         used += time != 0
-        # Skip kinds of newer versions, and slots that a kill has left half-written.
+        # Skip kinds from newer versions, and slots left half-written by a kill.
         if time and kind in kinds and phase in phases and math.isfinite(value):
             name = "" if phase in (Phase.END, Phase.FAILED) else names[index] if index < len(names) else OTHER
             found.append(RingEvent(time, kinds[kind], phases[phase], operation, name, value))

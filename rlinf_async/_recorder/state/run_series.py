@@ -1,4 +1,4 @@
-"""Series over a whole run, from the timelines of its processes: versions of weights, fill of channels, step times."""
+"""Series over a whole run, from its processes' timelines: weight versions, channel fill, step times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 from .event_ring import EventKind
 from .timeline import Timeline
 
-Steps = list[tuple[int, float]]  # a step function, in order of time: each value holds from its time on
+Steps = list[tuple[int, float]]  # a step function, in order of time: each value holds from its time onwards
 
 _PUBLISHED: Final = "published "
 _APPLIED: Final = "applied "
@@ -19,7 +19,7 @@ _APPLIED: Final = "applied "
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """Versions of one model over time: the latest that any publisher published, and each process's applied one."""
+    """Versions of one model over time: the latest published version, and each process's applied version."""
 
     published: Steps = field(default_factory=list)
     applied: dict[str, Steps] = field(default_factory=dict)
@@ -39,8 +39,8 @@ class ModelVersions:
 class PhaseTimes:
     """Durations in nanoseconds of one phase: served calls, or user's spans, with one name.
 
-    An operation that was running when its process died counts as failed, and ends at the death.  ``windows`` has the
-    median of the durations that ended in each window; None for a window without any.
+    An operation running at its process's death counts as failed, and ends at the death. ``windows`` has the median
+    duration of the operations that ended in each window; None for a window without any.
     """
 
     kind: EventKind
@@ -76,7 +76,7 @@ def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) ->
     all processes.
 
     Args:
-        items: known numbers of items at the end; for other channels the lowest number is taken as 0.
+        items: known numbers of items at the end; for other channels the minimum is taken as 0.
     """
     changes: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for timeline in timelines:
@@ -122,7 +122,7 @@ def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int)
 
 
 def thinned(steps: Sequence[tuple[int, float]], most: int) -> Steps:
-    """Return about ``most`` steps that look the same when drawn: the lowest, highest and last of each stretch."""
+    """Return about ``most`` steps that look the same in a plot: the lowest, highest and last of each stretch."""
     if len(steps) <= most:
         return list(steps)
     length = -(-len(steps) * 3 // most)

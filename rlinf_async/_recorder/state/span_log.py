@@ -1,4 +1,4 @@
-"""Span log: all operations of one process of a traced run, in memory that its daemon reads.
+"""Span log: all operations of one process in a traced run, in memory read by its daemon.
 
 The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL.  Its
 layout, little-endian::
@@ -50,7 +50,7 @@ def log_path(logs: str | Path, endpoint: int) -> Path:
 
 
 class SpanLog:
-    """Writer of a span log, for any thread and for finalizers; it also writes admitted operations to the ring.
+    """Writer of a span log, for threads and finalizers; also writes admitted operations to the ring.
 
     Args:
         buffer: ``RECORDS_AT + size`` bytes, all zero.
@@ -72,23 +72,23 @@ class SpanLog:
         self._clock = clock
         self._main = threading.main_thread().ident
         self._numbers = itertools.count(-1, -1)
-        # Hold calls weakly: a call that is never sent, because its group has failed, never ends either.
+        # Hold calls weakly, because a call that is never sent, after its group has failed, never ends, either.
         self._calls: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
         return f"<SpanLog [{self._words[1]} begun, {self._words[0]} bytes written]>"
 
     def begin(self, kind: int, name: str, value: float = 0.0, of: Any = None) -> int:
-        """Record an operation's beginning as ``EventRing.begin``; its number is negative if the ring leaves it out.
+        """Record an operation's beginning, like ``EventRing.begin``; the number is negative if the ring omits it.
 
         Args:
-            of: handle of a call that is made, or the served call; for a span, its category, alone or with arguments.
+            of: handle of a made call, or the served call; for a span, its category, alone or with arguments.
         """
         admits, begin, _ = self.ring
         operation = (begin(kind, name, value) if kind != _LINE and admits() else 0) or next(self._numbers)
         who = 0
         if kind == _CALL:
-            self._calls[operation] = of  # the call gets its number when it is sent, perhaps later
+            self._calls[operation] = of  # the call gets its number when sent, perhaps later
             of = None
         elif kind == _SERVE:
             who = id(of.task) if of.task is not None else 0
@@ -123,8 +123,8 @@ class SpanLog:
 
 
 def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., None]:
-    """Return ``write(record, begins)``, a closure: attribute look-ups would take a fifth of its time."""
-    # Reentrant: the garbage collector may run a finalizer under the lock, which ends an operation.
+    """Return ``write(record, begins)``, a closure because attribute look-ups would take a fifth of its time."""
+    # Reentrant, because the garbage collector may run a finalizer under the lock, which may end an operation.
     lock, pack = threading.RLock(), frames.new_packer().pack
     depth = end = begun = 0
 
@@ -138,7 +138,7 @@ def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., 
                 if nbytes > MAX_RECORD_BYTES:
                     data = pack((*record[:-1], (record[-1][0], {"arguments": "too long for the trace"})))
                     nbytes = len(data)
-                # Make no call between these two lines: a finalizer that ran there would get the same place.
+                # Make no call between these two lines, because a finalizer run there would get the same place.
                 at = end
                 end = at + nbytes
                 begun += begins
@@ -151,7 +151,7 @@ def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., 
                     records[: nbytes - room] = data[room:]
             finally:
                 depth -= 1
-                # Readers must not see an inner record before the outer one is whole.
+                # Readers must not see an inner record before the outer record is complete.
                 if not depth:
                     words[1] = begun
                     words[0] = end

@@ -1,7 +1,7 @@
 """``Timeline`` of one process, from its flight recorder's ring: spans in lanes, bubbles and points on the wall clock.
 
-All times are nanoseconds since the epoch: a ring's monotonic times plus its ``wall_offset``, so that timelines of
-several machines are aligned as well as their clocks are.
+All times are nanoseconds since the epoch: a ring's monotonic times plus its ``wall_offset``, so that several machines'
+timelines are aligned as well as their clocks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from .ring_contents import RingContents, RingEvent
 
 MAX_LANES: Final = 12  # further parallel operations share the last lane
 
-# Kinds of operations in which a served call waits for others.
+# Kinds of operations in which a served call waits for other processes.
 WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
 
 
 class TimelineSpan(NamedTuple):
-    """Operation on a timeline; ``end`` is None if it has not ended; see ``EventKind`` about ``value``.
+    """Operation on a timeline; ``end`` is None while it is open; for ``value`` see ``EventKind``.
 
     Attributes:
         failed: true if the operation ended with an error.
-        lane: 0 for an operation that runs alone; one that begins while others run gets the first free lane.
+        lane: 0 for an operation that runs alone; overlapping operations get the first free lane.
     """
 
     begin: int
@@ -53,11 +53,11 @@ class Timeline:
     """Activity of one process over time.
 
     Attributes:
-        spans: operations in the order of their begins.
-        bubbles: begin and end of each time in which a rank served no call, or its calls only waited (see ``_bubbles``),
-        in order; empty for a process that serves no calls, such as a driver.
-        begin, latest: times of the first and of the last event; 0 without one.
-        skipped: number of operations that were omitted at a high rate.
+        spans: operations in order of their begins.
+        bubbles: begin and end of each period in which a rank served no call, or its calls only waited (see
+        ``_bubbles``), in order; empty for a process that serves no calls, such as a driver.
+        begin, latest: times of the first and last event; 0 without events.
+        skipped: number of operations omitted at a high rate.
         died: time of an abnormal end; operations open at that time have failed.
     """
 
@@ -73,7 +73,7 @@ class Timeline:
 
     @classmethod
     def of(cls, ring: RingContents, until: int, died: int | None = None) -> Timeline:
-        """Return a ring's timeline ``until`` its process's end, or now; ``died`` is the time of an abnormal end."""
+        """Return a ring's timeline ``until`` the process's end or now; ``died`` is the time of an abnormal end."""
         offset = ring.wall_offset
         ends = {event.operation: event for event in ring.events if event.phase in _ENDS}
         begins = [event for event in ring.events if event.phase is Phase.BEGIN]
@@ -122,8 +122,8 @@ def _in_lanes(begins: Iterable[RingEvent], ends: dict[int, RingEvent], offset: i
 def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full: bool) -> int | None:
     """Return the time from which served calls are known; None if there are none.
 
-    In a full ring the begins of long operations were overwritten, and such an operation may be a served call: nothing
-    is known until the last end without a begin.
+    In a full ring the begins of long operations were overwritten, and such an operation may be a served call, so
+    nothing is known until the last end without a begin.
     """
     served = next((event.time for event in begins if event.kind is EventKind.SERVE), None)
     if served is None or not is_full:
@@ -136,8 +136,8 @@ def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tupl
     """Return the times in which served calls have at least as many open receives, gets and other waits as there are
     calls.
 
-    So a rank that computes while a receive that its call has posted is open counts as waiting, unless a user's span
-    (``worker_timer``) has begun meanwhile. Waits that were posted before the calls do not count.
+    So a rank that computes while its call has an open receive counts as waiting, unless a user's span
+    (``worker_timer``) has begun since. Waits that began before the calls do not count.
     """
     changes: list[tuple[int, int, EventKind, int]] = []
     for number, span in enumerate(spans):
@@ -145,7 +145,7 @@ def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tupl
             changes.append((span.begin, 1, span.kind, number))
             if span.end is not None:
                 changes.append((span.end, -1, span.kind, number))
-    changes.sort(key=lambda change: change[0])  # the sort must be stable, because a span begins before it ends
+    changes.sort(key=lambda change: change[0])  # stable sort, because a span begins before it ends
     found: list[tuple[int, int]] = []
     serves = 0
     waits: set[int] = set()

@@ -1,8 +1,8 @@
 """Offset of another machine's clock, estimated from requests and answers over the network.
 
 Both sides read monotonic clocks, which have arbitrary origins and drift. A request sent at ``asked``, answered at
-``theirs`` and received at ``heard`` shows that ``theirs`` was between the two: the middle is wrong by at most half of
-the round trip, and by much less if both directions take about as long (as in NTP).
+``theirs`` and received at ``heard`` shows that ``theirs`` was between the two: the midpoint is wrong by at most half
+the round trip, and by much less if both directions take about equally long (as in NTP).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _DRIFT: Final = 100e-6  # maximum drift between two working clocks, in seconds p
 _MAX_SAMPLES: Final = 64
 _MAX_KNOTS: Final = 1024
 
-_MIN_CORRECTION_NS: Final = 20_000  # smaller corrections are not made
+_MIN_CORRECTION_NS: Final = 20_000  # smaller corrections are omitted
 
 _SLEW_NS: Final = 500_000_000  # duration over which a correction is spread
 
@@ -24,14 +24,14 @@ _SLEW_NS: Final = 500_000_000  # duration over which a correction is spread
 class ClockOffset:
     """Difference in nanoseconds that maps their clock to ours.
 
-    It is a function of their time that never changes for a time once converted, and never jumps: the order of converted
-    times is that of the original ones, whatever samples arrive later.
+    The offset is a function of their time that never changes for a converted time, and never jumps, so that converted
+    times keep the original order, whatever samples arrive later.
     """
 
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
-        self._latest: int | None = None  # the latest of the other clock's times that was converted
+        self._latest: int | None = None  # the other clock's latest converted time
         self.heard_at = 0  # arrival of the last answer, by our clock
 
     def __repr__(self) -> str:
@@ -58,7 +58,7 @@ class ClockOffset:
         return theirs + self._at(theirs)
 
     def _best(self, theirs: int) -> int:
-        """Return the offset of the sample that is least uncertain at that time, by its round trip and its age."""
+        """Return the offset of the sample with the least uncertainty at that time, by round trip and age."""
         _, offset, _ = min(self._samples, key=lambda sample: sample[2] / 2 + abs(theirs - sample[0]) * _DRIFT)
         return offset
 

@@ -1,8 +1,8 @@
 """Writer of a trace in Chrome's format (Perfetto): spans of all processes, arrows for calls; valid JSON at any time.
 
-Each addition overwrites the end of the document and writes that end again in the same system call. So a reader finds a
-complete document at any time, even after all processes have died. A SIGKILL during a write cuts it at a page boundary:
-then the last line is partial and the end is missing, which trace viewers accept.
+Each addition overwrites the document's end and rewrites that end in the same system call. So a reader always finds a
+complete document, even after all processes have died. A SIGKILL during a write cuts it at a page boundary, leaving a
+partial last line and no end, which trace viewers accept.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
-# Limit on calls that wait for their other end; the oldest beyond it get no arrow.
+# Limit on calls that wait for their other end; the oldest calls above it get no arrow.
 MAX_OPEN_ARROWS: Final = 1 << 14
 
 _END: Final = b"\n]}\n"
 
-Caller = tuple[int, int]  # endpoint of a caller, and its number of the call
+Caller = tuple[int, int]  # caller's endpoint, and caller's number of the call
 
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """Process in the trace: its endpoint, its display name (``rollout:3``), its machine and its process id there."""
+    """Process in the trace: endpoint, display name (``rollout:3``), machine, and process id on the machine."""
 
     endpoint: int
     name: str
@@ -49,11 +49,11 @@ class _CallPlace:
 
 
 class TraceFile:
-    """Trace file that grows.  Not thread-safe.
+    """Growing trace file. Not thread-safe.
 
     Args:
         path: path of the file, which is replaced; its folder is created.  OSError if it cannot be written.
-        began: time zero of the trace, in nanoseconds of the clock to which all times are converted.
+        began: time zero of the trace, in nanoseconds on the clock to which all times are converted.
         about: plain data to store with the trace.
     """
 
@@ -88,13 +88,13 @@ class TraceFile:
 
         Args:
             tracks: names of new tracks.
-            dropped: number of spans that are missing before these.
-            shift: nanoseconds to add to times of the process to get times of its machine.
-            clock: offset of its machine; None for the machine whose clock the trace uses.
+            dropped: number of spans missing before these.
+            shift: nanoseconds to add to the process's times to get its machine's times.
+            clock: offset of its machine's clock; None for the machine whose clock the trace uses.
 
         Raises:
             OSError: a write has failed, for example on a full disk; earlier additions are intact.
-            TypeError, ValueError, IndexError: the data is not a batch of spans; none of it was written.
+            TypeError, ValueError, IndexError: the data is not a batch of spans, and nothing was written.
         """
         lines: list[str] = []
         begin = 0

@@ -1,10 +1,10 @@
 """``Tracks``: spans of one process, from begins and ends of operations, on tracks without overlaps.
 
-A *track* is a line on which spans are nested or side by side: the main thread has one, and so has every task and thread
-with open spans. There are two kinds of spans. A span that is *entered* and left is running code: such spans nest by
-themselves on one track. A span that *begins* is an operation, such as a message in transit: it may end on another
-thread, and overlap others. It is drawn on the track of the task or thread that began it if it fits there; otherwise on
-a *lane*, a track for overlapping operations.
+A *track* is a line of nested or consecutive spans: the main thread has a track, as does every task and thread with open
+spans. There are two kinds of spans. A span that is *entered* and left is running code; such spans nest naturally on one
+track. A span that *begins* is an operation, such as a message in transit, which may end on another thread and overlap
+other operations. It is drawn on the track of the task or thread that began it if it fits; otherwise on a *lane*, a
+track for overlapping operations.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-# Limit on the open operations of a process; the oldest beyond it are not drawn.
+# Limit on a process's open operations; the oldest above it are not drawn.
 MAX_OPEN: Final = 1 << 16
 
 # The main thread, whose track is permanent; other threads have negative numbers, tasks positive ones.
@@ -35,7 +35,7 @@ class _Track:
 
 
 class _Open:
-    """Span that has not ended."""
+    """Open span."""
 
     __slots__ = ("args", "category", "entered", "flow", "name", "operation", "since", "track")
 
@@ -67,7 +67,7 @@ class Tracks:
     ) -> None:
         """Begin an operation, or enter a span, in the task or thread ``who``."""
         track = self._tracks.get(who) or self._free_track(who)
-        # Several threads write events, which may be slightly out of order.
+        # Events written by several threads may be slightly out of order.
         since = max(time, track.last + 1)
         span = self._open[operation] = _Open(operation, track, since, name, category, args, flow, entered)
         if entered:
@@ -79,14 +79,14 @@ class Tracks:
             self._close(self._open.pop(next(iter(self._open))))
 
     def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
-        """End an operation, with further ``args``; ignored if the operation is not open."""
+        """End an operation, with further ``args``; do nothing if it is not open."""
         span = self._open.pop(operation, None)
         if span is None:
             return
         track = span.track
         until = max(time, span.since)
         if span.entered:
-            # A span that was entered later and is still open (a generator, perhaps) outlives this one: draw it on a
+            # A span that was entered later and is still open (perhaps a generator) outlives this span, so draw it on a
             # lane.
             for later in track.open[track.open.index(span) + 1 :]:
                 later.entered = False
@@ -120,7 +120,7 @@ class Tracks:
         self._release(span.track)
 
     def _free_track(self, who: int) -> _Track:
-        """Return the free track of lowest number; a new one if there is none."""
+        """Return the free track with the lowest number; a new track if none is free."""
         is_thread = who < 0
         free = self._free[is_thread]
         if not free:

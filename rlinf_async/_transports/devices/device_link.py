@@ -15,8 +15,8 @@ class DeviceLink(ABC):
     """Transport between a device of this process and a device of ONE peer, for both directions.
 
     It differs from ``Link`` only in its buffers: flat, contiguous tensors of ``torch.uint8`` on the link's device. A
-    send covers all data that the caller's current stream has written by the time of the call; a received tensor can be
-    used in any stream at once.
+    send covers all data written by the caller's current stream before the call; a received tensor can be used in any
+    stream immediately.
     """
 
     @abstractmethod
@@ -29,8 +29,8 @@ class DeviceLink(ABC):
 
     @abstractmethod
     def on_control(self, facts: Any) -> None:
-        """Handle data that the peer's link has posted."""
+        """Handle data posted by the peer's link."""
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """Fail open transfers, as ``Link.discard`` does."""
+        """Fail open transfers, like ``Link.discard``."""

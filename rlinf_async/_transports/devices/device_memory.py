@@ -1,9 +1,9 @@
 """CUDA IPC between processes: exports and opens GPU memory, by ctypes.
 
 torch exports memory, too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
-This module counts nothing: the exporting process keeps the memory until the peer has released it. Events are not shared
-between processes either, because CUDA uses a file per process for that, ``/dev/shm/cuda.shm.*``, which a killed process
-leaves behind as well.
+This module counts no references: the exporting process keeps the memory until the peer has released it. Events are not
+shared between processes, either, because CUDA uses a file per process for them, ``/dev/shm/cuda.shm.*``, which a killed
+process also leaves behind.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Event: Any = torch.cuda.Event  # torch.cuda.Event has no annotations
 
 
 class IpcHandle(NamedTuple):
-    """Range of a GPU's memory: CUDA's handle of the allocation, and the position in it."""
+    """Range of a GPU's memory: CUDA's handle of the allocation, and the range's position in it."""
 
     allocation: bytes
     offset: int
@@ -37,7 +37,7 @@ class Mark(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Functions that export a GPU's memory and open memory of another process; tests replace CUDA's functions."""
+    """Functions that export a GPU's memory and open another process's memory; tests replace CUDA's functions."""
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         """Return the handle of a flat tensor's memory, valid in other processes while the memory lives."""
@@ -51,12 +51,12 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """``DeviceMemory`` by CUDA IPC; each handle is opened only once while it is in use.
+    """``DeviceMemory`` over CUDA IPC; a handle in use is opened only once.
 
     The exporting side caches no handles: a new allocation may reuse an address.
 
     Raises, in all methods:
-        RuntimeError: CUDA refuses; it has no handles for memory of expandable segments.
+        RuntimeError: CUDA refuses, for example because expandable segments have no handles.
     """
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class CudaMemory:
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
-        with torch.cuda.device(tensor.device):  # the calling thread's current device may be another one
-            # A thread that has not used CUDA yet has no context, and torch makes none for a device that is already
-            # current: the driver would fail with CUDA_ERROR_INVALID_CONTEXT (201).
+        with torch.cuda.device(tensor.device):  # the calling thread's current device may differ
+            # A thread that has not used CUDA yet has no context, and torch creates none for a device that is already
+            # current, so the driver would fail with CUDA_ERROR_INVALID_CONTEXT (201).
             _check(cuda_runtime().cudaSetDevice(tensor.device.index), "find its memory")
             _check(_driver().cuMemGetAddressRange_v2(ctypes.byref(base), None, address), "find its memory")
             _check(cuda_runtime().cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)), "export it")
@@ -124,5 +124,5 @@ def _check(status: int, what: str) -> None:
 
 
 def forget_error() -> None:
-    """Clear this thread's last CUDA error, which torch would otherwise raise at the next kernel of any code."""
+    """Clear this thread's last CUDA error, which torch would otherwise raise at the next kernel launch."""
     cuda_runtime().cudaGetLastError()

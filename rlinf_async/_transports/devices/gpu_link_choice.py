@@ -1,4 +1,4 @@
-"""``Gpu``, a worker's GPU as announced to peers, and choice of the link between two: CUDA IPC, NCCL, or CPU-staged."""
+"""``Gpu``, a worker's GPU as announced to peers, and the link chosen between two GPUs: CUDA IPC, NCCL or CPU-staged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STAGED: Final = "staged"
 GPU_LINKS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
 
 MIN_GPU_LINK_BYTES: Final = 64 << 10
-"""Size in bytes from which a tensor stays on its GPU; smaller ones reach the peer sooner through CPU memory."""
+"""Size in bytes from which a tensor stays on its GPU; smaller tensors are faster through CPU memory."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Gpu:
 
     Attributes:
         machine: the kernel's boot id, which is unique even if two machines share a name.
-        uuid: uuid of the GPU, or of the worker's slice of it.
+        uuid: uuid of the GPU or of the worker's slice of it.
         model: name given by the driver.
     """
 
@@ -35,13 +35,12 @@ def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) ->
     """Return the fastest link that works. Both sides get the same answer if both can reach the other's GPU.
 
     Args:
-        reachable: uuids of other GPUs of this machine that both processes see and whose memory they can address. A
-            worker that sees only its own GPU can open memory of no other.
+        reachable: uuids of other GPUs on this machine that both processes see and whose memory they can address. A
+            worker that sees only its own GPU cannot open another GPU's memory.
 
     Returns:
-        ``"cuda_ipc"`` if the memory itself can be opened, ``"nccl"`` between two GPUs of one model, otherwise
-        ``"staged"``, through pinned CPU memory: NCCL refuses two ranks on one GPU, and is not reliable between unequal
-        GPUs.
+        ``"cuda_ipc"`` if the memory can be opened, ``"nccl"`` between two GPUs of one model, otherwise ``"staged"``,
+        through pinned CPU memory: NCCL refuses two ranks on one GPU, and is not reliable between unequal GPUs.
     """
     if ours.machine == theirs.machine and (ours.uuid == theirs.uuid or theirs.uuid in reachable):
         return CUDA_IPC

@@ -12,12 +12,12 @@ _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 def to_gpu(flat: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the current GPU, ready for any stream; the tensor itself if there is no GPU."""
+    """Return a copy on the current GPU, ready for any stream; return the tensor itself without a GPU."""
     return flat.cuda() if torch.cuda.is_available() else flat
 
 
 def empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return a new tensor on the current GPU; on the CPU if there is none."""
+    """Return a new tensor on the current GPU; on the CPU without a GPU."""
     return torch.empty(shape, dtype=dtype, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -25,7 +25,7 @@ def take_over(flat: torch.Tensor) -> torch.Tensor:
     """Return a link's tensor for use on the current device and in the current stream."""
     if not flat.is_cuda:
         return flat
-    flat.record_stream(torch.cuda.current_stream(flat.device))  # the tensor was allocated in the link's stream
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # allocated in the link's stream
     return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
 
 
@@ -36,7 +36,7 @@ def mark(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
-    """Let the block write to a tensor after its ``mark``; wait for the writes, so that any stream may read it."""
+    """Context manager: lets the block write to a tensor after its ``mark``, then waits, so any stream may read it."""
     if mark is None:
         yield
         return
@@ -47,12 +47,11 @@ def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
 
 
 class SideStream:
-    """CUDA stream of one device for a link's copies, made at its first use; on the CPU it does nothing.
+    """CUDA stream of one device for a link's copies, created on first use; does nothing on the CPU.
 
-    A thread's default stream is also that of the code that computes on the device: copies in it would wait for all work
-    queued there, and later work would wait for the copies. Memory allocated in this stream belongs to it: a user in
-    another stream
-    must call ``record_stream``, or finish before the memory is released.
+    Compute code shares the thread's default stream, where copies would wait for all queued work, and later work for the
+    copies. Memory allocated in this stream belongs to it: a user in another stream must call ``record_stream`` or
+    finish before the memory is released.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -71,7 +70,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def until_done(self) -> Iterator[None]:
-        """Context manager like ``entered``; on exit, also after an error, it waits for all work begun inside."""
+        """Context manager like ``entered``; on exit, even after an error, waits for all work begun inside."""
         with self.entered():
             try:
                 yield

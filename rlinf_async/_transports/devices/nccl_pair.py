@@ -34,12 +34,12 @@ _environment = threading.Lock()
 
 
 class NcclPair(Pair):
-    """Pair with a group for each direction; in one group, a receive would wait behind a send that waits for the peer.
+    """Pair with a group per direction, because in one group a receive would wait behind a send that waits for the peer.
 
-    NCCL connects at the first operation, over the same store, and its operations occupy the GPU while they wait.
-    Neither side therefore enters one before the other is about to: the receiver waits for "coming", the sender for
-    "ready". For the same reason each direction has its own stream: work in a stream waits for the operation entered
-    before.
+    NCCL connects at the first operation, over the same store, and its operations occupy the GPU while they wait. So
+    neither side enters an operation before the other is about to: the receiver waits for "coming", the sender for
+    "ready". For the same reason each direction has its own stream, because work in a stream waits for the previous
+    operation.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class NcclPair(Pair):
             self._changed.notify_all()
 
     def forget(self, number: int) -> None:
-        """Do nothing: sent memory is released when the GPU has sent it."""
+        """Do nothing, because memory is released once the GPU has sent it."""
 
     def close(self, error: Exception) -> None:
         with self._changed:
@@ -95,10 +95,10 @@ class NcclPair(Pair):
             self._incoming = self._outgoing = None
             self._changed.notify_all()
         self._store.close()
-        for group in groups:  # an abort may take a while
+        for group in groups:  # an abort may be slow
             LazyThread("rlinf-nccl-abort").submit(lambda group=group: _abort(group))  # type: ignore[misc]
 
-    # -- in the pair's own threads --------------------------------------------------------------------------------
+    # -- on the pair's own threads --------------------------------------------------------------------------------
 
     def _run(self, run: Callable[[], None]) -> None:
         try:
@@ -173,7 +173,7 @@ class NcclPair(Pair):
 
 
 def make_nccl_group(store: Store, rank: int) -> Any:
-    """Make a private NCCL group on the current device. Raise TransferFailed if torch was built without NCCL."""
+    """Create a private NCCL group on the current device. Raise TransferFailed if torch was built without NCCL."""
     try:
         from torch.distributed import ProcessGroupNCCL
     except ImportError:
@@ -186,7 +186,7 @@ def make_nccl_group(store: Store, rank: int) -> Any:
 
 @contextlib.contextmanager
 def _set_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables only while torch's constructor reads them: the user's own groups keep the user's values."""
+    """Set variables only while torch's constructor reads them, so that the user's own groups keep the user's values."""
     with _environment:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)

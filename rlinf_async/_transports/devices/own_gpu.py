@@ -21,8 +21,8 @@ class OwnGpu:
     """GPU of this process: the current device of the first thread that sent or received while CUDA was in use.
 
     Attributes:
-        device: its index in torch.
-        gpu: its announcement to peers.
+        device: the GPU's index in torch.
+        gpu: the announcement to peers.
         reachable: uuids of other GPUs whose memory this process can open.
     """
 
@@ -44,11 +44,11 @@ class OwnGpu:
         )
 
     def mark(self) -> Any:
-        """Return the current position in the work of the caller's stream."""
+        """Return the current position in the caller's stream."""
         return torch.cuda.current_stream(self.device).record_event()
 
     def follow(self, mark: Any) -> None:
-        """Make the caller's current stream wait for that position."""
+        """Make the caller's current stream wait for a position."""
         torch.cuda.current_stream(self.device).wait_event(mark)
 
     def to_cpu(self, flat: torch.Tensor) -> memoryview:
@@ -57,7 +57,7 @@ class OwnGpu:
         return memoryview(memory)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Make the link of that name. Raise ValueError if there is no such link."""
+        """Create the link of that name. Raise ValueError if there is no such link."""
         if name == CUDA_IPC:
             return CudaIpcLink(post, first, address, self.device)
         if name == NCCL:
@@ -72,12 +72,12 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def _machine() -> str:
-    """Return a machine name that is unique; empty if the kernel has no boot id."""
+    """Return a unique machine name; empty if the kernel has no boot id."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 
 def find_own_gpu() -> OwnGpu | None:
-    """Return the current device of this thread, if CUDA is in use; None if its memory cannot be shared."""
+    """Return this thread's current device if CUDA is in use; None if its memory cannot be shared."""
     if not torch.version.cuda or not _machine():
         return None
     index = torch.cuda.current_device()

@@ -20,7 +20,7 @@ class PinnedMemory:
     """Page-locked memory that a GPU accesses directly; torch pools the freed memory."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Return memory, as ``Memory.take`` does."""
+        """Return memory, like ``Memory.take``."""
         memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
         return memoryview(memory)
 
@@ -29,7 +29,7 @@ pinned = PinnedMemory()
 
 
 class _StagedSend(MemorySend):
-    """Send whose copies to the CPU start at once, in the caller's stream."""
+    """Send whose copies to the CPU start immediately, in the caller's stream."""
 
     def __init__(self, number: int, buffers: Sequence[torch.Tensor]) -> None:
         views = [pinned.take(buffer.nbytes) for buffer in buffers]
@@ -60,7 +60,7 @@ class _StagedReceive(ReceiveTransfer[torch.Tensor]):
         try:
             with self._stream.until_done():
                 tensors = [_flat(view).to(self._device, copy=True) for view in views]
-        except Exception as error:  # the GPU may have no memory left, for example
+        except Exception as error:  # for example, the GPU may be out of memory
             self.fail(error)
         else:
             self.finish(tensors)

@@ -1,15 +1,15 @@
-"""Socket reading on a worker's main thread while it is idle, in its loop or blocked; arbitration between two readers.
+"""Socket reading on a worker's idle main thread, in its loop or blocked; arbitration between two readers.
 
-A worker's main thread runs user code, and a second thread reads meanwhile. While the main thread waits, the second one
-would only cost time: each frame would wake it first and then the main thread. The main thread therefore reads too, in
-its loop and while it blocks in a ``def`` method::
+While a worker's main thread runs user code, a second thread reads. While the main thread waits, the second thread would
+only cost time, because each frame would wake it before the main thread. So the main thread reads, too, in its loop and
+while blocked in a ``def`` method::
 
     reader = IdleReader(loop, selector, other_selector)      on that thread
     reader.add(sock.fileno(), read)                          read(True) within the loop, read(False) outside of it
     gate = reader.gate()                                     later, with the loop stopped:
     gate.wait(10)                                            reads until gate.open() is called, for 10 s at most
 
-The kernel wakes one thread per event: this one if it waits, otherwise the other one (``SharedSelector``).
+The kernel wakes one thread per event: the main thread if it waits, otherwise the second (``SharedSelector``).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rlinf_async._waits.thread_gate import Gate, LockGate, reads
 from rlinf_async._wire.reading.shared_selector import SharedSelector
 
 RECENT_POLL_S: Final = 1e-3
-"""Seconds since its last poll within which a thread is likely to poll again; the other thread leaves the data to it."""
+"""Seconds after its last poll in which a thread is likely to poll again; the other thread leaves it the data."""
 
 _MAX_POLL_S: Final = 24 * 3600.0
-"""Maximum duration of one wait: the kernel counts milliseconds in 32 bits."""
+"""Maximum duration of one wait, because the kernel counts milliseconds in 32 bits."""
 
 OnReadable = Callable[[bool], None]
 
@@ -41,15 +41,15 @@ class ReadArbiter:
     """Lets one thread read at a time, and wakes coroutines in the order in which their frames were read.
 
     A frame read by the socket thread wakes coroutines of the other loop through ``call_soon_threadsafe``, in two steps.
-    A frame read by that loop's own thread wakes them at once. If the socket thread has read frame 1 and the main thread
-    reads frame 2 before that call has run, the waiter of frame 2 would run first. Therefore ``handled`` queues one more
-    call behind those of the handlers, and the main thread does not read until it has run.
+    A frame read by that loop's own thread wakes them immediately. If the socket thread has read frame 1 and the main
+    thread reads frame 2 before that call has run, the waiter of frame 2 would run first. So ``handled`` queues another
+    call behind the handlers' calls, and the main thread does not read until that call has run.
 
     tests/_wire/reading/test_second_thread.py::test_the_waiter_of_what_was_read_first_runs_first
 
     Attributes:
         lock: held while frames are read and handled.
-        idle_loop: the other loop, which reads while it is idle; None if there is none.
+        idle_loop: the other loop, which reads while idle; None without another loop.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class ReadArbiter:
         self._catching_up = False
 
     def handled(self) -> None:
-        """Record, under the lock, that the socket thread has handled frames, and may have woken coroutines."""
+        """Record, under the lock, that the socket thread has handled frames and may have woken coroutines."""
         if self.idle_loop is None:
             return
         self._handled += 1
@@ -68,7 +68,7 @@ class ReadArbiter:
             self.idle_loop.call_soon_threadsafe(self._catch_up, self._handled)
 
     def _catch_up(self, handled: int) -> None:
-        """Allow the other loop's thread to read again, after the calls that were queued there before this one."""
+        """Allow the other loop's thread to read again, after the calls queued there before this call."""
         with self.lock:
             self._catching_up = handled != self._handled
             if self._catching_up and self.idle_loop is not None:
@@ -81,7 +81,7 @@ class ReadArbiter:
 
 
 class IdleReader:
-    """Reader of one thread and its loop, created on that thread. Any thread may call ``add`` and ``remove``."""
+    """Reader of one thread and its loop, created on the same thread. Any thread may call ``add`` and ``remove``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
         self.loop = loop
@@ -97,10 +97,9 @@ class IdleReader:
         return f"<IdleReader [{len(self._readers)} sockets]>"
 
     def add(self, fd: int, read: OnReadable) -> None:
-        """Make this thread read a descriptor, ahead of the other loop."""
-        # EPOLLEXCLUSIVE wakes the first waiter in the order of registration. If the socket loop came first, each frame
-        # would wake its thread, which would have to wake the idle main thread.
-        # tests/_wire/reading/test_shared_selector.py::
+        """Make the reader's thread read a descriptor, ahead of the other loop."""
+        # EPOLLEXCLUSIVE wakes the waiter that registered first. If the socket loop came first, each frame would wake
+        # its thread, which would have to wake the idle main thread. tests/_wire/reading/test_shared_selector.py::
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
         self._readers[fd] = read
@@ -108,17 +107,17 @@ class IdleReader:
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def remove(self, fd: int) -> None:
-        """Stop reading a descriptor. Idempotent. Call this before the descriptor is closed and its number reused."""
+        """Stop reading a descriptor, before it is closed and its number reused. Idempotent."""
         if self._readers.pop(fd, None) is not None:
             self._selector.stop_reading(fd)
-            with contextlib.suppress(OSError):  # user code may have closed it
+            with contextlib.suppress(OSError):  # user code may have closed the descriptor
                 self._epoll.unregister(fd)
 
     def gate(self) -> Gate:
-        """Return a gate at which this thread may wait once.
+        """Return a gate where this thread may wait once.
 
-        The thread itself reads meanwhile, with two exceptions: a coroutine of its loop that blocks by RLinf's rules,
-        and a SIGALRM handler that raises. Neither may interrupt the handling of a frame.
+        The thread reads while it waits, with two exceptions: a coroutine of its loop that blocks by RLinf's rules, and
+        a SIGALRM handler that may raise. Neither may interrupt the handling of a frame.
         """
         if running_loop() is not None or callable(signal.getsignal(signal.SIGALRM)):
             return LockGate()

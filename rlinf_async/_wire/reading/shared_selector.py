@@ -1,7 +1,7 @@
-"""Epoll selector of one event loop, whose descriptors another thread's loop watches too (EPOLLEXCLUSIVE).
+"""Epoll selector of one event loop, whose descriptors another thread's loop watches, too (EPOLLEXCLUSIVE).
 
-The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one waiting thread, preferably the one
-that registered first, and no busy one::
+The socket is registered with both loops as ``EPOLLEXCLUSIVE``: the kernel wakes one waiting thread, preferably the
+first to register, and no busy thread::
 
     main loop     selector.read_in_select(fd, read)                registers first: woken while it is idle
     socket loop   selector.share(fd); loop.add_reader(fd, …)     woken while the main thread is in user code
@@ -27,7 +27,7 @@ _IN_ONLY: Final = ~select.EPOLLOUT
 
 
 class SharedSelector(selectors.BaseSelector):
-    """Selector of one event loop, some of whose descriptors other loops watch too.
+    """Selector of one event loop, some of whose descriptors other loops watch, too.
 
     Attributes:
         polled_at: time of the loop's last poll, in seconds of the monotonic clock.
@@ -46,9 +46,9 @@ class SharedSelector(selectors.BaseSelector):
         self.polled_at = 0.0
 
     def read_in_select(self, fd: int, read: Callable[[], None]) -> None:
-        """Share a descriptor, and read it within the poll rather than in a following turn of the loop.
+        """Share a descriptor, and read it within the poll rather than in the loop's next turn.
 
-        Any thread may call this. The loop calls ``read`` on its own thread, while it runs.
+        Any thread may call this. While the loop runs, it calls ``read`` on its own thread.
         """
         self._read_in_select[fd] = read
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
@@ -115,10 +115,10 @@ class SharedSelector(selectors.BaseSelector):
         return ready
 
     def forget(self) -> None:
-        """Give a forked child its own, empty epoll.
+        """Give a forked child a separate, empty epoll.
 
         Parent and child share the parent's epoll: a loop that ran in the child, or was closed there, would consume
-        wake-ups of the parent's loop, and a frame would stay unread until the next one comes.
+        wake-ups of the parent's loop, and a frame would stay unread until the next frame arrives.
 
         tests/test_forks.py::test_a_loop_that_runs_in_a_workers_child_takes_no_wake_up_from_its_parents
         """
@@ -143,5 +143,5 @@ class SharedSelector(selectors.BaseSelector):
         number = int(fileobj.fileno())
         if number >= 0:
             return number
-        # The descriptor was closed meanwhile, so only the object identifies its entry.
+        # The descriptor has been closed, so only the object identifies its entry.
         return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)
