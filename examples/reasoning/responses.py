@@ -1,0 +1,46 @@
+"""``Response`` and ``Group``: samples of the model with their rewards, as they travel from the engines to the actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """One response to a problem.
+
+    Attributes:
+        tokens, log_probs, versions: of each token its id, its log probability as it was sampled, and the version of the
+            weights that sampled it; the end token included.
+        is_truncated: it reached ``rollout.max_tokens``.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    versions: list[int]
+    reward: float
+    is_truncated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All responses to one problem, whose rewards are each other's baseline.
+
+    Attributes:
+        index: position of the problem in the shuffled rows.
+        prompt: its tokens.
+    """
+
+    index: int
+    prompt: list[int]
+    responses: list[Response]
+
+    @property
+    def version(self) -> int:
+        """Version of the oldest token."""
+        return min(version for response in self.responses for version in response.versions)
+
+    @property
+    def has_signal(self) -> bool:
+        """False if all rewards are alike: the group teaches nothing."""
+        return len({response.reward for response in self.responses}) > 1

@@ -1,0 +1,70 @@
+"""``Rollouts``: fills the experience with groups of responses, in turn with the trainer or all the time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from reasoning_config import Configuration
+from responses import Group
+from rows import ShuffledRows
+from sampler import Sampler
+
+from rlinf_async import Experience
+
+
+class Rollouts:
+    """Producer of the groups that the actor learns from.
+
+    Attributes:
+        position: number of the next problem: a resumed run goes on there.
+        skipped: groups without a signal that were replaced by others.
+    """
+
+    def __init__(
+        self, cfg: Configuration, sampler: Sampler, rows: ShuffledRows, experience: Experience, position: int
+    ) -> None:
+        self._cfg, self._sampler, self._rows, self._experience = cfg, sampler, rows, experience
+        self.position = position
+        self.skipped = 0
+        self._spare = 0
+        self.allow_replacements()
+
+    def allow_replacements(self) -> None:
+        """Begin a training step, in which ``algorithm.max_num_gen_batches`` bounds the groups that are replaced."""
+        self._spare = (self._cfg.algorithm.max_num_gen_batches - 1) * self._cfg.data.rollout_batch_size
+
+    async def run(self) -> None:
+        """Answer problem after problem until cancelled, but not while a response could only be stale."""
+        in_flight = asyncio.Semaphore(self._cfg.rollout.groups_in_flight or self._cfg.data.rollout_batch_size)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await in_flight.acquire()
+                await self._experience.wanted()
+                task = tasks.create_task(self._answer_next(oldest=0))
+                task.add_done_callback(lambda _: in_flight.release())
+
+    async def fill(self, version: int) -> None:
+        """Answer the problems of one training step with weights of this version.
+
+        The groups are the same whatever order the responses come in.  A group of an older version comes from an engine
+        that was started again and has not loaded the weights yet: another problem takes its place.
+        """
+        missing = self._cfg.data.rollout_batch_size
+        while missing:
+            async with asyncio.TaskGroup() as tasks:
+                answering = [tasks.create_task(self._answer_next(oldest=version)) for _ in range(missing)]
+            missing -= sum(task.result() for task in answering)
+
+    async def _answer_next(self, oldest: int) -> bool:
+        # Return True if the group is in the experience.
+        index = self.position
+        self.position += 1
+        group: Group = await self._sampler.sample(self._rows[index], index, self._cfg.algorithm.group_size)
+        if group.version < oldest:
+            return False
+        if self._spare and not group.has_signal:
+            self._spare -= 1
+            self.skipped += 1
+            return False
+        await self._experience.put(group, version=group.version, group=index)
+        return True
