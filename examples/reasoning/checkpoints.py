@@ -1,4 +1,4 @@
-"""Checkpoints of a run: folders with a model in the format of Hugging Face, beside it what training goes on from."""
+"""Checkpoints: folders with a model in the format of Hugging Face, its optimiser's state, and where the run was."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from reasoning_config import Configuration
 from rlinf_async.errors import ConfigError
 
 OPTIMIZER = "optimizer.pt"
-_COUNTERS = "run.json"
-_LATEST = "latest"
+_PROGRESS, _LATEST = "run.json", "latest"
 
 
 @dataclass(frozen=True)
-class Counters:
-    """Where a run is.
+class Progress:
+    """Where a run is; random numbers depend on the seed and on these alone.
 
     Attributes:
         step: training steps that are done.
@@ -40,59 +39,54 @@ class Counters:
 
 
 @contextmanager
-def new_checkpoint(log_path: Path, counters: Counters) -> Iterator[Path]:
+def new_checkpoint(log_path: Path, progress: Progress) -> Iterator[Path]:
     """Give a folder to write a checkpoint into; at the end of the block it becomes ``checkpoints/step_…``, the latest.
 
-    The folder and the link to it get their names when they are complete, so a killed run leaves the checkpoint before
-    or this one.
+    The folder and the link to it get their names when they are complete: a killed run leaves the checkpoint before, or
+    this one.
     """
     folder = log_path / "checkpoints"
-    path, draft = folder / f"step_{counters.step:06d}", folder / f".draft.{os.getpid()}"
+    path, draft, link = folder / f"step_{progress.step:06d}", folder / ".draft", folder / f".link.{os.getpid()}"
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
     yield draft
-    (draft / _COUNTERS).write_text(json.dumps(asdict(counters), indent=2) + "\n")
-    if path.exists():  # of a run that went on from an earlier checkpoint
-        shutil.rmtree(path)
+    (draft / _PROGRESS).write_text(json.dumps(asdict(progress), indent=2) + "\n")
+    shutil.rmtree(path, ignore_errors=True)  # of a run that went on from an earlier checkpoint
     draft.rename(path)
-    link = folder / f".link.{os.getpid()}"
-    link.unlink(missing_ok=True)
     link.symlink_to(path.name)
     link.replace(folder / _LATEST)
 
 
-def checkpoint_to_resume(cfg: Configuration) -> Path | None:
-    """Return the checkpoint that ``runner.resume_dir`` names: a log path, or a checkpoint; ``auto`` is this log path.
+def checkpoint_to_resume(cfg: Configuration, named: str | None) -> Path | None:
+    """Return the checkpoint of a log path, or at a path; ``auto`` is the run's own log path, if that has one.
 
     Raises:
-        ConfigError: there is none, unless the key is ``auto``.
+        ConfigError: there is none.
     """
-    named = cfg.runner.resume_dir
     if named is None:
         return None
     place = Path(cfg.runner.logger.log_path if named == "auto" else named).absolute()
     for folder in (place, place / _LATEST, place / "checkpoints" / _LATEST):
-        if (folder / _COUNTERS).is_file():
+        if (folder / _PROGRESS).is_file():
             return folder.resolve()
     if named == "auto":
         return None
     raise ConfigError(f"runner.resume_dir: no checkpoint in {place}: name a log path or a folder checkpoints/step_…")
 
 
-def read_counters(checkpoint: Path, cfg: Configuration) -> Counters:
-    """Read the counters of a checkpoint.
+def read_progress(checkpoint: Path, cfg: Configuration) -> Progress:
+    """Read where the run was.
 
     Raises:
-        ConfigError: it was saved with other data.
+        ConfigError: it had other data.
     """
-    counters = Counters(**json.loads((checkpoint / _COUNTERS).read_text()))
-    saved, own = OmegaConf.create(counters.config), OmegaConf.structured(cfg)
+    progress = Progress(**json.loads((checkpoint / _PROGRESS).read_text()))
+    saved, own = OmegaConf.create(progress.config), OmegaConf.structured(cfg)
     for key in ("data.task", "data.train_path"):
-        before, now = OmegaConf.select(saved, key), OmegaConf.select(own, key)
+        before, now = (OmegaConf.select(each, key) or "null" for each in (saved, own))
         if before != now:
-            before, now = ("null" if value is None else value for value in (before, now))
             raise ConfigError(
                 f"{checkpoint} was saved with {key}={before}, and this run has {now}: write {key}={before}, or begin "
                 "without this checkpoint"
             )
-    return counters
+    return progress

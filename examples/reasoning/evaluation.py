@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 
-from pass_at_k import mean_pass_at_k
 from rows import Row
 from sampler import Sampler
+
+
+def pass_at_k(right: int, samples: int, k: int) -> float:
+    """Return the chance that one of k responses is right, without bias: Chen et al., arXiv 2107.03374, eq. 1.
+
+    Args:
+        right: right ones of ``samples`` responses to one problem.
+
+    Raises:
+        ValueError: k is larger than the number of samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} of {samples} samples: k must be from 1 to their number")
+    return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 async def evaluate(sampler: Sampler, rows: Sequence[Row], samples: int, right_from: float) -> dict[str, float]:
@@ -25,6 +39,7 @@ async def evaluate(sampler: Sampler, rows: Sequence[Row], samples: int, right_fr
     async with asyncio.TaskGroup() as tasks:
         likeliest = [tasks.create_task(count_right(index, row, 1, 0.0)) for index, row in enumerate(rows)]
         sampled = [tasks.create_task(count_right(index, row, samples, 1.0)) for index, row in enumerate(rows)]
-    right = [task.result() for task in sampled]
     result = {"accuracy": sum(task.result() for task in likeliest) / len(rows)}
-    return result | {f"pass@{k}": mean_pass_at_k(right, samples, k) for k in sorted({1, min(16, samples), samples})}
+    for k in sorted({1, min(16, samples), samples}):
+        result[f"pass@{k}"] = sum(pass_at_k(task.result(), samples, k) for task in sampled) / len(rows)
+    return result

@@ -22,22 +22,16 @@ from grpo import (
     token_mean,
     truncated_importance_weights,
 )
+from language_model import encode_demonstration, load_model, make_tiny_model
 from packing import Pack, divide, pack, response_log_probs, response_mask
 from reasoning_config import Configuration, clip_range
 from responses import Group
 from rows import read_rows
-from tiny_model import save_tiny_model
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint import state_dict as full_states
 from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_async import Worker, idempotent, publish
-from rlinf_async.errors import ConfigError
 
 _METRICS = ("policy_loss", "kl_to_engine", "kl_to_reference", "clip_fraction", "grad_norm")
 
@@ -51,46 +45,26 @@ class GRPOActor(Worker):
         self._is_ready = False
 
     async def is_ready(self) -> bool:
-        """True if it was initialised: no longer after its process was started again."""
+        """Return False before ``init_worker``, also after the process was started again."""
         return self._is_ready
 
     def make_model(self, folder: Path) -> None:
         """Save a small model with random weights."""
-        save_tiny_model(folder, self._cfg.actor.model, self._cfg.runner.seed)
+        make_tiny_model(folder, self._cfg.actor.model, self._cfg.runner.seed)
 
     @idempotent
     def init_worker(self, model_path: str) -> None:
         """Load model and tokenizer; with several ranks, shard the model."""
-        actor = self._cfg.actor
+        cfg, actor = self._cfg, self._cfg.actor
         self._device = pick_device(actor.device)
         if self._device.type == "cpu":
             torch.set_num_threads(actor.cpu_threads)
         self._ranks = DataParallel(self._world_size, self._device)
-        self._clip_range = clip_range(self._cfg)
-        self._aggregate = LOSS_AGGREGATIONS[self._cfg.algorithm.loss_agg_func]
-        self._model, self._tokenizer = self._load(model_path)
+        self._clip_range, self._aggregate = clip_range(cfg), LOSS_AGGREGATIONS[cfg.algorithm.loss_agg_func]
+        self._model, self._tokenizer = load_model(model_path, self._device, self._world_size)
         if actor.gradient_checkpointing:
-            enable_gradient_checkpointing(self._model)
+            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._is_ready = True
-
-    def _load(self, path: str) -> tuple[Any, Any]:
-        from transformers import AutoModelForCausalLM, AutoTokenizer  # takes seconds: left to ranks that have a model
-        from transformers.utils.logging import disable_progress_bar
-
-        disable_progress_bar()
-        try:
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(self._device)
-            tokenizer = AutoTokenizer.from_pretrained(path)
-        except (OSError, ValueError) as error:
-            words = str(error).partition("\n")[0]
-            raise ConfigError(
-                f"model_path: no model and tokenizer in {path} ({words}): name a folder that save_pretrained() has made"
-            ) from error
-        if self._world_size > 1:
-            shard(model, self._world_size)
-        return model, tokenizer
-
-    # -- the supervised start -----------------------------------------------------------------------------------
 
     @Worker.timer("warm_start")
     def warm_start(self, path: Path) -> float:
@@ -99,25 +73,23 @@ class GRPOActor(Worker):
         Returns:
             The mean loss over the last tenth of the steps, in nats a token.
         """
-        options, tokenizer = self._cfg.actor.warm_start, self._tokenizer
-        demonstrations = [encode_demonstration(tokenizer, row.prompt) for row in read_rows(path)]
+        options, losses = self._cfg.actor.warm_start, list[Tensor]()
+        demonstrations = [encode_demonstration(self._tokenizer, row.prompt) for row in read_rows(path)]
         optimizer = torch.optim.AdamW(self._model.parameters(), lr=options.lr, weight_decay=0.0)
-        generator, rise, losses = np.random.default_rng(self._cfg.runner.seed), options.steps / 10, []
+        generator, rise = np.random.default_rng(self._cfg.runner.seed), options.steps / 10
         for step in range(options.steps):
             chosen = generator.integers(len(demonstrations), size=options.batch_size).tolist()
             mine = [demonstrations[index] for index in chosen[self._rank :: self._world_size]]
             share = self._share(sum(len(response) for _, response in mine))
             loss = torch.zeros(())
-            for indices in self._passes(mine):
-                packed = pack([mine[index] for index in indices], self._device)
+            for _, packed in self._passes(mine):
                 nats = -self._log_probs(self._model, packed).sum() * share
                 nats.backward()
                 loss += nats.detach().cpu()
             _set_lr(optimizer, options.lr * min((step + 1) / rise, (options.steps - step) / (options.steps - rise)))
             self._step(optimizer, 1.0)
             losses.append(self._ranks.mean(loss))
-        last = losses[-max(1, len(losses) // 10) :]
-        return float(torch.stack(last).mean())
+        return float(torch.stack(losses[-max(1, len(losses) // 10) :]).mean())
 
     # -- training -----------------------------------------------------------------------------------------------
 
@@ -127,27 +99,20 @@ class GRPOActor(Worker):
         Args:
             checkpoint: whose optimiser's state to go on from.
         """
-        self._weights = publish(self._model, to="rollout")
-        optim = self._cfg.actor.optim
+        self._weights, optim = publish(self._model, to="rollout"), self._cfg.actor.optim
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=optim.lr, betas=(0.9, optim.beta2), weight_decay=optim.weight_decay
         )
         self._reference = None
         if self._cfg.algorithm.kl_beta:
-            self._reference = self._load(reference)[0].eval().requires_grad_(False)
+            self._reference = load_model(reference, self._device, self._world_size)[0].requires_grad_(False)
         if checkpoint is not None:
             state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
-            set_optimizer_state_dict(
-                self._model, self._optimizer, state, options=StateDictOptions(full_state_dict=True)
-            )
+            options = full_states.StateDictOptions(full_state_dict=True)
+            full_states.set_optimizer_state_dict(self._model, self._optimizer, state, options=options)
 
-    @Worker.timer("publish")
     async def publish_weights(self, version: int, wait: bool) -> None:
-        """Send the weights to the engines.
-
-        Args:
-            wait: until every engine has them.
-        """
+        """Send the weights to the engines; with ``wait``, until every engine has them."""
         await self._weights.send(version=version)
         if wait:
             await self._weights.delivered()
@@ -165,20 +130,16 @@ class GRPOActor(Worker):
             were sampled.
         """
         _set_lr(self._optimizer, self._cfg.actor.optim.lr * lr_factor)
-        self._model.train(self._cfg.actor.gradient_checkpointing)  # which works in training mode only
+        self._model.train(self._cfg.actor.gradient_checkpointing)  # which needs it
         batch = self._prepare(groups)
         order = torch.randperm(len(batch), generator=torch_generator(self._cfg.runner.seed, step)).tolist()
         size = self._cfg.actor.global_batch_size // self._world_size
         minibatches = [[batch[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
         means = torch.stack([self._update(minibatch) for minibatch in minibatches]).mean(dim=0)
-        told = torch.tensor(
-            [
-                -sum(sum(each.sampled.tolist()) for each in batch) / sum(len(each.response) for each in batch),
-                sum(len(each.response) for each in batch) / len(batch),
-            ]
-        )
-        figures = [*means.tolist(), *self._ranks.mean(told).tolist()]
-        return dict(zip((*_METRICS, "entropy", "response_length"), figures, strict=True))
+        sampled = torch.cat([each.sampled for each in batch])
+        told = self._ranks.mean(torch.stack([-sampled.mean(), torch.tensor(len(sampled) / len(batch))]))
+        names = (*_METRICS, "entropy", "response_length")
+        return dict(zip(names, torch.cat([means, told]).tolist(), strict=True))
 
     def _prepare(self, groups: Sequence[Group]) -> list[_Example]:
         algorithm = self._cfg.algorithm
@@ -194,40 +155,34 @@ class GRPOActor(Worker):
                 example.reference = log_probs
         if algorithm.importance_sampling_fix:
             for example, proximal in self._judge(self._model, batch):
-                mask = torch.ones_like(proximal, dtype=torch.bool)
-                example.weights = truncated_importance_weights(
-                    proximal, example.sampled, mask, algorithm.importance_sampling_clip
-                )
+                mask, limit = torch.ones(len(proximal), dtype=torch.bool), algorithm.importance_sampling_clip
+                example.weights = truncated_importance_weights(proximal, example.sampled, mask, limit)
                 example.old = proximal
         return batch
 
     @torch.no_grad()
     def _judge(self, model: Any, batch: Sequence[_Example]) -> Iterable[tuple[_Example, Tensor]]:
         # Yield each example with a model's log probabilities of its response.
-        for indices in self._passes([each.sequence for each in batch]):
-            packed = pack([batch[index].sequence for index in indices], self._device)
+        for indices, packed in self._passes([each.sequence for each in batch]):
             rows = self._log_probs(model, packed).cpu()
             for index, row, length in zip(indices, rows, packed.lengths, strict=True):
                 yield batch[index], row[:length]
 
     def _update(self, batch: Sequence[_Example]) -> Tensor:
         # Make one optimiser step on this rank's part of a minibatch. Return _METRICS.
-        algorithm = self._cfg.algorithm
-        means = torch.zeros(len(_METRICS) - 1)
+        algorithm, means = self._cfg.algorithm, torch.zeros(len(_METRICS) - 1)
         by_token = algorithm.loss_agg_func == "token-mean"
         share = self._share(sum(len(each.response) for each in batch) if by_token else len(batch))
-        for indices in self._passes([each.sequence for each in batch]):
+        for indices, packed in self._passes([each.sequence for each in batch]):
             taken = [batch[index] for index in indices]
-            packed = pack([each.sequence for each in taken], self._device)
             mask = response_mask(packed.lengths, self._device)
             part = share * (len(packed.targets) if by_token else len(taken))
             new = self._log_probs(self._model, packed)
             old = self._padded(each.old for each in taken)
             advantages = self._padded(each.advantage * each.weights for each in taken)
             policy_loss = self._aggregate(clipped_policy_loss(new, old, advantages, mask, *self._clip_range), mask)
-            reference = new.detach()
-            if self._reference is not None:
-                reference = self._padded(each.reference for each in taken)
+            has_reference = self._reference is not None
+            reference = self._padded(each.reference for each in taken) if has_reference else new.detach()
             distance = self._aggregate(kl_penalty(new, reference, mask, algorithm.kl_penalty_type), mask)
             ((policy_loss + algorithm.kl_beta * distance) * part).backward()
             with torch.no_grad():
@@ -238,19 +193,22 @@ class GRPOActor(Worker):
         return torch.cat([self._ranks.mean(means), norm[None]])
 
     def _share(self, count: int) -> float:
-        # Return the weight of one of so many parts of a loss, such that the mean of the ranks' gradients is the
-        # gradient of the mean over the parts of all ranks.
+        # Return the weight of one of ``count`` parts of this rank's loss, such that the mean of the ranks' gradients is
+        # the gradient of the mean over the parts of all ranks.
         return self._world_size / float(self._ranks.sum(torch.tensor(float(count))))
 
-    def _passes(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[int]]:
-        # Ranks that share a model make the same number of forward passes: as many as the one that needs most.
+    def _passes(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterable[tuple[list[int], Pack]]:
+        # Yield the indices and the pack of each forward pass.  Each pass is a collective of ranks that share a model:
+        # all make as many as the one that needs most.
         lengths = [len(prompt) + len(response) for prompt, response in sequences]
-        passes = divide(lengths, self._cfg.actor.max_tokens_per_pass)
-        if self._world_size == 1:
-            return passes
-        count = torch.tensor(len(passes))
-        dist.all_reduce(count, dist.ReduceOp.MAX)
-        return divide(lengths, self._cfg.actor.max_tokens_per_pass, int(count))
+        limit = self._cfg.actor.max_tokens_per_pass
+        passes = divide(lengths, limit)
+        if self._world_size > 1:
+            count = torch.tensor(len(passes))
+            dist.all_reduce(count, dist.ReduceOp.MAX)
+            passes = divide(lengths, limit, at_least=int(count))
+        for indices in passes:
+            yield indices, pack([sequences[index] for index in indices], self._device)
 
     def _log_probs(self, model: Any, packed: Pack) -> Tensor:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cfg.actor.precision == "bfloat16"):
@@ -263,74 +221,29 @@ class GRPOActor(Worker):
         norm: Any = torch.nn.utils.clip_grad_norm_(self._model.parameters(), clip_grad)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return norm.full_tensor().cpu() if hasattr(norm, "full_tensor") else norm.cpu()  # type: ignore[no-any-return]
-
-    # -- files --------------------------------------------------------------------------------------------------
+        return (norm.full_tensor() if self._world_size > 1 else norm).cpu()
 
     def save(self, folder: Path, with_optimizer: bool = False) -> None:
         """Write model and tokenizer in the format of Hugging Face; a collective of all ranks."""
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights = get_model_state_dict(self._model, options=options)
-        states = get_optimizer_state_dict(self._model, self._optimizer, options=options) if with_optimizer else None
+        options = full_states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = full_states.get_model_state_dict(self._model, options=options)
+        state = None
+        if with_optimizer:
+            state = full_states.get_optimizer_state_dict(self._model, self._optimizer, options=options)
         if self._rank == 0:
             self._model.save_pretrained(folder, state_dict=weights)
             self._tokenizer.save_pretrained(folder)
-            if states is not None:
-                torch.save(states, folder / OPTIMIZER)
+            if state is not None:
+                torch.save(state, folder / OPTIMIZER)
 
 
 class _Example:
     # A response to learn from.
 
     def __init__(self, prompt: list[int], response: list[int], sampled: Tensor, advantage: Tensor) -> None:
-        self.prompt, self.response, self.advantage = prompt, response, advantage
+        self.response, self.advantage, self.sequence = response, advantage, (prompt, response)
         self.sampled = self.old = self.reference = sampled
         self.weights = torch.ones_like(sampled)
-
-    @property
-    def sequence(self) -> tuple[list[int], list[int]]:
-        return self.prompt, self.response
-
-
-def shard(model: Any, world_size: int) -> None:
-    """Shard a model of transformers over all ranks by FSDP2, each of its layers on its own."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-
-    mesh = init_device_mesh(next(model.parameters()).device.type, (world_size,))
-    for module in model.modules():
-        if type(module).__name__ in (model._no_split_modules or ()):
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-
-
-def enable_gradient_checkpointing(model: Any) -> None:
-    """Recompute activations in the backward pass; the method has another name from transformers 5.24 on."""
-    newer = getattr(model, "activation_checkpointing_enable", None)
-    if newer is not None:
-        newer()
-    else:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-
-
-def encode_demonstration(tokenizer: Any, messages: Any) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation's prompt, and those of the assistant's message at its end.
-
-    Raises:
-        ConfigError: the conversation does not end with the assistant, the tokenizer lacks a token, or its chat template
-            changes the prompt when a response follows.
-    """
-    if isinstance(messages, str) or messages[-1]["role"] != "assistant":
-        raise ConfigError(f"{messages!r:.200} is no demonstration: its last message must be the assistant's")
-    prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
-    whole = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
-    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in whole:
-        raise ConfigError(
-            f"the tokenizer lacks a token for a part of {messages!r:.200}: use another model or data.prompt"
-        )
-    if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
-        raise ConfigError(f"the chat template does not put a response behind the prompt of {messages!r:.200}")
-    return prompt, whole[len(prompt) :]
 
 
 def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -7,8 +7,8 @@
         cluster.component_placement.actor=0-7 cluster.component_placement.rollout=8-15
 
 Three groups of workers share the work: engines answer problems (``rollout``), a reward function judges the answers
-(``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.  ``common/`` beside
-this folder is a part of the example: ``--sync`` ships it, with the checkout.
+(``reward``), and the model learns (``actor``).  ``cluster.component_placement`` says where they run.  ``--sync`` ships
+the checkout, with ``common/`` beside this folder.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def main(cfg: Configuration) -> None:
             actor = GRPOActor.create_group(cfg).launch(cluster, where["actor"], "actor", **restarts["actor"])
         runner = ReasoningRunner(cfg, actor, reward)
         model = await runner.begin() if is_trained else str(cfg.rollout.model.model_path)
-        llm = EngineGroup(cfg.rollout.engine, model=model, **cfg.rollout.options).launch(
+        llm = EngineGroup(cfg.rollout.engine, model=model, **cfg.rollout.options.get(cfg.rollout.engine, {})).launch(
             cluster,
             where["rollout"],
             name="rollout",

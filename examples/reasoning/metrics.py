@@ -1,4 +1,4 @@
-"""``MetricLog``: figures of a run, for TensorBoard and, where asked for, Weights & Biases."""
+"""``MetricLog``: figures of a run on stdout, for TensorBoard and, where asked for, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from reasoning_config import Configuration
 
 from rlinf_async.errors import ConfigError
 
+PHASES = ("wait_for_responses", "train", "publish")
+"""Parts of a training step, in seconds.  With a staleness above 0 the engines sample in all of them."""
+
 
 class MetricLog:
     """Writer of figures to ``log_path/tensorboard`` and to Weights & Biases; a context manager."""
@@ -20,7 +23,7 @@ class MetricLog:
         self._folder = Path(cfg.runner.logger.log_path)
 
     def __enter__(self) -> Self:
-        # Deferred imports: they take seconds, during which workers can already start.
+        # A deferred import: it takes seconds, during which workers can already start.
         from torch.utils.tensorboard import SummaryWriter
 
         self._tensorboard = SummaryWriter(str(self._folder / "tensorboard"))
@@ -36,14 +39,9 @@ class MetricLog:
                 f"runner.logger.wandb={logger.wandb} needs wandb, which is not installed: pip install wandb, or write "
                 "runner.logger.wandb=null"
             ) from error
-        config = OmegaConf.to_container(OmegaConf.structured(self._cfg))
-        return wandb.init(
-            project=logger.project,
-            name=self._folder.name,
-            dir=str(self._folder),
-            mode=logger.wandb,
-            config=config,
-        )
+        config: Any = OmegaConf.to_container(OmegaConf.structured(self._cfg))
+        place = {"project": logger.project, "name": self._folder.name, "dir": str(self._folder)}
+        return wandb.init(**place, mode=logger.wandb, config=config)
 
     def __exit__(self, *exc_info: object) -> None:
         self._tensorboard.close()
@@ -55,3 +53,15 @@ class MetricLog:
             self._tensorboard.add_scalar(name, value, step)
         if self._wandb is not None:
             self._wandb.log(dict(figures), step=step)
+
+
+def describe_step(step: int, last_step: int, figures: Mapping[str, float]) -> str:
+    """Return the line of a training step."""
+    words = {name.partition("/")[2]: value for name, value in figures.items() if name.startswith("train/")}
+    seconds = ", ".join(f"{name} {figures[f'time/{name}']:.3f}" for name in PHASES)
+    return (
+        f"step {step:>{len(str(last_step))}}/{last_step} | reward {words['reward']:.3f} | "
+        f"length {words['response_length']:.1f} | entropy {words['entropy']:.3f} | "
+        f"no signal {words['groups_without_signal']:.0%} | staleness {words['staleness']:.1f} | "
+        f"kl {words['kl_to_engine']:z.4f} | step {figures['time/step']:.3f} s: {seconds}"
+    )

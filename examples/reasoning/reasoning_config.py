@@ -105,7 +105,7 @@ class Actor:
 @dataclass(frozen=True)
 class Rollout:
     engine: str = "transformers"  # or vllm, or http, vLLM's own server
-    options: dict[str, Any] = field(default_factory=dict)  # of the engine's own: gpu_memory_utilization and others
+    options: dict[str, Any] = field(default_factory=dict)  # by kind: vllm: {gpu_memory_utilization: 0.5}
     env: dict[str, str] = field(default_factory=dict)  # environment of its processes
     max_tokens: int = MISSING  # of a response
     max_staleness: int = 0  # training steps that responses may be behind; 0: engines and actor take turns

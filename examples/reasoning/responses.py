@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -44,3 +45,18 @@ class Group:
     def has_signal(self) -> bool:
         """False if all rewards are alike: the group teaches nothing."""
         return len({response.reward for response in self.responses}) > 1
+
+
+def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
+    """Return figures of the groups that weights of this version learn from.
+
+    ``staleness`` is the mean over all tokens of the versions between the weights that sampled it and these.
+    """
+    responses = [response for group in groups for response in group.responses]
+    versions = [each for response in responses for each in response.versions]
+    return {
+        "reward": sum(response.reward for response in responses) / len(responses),
+        "groups_without_signal": sum(not group.has_signal for group in groups) / len(groups),
+        "truncated": sum(response.is_truncated for response in responses) / len(responses),
+        "staleness": version - sum(versions) / len(versions),
+    }
