@@ -36,7 +36,9 @@ async def main(cfg: Configuration) -> None:
         placement, is_trained = place(cfg, cluster), not cfg.runner.only_eval
         where = {name: placement.get_strategy(name) for name in ("actor", "rollout", "reward")}
         restarts = {name: restart_arguments(cfg.cluster.supervision, name) for name in where}
-        reward = RewardWorker.create_group(cfg).launch(cluster, where["reward"], "reward", **restarts["reward"])
+        function = cfg.reward.function or f"{cfg.data.task}.reward"
+        judges = RewardWorker.create_group(cfg.reward, function)
+        reward = judges.launch(cluster, where["reward"], "reward", **restarts["reward"])
         actor = None
         if is_trained:
             actor = GRPOActor.create_group(cfg).launch(cluster, where["actor"], "actor", **restarts["actor"])

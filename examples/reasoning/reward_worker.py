@@ -9,11 +9,10 @@ import inspect
 import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-from reasoning_config import Configuration
+from reasoning_config import Reward
 from rows import Prompt
 
 from rlinf_async import Worker, idempotent
@@ -24,62 +23,67 @@ class RewardFailed(RuntimeError):
     """A reward function raised, hung, or returned no number."""
 
 
-@dataclass
-class Verdicts:
-    """Rewards of a problem's responses, and what went wrong with those that count as ``reward.error_reward``."""
-
-    rewards: list[float] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-
-
 class RewardWorker(Worker):
-    """Judges responses by ``reward.function``."""
+    """Judges responses in a process of its own."""
 
-    def __init__(self, cfg: Configuration) -> None:
+    def __init__(self, cfg: Reward, function: str) -> None:
         super().__init__()
-        self._cfg = cfg.reward
-        self._path = cfg.reward.function or f"{cfg.data.task}.reward"
-        self._function = load_function(self._path)
-        self._wants_tokens = list(inspect.signature(self._function).parameters)[1:2] == ["tokens"]
+        self._judge = Judge(cfg, function)
 
     @idempotent
-    async def judge(
+    async def judge(self, *problem: Any) -> tuple[list[float], list[str]]:
+        """Judge responses as ``Judge.rewards``."""
+        return await self._judge.rewards(*problem)
+
+
+class Judge:
+    """A reward function, ``reward(prompt, text, meta)`` or ``reward(prompt, tokens, meta)``, sync or async.
+
+    Args:
+        path: its dotted path.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+
+    def __init__(self, cfg: Reward, path: str) -> None:
+        self._cfg, self._path, self._function = cfg, path, load_function(path)
+        self._wants_tokens = list(inspect.signature(self._function).parameters)[1:2] == ["tokens"]
+
+    async def rewards(
         self, prompt: Prompt, texts: Sequence[str], tokens: Sequence[Sequence[int]], meta: dict[str, Any]
-    ) -> Verdicts:
-        """Return the rewards of responses to one problem.
+    ) -> tuple[list[float], list[str]]:
+        """Return the rewards of responses to one problem, and the errors that count as ``reward.error_reward``.
 
         Raises:
-            RewardFailed: the function raised, hung or returned no number, and ``reward.on_error`` is ``raise``.
+            RewardFailed: the function failed, and ``reward.on_error`` is ``raise``.
         """
-        verdicts = Verdicts()
+        rewards, errors = list[float](), list[str]()
         for response in tokens if self._wants_tokens else texts:
             try:
-                verdicts.rewards.append(await self._call(prompt, response, meta))
+                rewards.append(await self._call(prompt, response, meta))
             except RewardFailed as failure:
                 if self._cfg.on_error == "raise":
                     raise
-                verdicts.rewards.append(self._cfg.error_reward)
-                verdicts.errors.append(str(failure))
-        return verdicts
+                rewards.append(self._cfg.error_reward)
+                errors.append(str(failure))
+        return rewards, errors
 
     async def _call(self, prompt: Prompt, response: Any, meta: dict[str, Any]) -> float:
-        deadline_s = self._cfg.deadline_s
         try:
             if inspect.iscoroutinefunction(self._function):
-                async with asyncio.timeout(deadline_s):
+                async with asyncio.timeout(self._cfg.deadline_s):
                     found = await self._function(prompt, response, meta)
             else:
-                with _interrupted_after(deadline_s):
+                with _interrupted_after(self._cfg.deadline_s):
                     found = self._function(prompt, response, meta)
-            reward = float(found)
-        except (_DeadlineOver, TimeoutError) as error:
-            words = f"took longer than reward.deadline_s ({deadline_s:g} s)" if not str(error) else repr(error)
+            if math.isfinite(found):
+                return float(found)
+            words = f"returned {found}"
+        except (_DeadlineOver, TimeoutError):
+            words = f"took longer than reward.deadline_s ({self._cfg.deadline_s:g} s)"
         except Exception as error:
             words = f"raised {error!r}"
-        else:
-            if math.isfinite(reward):
-                return reward
-            words = f"returned {reward}"
         raise RewardFailed(
             f"{self._path} {words} for response {response!r:.200} to {prompt!r:.200} with meta {meta!r:.200}: mend it, "
             "or write reward.on_error=count"
@@ -87,21 +91,17 @@ class RewardWorker(Worker):
 
 
 def load_function(path: str) -> Callable[..., Any]:
-    """Return the function of a dotted path, ``package.module.function``.
-
-    Raises:
-        ConfigError: there is no such module or function.
-    """
+    """Return the function of a dotted path, ``package.module.function``; ConfigError if there is none."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"reward.function: {path!r} cannot be loaded ({error}): write module.function, of a module on PYTHONPATH"
         ) from error
     if not callable(found):
         raise ConfigError(f"reward.function: {path!r} is a {type(found).__name__}: name a function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 class _DeadlineOver(BaseException):

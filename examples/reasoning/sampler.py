@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from common.generators import torch_seed
 from reasoning_config import Configuration
 from responses import Group, Response
-from reward_worker import RewardWorker, Verdicts
+from reward_worker import RewardWorker
 from rows import Row
 
 from rlinf_async import WorkerGroup
@@ -21,8 +21,7 @@ class Sampler:
     response is ever empty because something went wrong.
 
     Attributes:
-        reward_errors: number of calls of the reward function that counted as ``reward.error_reward``.
-        last_error: the words of the last of them.
+        reward_errors: number of rewards that count as ``reward.error_reward``; ``last_error`` has the words of one.
     """
 
     def __init__(self, cfg: Configuration, llm: EngineGroup, reward: WorkerGroup[RewardWorker]) -> None:
@@ -30,8 +29,7 @@ class Sampler:
         # A reward function that cannot be interrupted owes its answer for longer than all deadlines of a group.
         samples = max(cfg.algorithm.group_size, cfg.runner.eval_samples, cfg.runner.eval_interval_samples)
         self._reward = reward.any(stall_timeout=samples * cfg.reward.deadline_s + 30)
-        self.reward_errors = 0
-        self.last_error = ""
+        self.reward_errors, self.last_error = 0, ""
 
     async def sample(self, row: Row, index: int, count: int, temperature: float = 1.0) -> Group:
         """Return ``count`` responses to a problem.
@@ -41,28 +39,29 @@ class Sampler:
             temperature: 0 gives the likeliest response.
 
         Raises:
-            RewardFailed: the reward function failed, and that is no number by ``reward.on_error``.
+            RewardFailed: the reward function failed, and ``reward.on_error`` is ``raise``.
             ValueError: the model cannot take the prompt.
         """
         rollout, seed = self._cfg.rollout, self._cfg.runner.seed
         seeds = [torch_seed(seed, index, at) % 2**31 if rollout.reproducible else None for at in range(count)]
-        requests = [
-            Request(row.prompt, max_tokens=rollout.max_tokens, temperature=temperature, seed=each) for each in seeds
-        ]
-        completions = {completion.index: completion async for completion in self._llm.generate(requests)}
-        rewards = await self._judge(row, [completions[at] for at in range(count)])
+        sampling = {"max_tokens": rollout.max_tokens, "temperature": temperature}
+        answers = self._llm.generate([Request(row.prompt, seed=each) for each in seeds], **sampling)
+        completions = sorted([each async for each in answers], key=lambda completion: completion.index)
+        rewards = await self._judge(row, completions)
         responses = [
-            Response(found.tokens, found.log_probs, found.versions, rewards[at], found.finish_reason == "length")
-            for at, found in sorted(completions.items())
+            Response(found.tokens, found.log_probs, found.versions, reward, found.finish_reason == "length")
+            for found, reward in zip(completions, rewards, strict=True)
         ]
         return Group(index, completions[0].prompt_tokens, responses)
 
     async def _judge(self, row: Row, completions: Sequence[Completion]) -> list[float]:
         truncated = self._cfg.reward.truncated
+        rewards = dict.fromkeys(range(len(completions)), truncated or 0.0)
         judged = [each for each in completions if truncated is None or each.finish_reason != "length"]
-        texts, tokens = [each.text for each in judged], [each.tokens for each in judged]
-        verdicts: Verdicts = await self._reward.judge(row.prompt, texts, tokens, row.meta) if judged else Verdicts()
-        self.reward_errors += len(verdicts.errors)
-        self.last_error = (verdicts.errors or [self.last_error])[-1]
-        found = dict(zip(map(id, judged), verdicts.rewards, strict=True))
-        return [found.get(id(each), truncated or 0.0) for each in completions]
+        if judged:
+            texts, tokens = [each.text for each in judged], [each.tokens for each in judged]
+            found, errors = await self._reward.judge(row.prompt, texts, tokens, row.meta)
+            rewards |= dict(zip((each.index for each in judged), found, strict=True))
+            self.reward_errors += len(errors)
+            self.last_error = errors[-1] if errors else self.last_error
+        return list(rewards.values())

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from reasoning_config import SCHEMA
-from reward_worker import RewardFailed, RewardWorker, load_function
+from reward_worker import Judge, RewardFailed, load_function
 
 from rlinf_async.errors import ConfigError
 
-CONFIG = "countdown_disaggregated"
 META = {"numbers": [2, 3, 7], "target": 13}
 
 
@@ -52,8 +51,9 @@ def functions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def judge(*overrides: str) -> tuple[list[float], list[str]]:
-    worker = RewardWorker(SCHEMA.load(CONFIG, ["reward.deadline_s=0.2", *overrides]))
-    return await worker.judge("2,3,7=13:", ["2*3+7", "13"], [[1, 2, 3], [4]], META)
+    cfg = SCHEMA.load("countdown_disaggregated", ["reward.deadline_s=0.2", *overrides])
+    judge = Judge(cfg.reward, cfg.reward.function or "countdown.reward")
+    return await judge.rewards("2,3,7=13:", ["2*3+7", "13"], [[1, 2, 3], [4]], META)
 
 
 async def test_the_tasks_own_function_judges_unless_another_is_named() -> None:
@@ -71,7 +71,9 @@ async def test_the_tasks_own_function_judges_unless_another_is_named() -> None:
     ],
 )
 async def test_a_reward_that_fails_is_an_error_or_counted_as_configured(name: str, words: str) -> None:
-    with pytest.raises(RewardFailed, match=rf"test_reward_functions\.{name} {words} .*response '2\*3\+7' to '2,3,7=13:'"):
+    with pytest.raises(
+        RewardFailed, match=rf"test_reward_functions\.{name} {words} .*response '2\*3\+7' to '2,3,7=13:'"
+    ):
         await judge(f"reward.function=test_reward_functions.{name}")
     counted = ("reward.on_error=count", "reward.error_reward=-1")
     rewards, errors = await judge(f"reward.function=test_reward_functions.{name}", *counted)

@@ -59,7 +59,9 @@ async def test_groups_without_a_signal_are_replaced_within_bounds() -> None:
     await filled.fill(version=1)
     assert sorted(experience.indices) == [1, 4, 5]
     assert filled.skipped == 3
-    bounded, experience = rollouts({index: group(index, [1.0, 1.0]) for index in range(20)}, "algorithm.max_num_gen_batches=2")
+    bounded, experience = rollouts(
+        {index: group(index, [1.0, 1.0]) for index in range(20)}, "algorithm.max_num_gen_batches=2"
+    )
     await bounded.fill(version=1)
     assert (len(experience.indices), bounded.skipped) == (3, 3)
 
@@ -86,7 +88,7 @@ class OneEngine:
     def __init__(self) -> None:
         self.requests: list[Request] = []
 
-    async def generate(self, requests: list[Request]) -> Any:
+    async def generate(self, requests: list[Request], **sampling: Any) -> Any:
         self.requests += requests
         for index in reversed(range(len(requests))):
             reason = "length" if index == 1 else "stop"
