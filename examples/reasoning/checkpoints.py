@@ -21,29 +21,20 @@ _PROGRESS, _LATEST = "run.json", "latest"
 
 @dataclass(frozen=True)
 class Progress:
-    """Where a run is; random numbers depend on the seed and on these alone.
+    """Where a run is; random numbers depend on the seed and on these alone."""
 
-    Attributes:
-        step: training steps that are done.
-        position: number of the next problem.
-        reference: folder of the model that training began with.
-        before: the evaluation before training.
-        config: the configuration, as YAML.
-    """
-
-    step: int
-    position: int
-    reference: str
-    before: dict[str, float]
-    config: str
+    step: int  # training steps that are done
+    position: int  # number of the next problem
+    reference: str  # folder of the model that training began with
+    before: dict[str, float]  # the evaluation before training
+    config: str  # YAML
 
 
 @contextmanager
 def new_checkpoint(log_path: Path, progress: Progress) -> Iterator[Path]:
-    """Give a folder to write a checkpoint into; at the end of the block it becomes ``checkpoints/step_…``, the latest.
+    """Give a folder to write a checkpoint into, which becomes ``checkpoints/step_…`` and the latest when complete.
 
-    The folder and the link to it get their names when they are complete: a killed run leaves the checkpoint before, or
-    this one.
+    A run that is killed meanwhile leaves the checkpoint before.
     """
     folder = log_path / "checkpoints"
     path, draft, link = folder / f"step_{progress.step:06d}", folder / ".draft", folder / f".link.{os.getpid()}"
@@ -58,11 +49,7 @@ def new_checkpoint(log_path: Path, progress: Progress) -> Iterator[Path]:
 
 
 def checkpoint_to_resume(cfg: Configuration, named: str | None) -> Path | None:
-    """Return the checkpoint of a log path, or at a path; ``auto`` is the run's own log path, if that has one.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the checkpoint of a log path, or at a path; ``auto`` is the run's own log path, which may have none."""
     if named is None:
         return None
     place = Path(cfg.runner.logger.log_path if named == "auto" else named).absolute()
@@ -75,11 +62,7 @@ def checkpoint_to_resume(cfg: Configuration, named: str | None) -> Path | None:
 
 
 def read_progress(checkpoint: Path, cfg: Configuration) -> Progress:
-    """Read where the run was.
-
-    Raises:
-        ConfigError: it had other data.
-    """
+    """Read where the run was; ConfigError if it had other data."""
     progress = Progress(**json.loads((checkpoint / _PROGRESS).read_text()))
     saved, own = OmegaConf.create(progress.config), OmegaConf.structured(cfg)
     for key in ("data.task", "data.train_path"):

@@ -23,12 +23,9 @@ def generate_data(cfg: Configuration, folder: Path) -> None:
 
     No problem of one of the first two sets is in the other, and ``eval.jsonl`` is the same for all seeds.
     Demonstrations are conversations about problems to train on; the last message of each is the assistant's.
-
-    Raises:
-        ConfigError: the task has too few problems.
     """
     data, seed = cfg.data, cfg.runner.seed
-    task = make_task(data)
+    task = (Countdown if data.task == "countdown" else Arithmetic)(data.terms, data.largest)
     held_out = _distinct(task, data, data.held_out_size, [0], frozenset())
     training = _distinct(task, data, data.train_size, [1, seed], held_out.keys())
     write_rows(folder / "eval.jsonl", (Row(_chat(prompt), meta) for prompt, meta in held_out.items()))
@@ -40,11 +37,6 @@ def generate_data(cfg: Configuration, folder: Path) -> None:
         for prompt, meta in training.items()
     )
     write_rows(folder / "demonstrations.jsonl", taught)
-
-
-def make_task(data: Data) -> Arithmetic | Countdown:
-    kind = Countdown if data.task == "countdown" else Arithmetic
-    return kind(data.terms, data.largest)
 
 
 def _chat(prompt: str) -> list[dict[str, Any]]:
@@ -61,10 +53,8 @@ def _distinct(
         try:
             prompt = template.format(**task.words(meta))
         except (KeyError, IndexError, ValueError) as error:
-            fields = ", ".join(f"{{{name}}}" for name in task.words(meta))
-            raise ConfigError(
-                f"data.prompt: {template!r} cannot be filled in ({error!r}): it may have {fields}"
-            ) from error
+            fields = " and ".join(f"{{{name}}}" for name in task.words(meta))
+            raise ConfigError(f"data.prompt: {template!r} cannot be filled in ({error!r}): use {fields}") from error
         if prompt not in without:
             found[prompt] = meta
         if len(found) == count:

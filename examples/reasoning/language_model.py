@@ -28,11 +28,7 @@ _CHAT_TEMPLATE = (
 
 
 def load_model(path: str, device: torch.device, ranks: int) -> tuple[Any, Any]:
-    """Load a causal language model in float32 and its tokenizer; with several ranks, shard the model by FSDP2.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Load a causal language model in float32 and its tokenizer; with several ranks, shard the model by FSDP2."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _hide_progress()
@@ -40,10 +36,8 @@ def load_model(path: str, device: torch.device, ranks: int) -> tuple[Any, Any]:
         model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"model_path: no model and tokenizer in {path} ({str(error).partition(chr(10))[0]}): name a folder that "
-            "save_pretrained() has made"
-        ) from error
+        words, fix = str(error).partition("\n")[0], "name a folder that save_pretrained() has made"
+        raise ConfigError(f"model_path: no model and tokenizer in {path} ({words}): {fix}") from error
     if ranks > 1:
         _shard(model, ranks)
     return model, tokenizer
@@ -62,12 +56,7 @@ def _shard(model: Any, ranks: int) -> None:
 
 
 def encode_demonstration(tokenizer: Any, messages: Prompt) -> tuple[list[int], list[int]]:
-    """Return the tokens of a conversation's prompt, and those of the assistant's message at its end.
-
-    Raises:
-        ConfigError: the conversation does not end with the assistant, the tokenizer lacks a token, or its chat template
-            changes the prompt when a response follows.
-    """
+    """Return the tokens of a conversation's prompt, and those of the assistant's message at its end."""
     if isinstance(messages, str) or messages[-1]["role"] != "assistant":
         raise ConfigError(f"{messages!r:.200} is no demonstration: its last message must be the assistant's")
     prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
@@ -92,11 +81,12 @@ def make_tiny_model(folder: Path, size: TinyModel, seed: int) -> None:
     special = {"unk_token": _UNKNOWN, "pad_token": _PAD, "eos_token": _END, "additional_special_tokens": _ROLES}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=_CHAT_TEMPLATE, **special)
     fast.save_pretrained(folder)
-    sizes = {name: value for name, value in vars(size).items() if name != "model_path"}
     config = LlamaConfig(
         vocab_size=len(tokens),
-        **sizes,
+        **{name: value for name, value in vars(size).items() if name != "model_path"},
+        intermediate_size=3 * size.hidden_size,
         num_key_value_heads=size.num_attention_heads,
+        head_dim=32,  # vLLM's kernels for CPUs take no smaller one
         tie_word_embeddings=True,
         pad_token_id=tokens.index(_PAD),
         bos_token_id=None,

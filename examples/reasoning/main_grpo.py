@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1]))  # for common/
 
@@ -33,38 +34,33 @@ from rlinf_async.errors import ConfigError
 
 async def main(cfg: Configuration) -> None:
     async with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=declared_gpus(cfg)) as cluster:
-        placement, is_trained = place(cfg, cluster), not cfg.runner.only_eval
-        where = {name: placement.get_strategy(name) for name in ("actor", "rollout", "reward")}
-        restarts = {name: restart_arguments(cfg.cluster.supervision, name) for name in where}
+        placement, is_trained, actor = place(cfg, cluster), not cfg.runner.only_eval, None
+
+        def launch(spec: Any, name: str, **options: Any) -> Any:
+            options |= restart_arguments(cfg.cluster.supervision, name)
+            return spec.launch(cluster, placement.get_strategy(name), name=name, **options)
+
         function = cfg.reward.function or f"{cfg.data.task}.reward"
-        judges = RewardWorker.create_group(cfg.reward, function)
-        reward = judges.launch(cluster, where["reward"], "reward", **restarts["reward"])
-        actor = None
+        reward = launch(RewardWorker.create_group(cfg.reward, function), "reward")
         if is_trained:
-            actor = GRPOActor.create_group(cfg).launch(cluster, where["actor"], "actor", **restarts["actor"])
+            actor = launch(GRPOActor.create_group(cfg), "actor")
         runner = ReasoningRunner(cfg, actor, reward)
         model = await runner.begin() if is_trained else str(cfg.rollout.model.model_path)
-        llm = EngineGroup(cfg.rollout.engine, model=model, **cfg.rollout.options.get(cfg.rollout.engine, {})).launch(
-            cluster,
-            where["rollout"],
-            name="rollout",
+        engine = cfg.rollout.engine
+        llm = launch(
+            EngineGroup(engine, model=model, **cfg.rollout.options.get(engine, {})),
+            "rollout",
             follow="actor" if is_trained else None,
-            on_update=cfg.rollout.on_update,  # type: ignore[arg-type]
+            on_update=cfg.rollout.on_update,
             stall_timeout=cfg.rollout.stall_timeout,
             env=dict(cfg.rollout.env),
             seed=cfg.runner.seed,
-            **restarts["rollout"],
         )
-        await llm
-        await runner.run(llm)
-
-
-def parse_arguments(arguments: list[str]) -> Configuration:
-    return SCHEMA.parse(arguments, about=__doc__, default="two_terms_disaggregated")
+        await runner.run(await llm)
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(main(parse_arguments(sys.argv[1:])))
+        asyncio.run(main(SCHEMA.parse(sys.argv[1:], about=__doc__, default="two_terms_disaggregated")))
     except ConfigError as error:
         sys.exit(f"error: {error}")

@@ -36,21 +36,15 @@ class Pack:
 
 def pack(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], device: torch.device | str = "cpu") -> Pack:
     """Pack prompts with their responses; each has at least one token."""
-    ids: list[int] = []
-    positions: list[int] = []
-    predicting: list[int] = []
+    ids, positions, predicting, targets = list[int](), list[int](), list[int](), list[int]()
     for prompt, response in sequences:
         first = len(ids) + len(prompt) - 1
         predicting += range(first, first + len(response))
-        ids += [*prompt, *response]
         positions += range(len(prompt) + len(response))
-    targets = [token for _, response in sequences for token in response]
-
-    def tensor(values: list[int]) -> Tensor:
-        return torch.tensor(values, device=device)
-
-    lengths = [len(response) for _, response in sequences]
-    return Pack(tensor(ids)[None], tensor(positions)[None], tensor(predicting), tensor(targets), lengths)
+        ids += [*prompt, *response]
+        targets += response
+    tensors = [torch.tensor(values, device=device) for values in ([ids], [positions], predicting, targets)]
+    return Pack(*tensors, lengths=[len(response) for _, response in sequences])
 
 
 def response_log_probs(model: Any, pack: Pack) -> Tensor:
@@ -73,19 +67,18 @@ def divide(lengths: Sequence[int], limit: int, at_least: int = 1) -> list[list[i
 
     Args:
         lengths: tokens of each sequence.
-        at_least: number of passes, up to one for each sequence: ranks that share a model make the same number.
+        at_least: number of passes, up to one for each sequence.
 
     Returns:
         The indices of each pass, in ascending order.
     """
     longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     for count in range(min(at_least, len(lengths)), len(lengths) + 1):
-        passes: list[list[int]] = [[] for _ in range(count)]
-        loads = [0] * count
+        passes, loads = [list[int]() for _ in range(count)], [0] * count
         for index in longest_first:
             lightest = loads.index(min(loads))
             passes[lightest].append(index)
             loads[lightest] += lengths[index]
-        if max(loads) <= limit or count == len(lengths):
+        if max(loads) <= limit:
             break
     return [sorted(each) for each in passes]

@@ -65,10 +65,8 @@ class TinyModel:
 
     model_path: str | None = None  # folder in the format of Hugging Face; null: random weights and a warm start
     hidden_size: int = 64
-    intermediate_size: int = 192
     num_hidden_layers: int = 2
     num_attention_heads: int = 4
-    head_dim: int = 32  # vLLM's kernels for CPUs take no smaller one
     max_position_embeddings: int = 64
     initializer_range: float = 0.05
 
@@ -157,36 +155,22 @@ class Configuration:
 
 
 def last_step(cfg: Configuration, problems: int) -> int:
-    """Return the number of training steps of a whole run: those of ``max_epochs``, or ``max_steps`` if that is less.
-
-    Raises:
-        ConfigError: a step has more problems than there are.
-    """
-    if problems < cfg.data.rollout_batch_size:
-        raise ConfigError(
-            f"data.rollout_batch_size ({cfg.data.rollout_batch_size}) is more than the {problems} training problems: "
-            "lower it, or give more problems"
-        )
-    steps = cfg.runner.max_epochs * (problems // cfg.data.rollout_batch_size)
+    """Return the number of training steps of a whole run: those of ``max_epochs``, or ``max_steps`` if that is less."""
+    size = cfg.data.rollout_batch_size
+    if problems < size:
+        raise ConfigError(f"data.rollout_batch_size ({size}) is more than the {problems} problems there are: lower it")
+    steps = cfg.runner.max_epochs * (problems // size)
     return steps if cfg.runner.max_steps < 0 else min(steps, cfg.runner.max_steps)
 
 
 def check_batches(cfg: Configuration, actor_ranks: int) -> None:
-    """Check that the responses of a training step divide evenly among optimiser steps and ranks.
-
-    Raises:
-        ConfigError: something does not divide evenly.
-    """
-    problems, global_batch, ranks = (
-        cfg.data.rollout_batch_size,
-        cfg.actor.global_batch_size,
-        "the number of actor ranks",
-    )
+    """Raise a ConfigError unless the responses of a training step divide evenly among optimiser steps and ranks."""
+    problems, minibatch, ranks = cfg.data.rollout_batch_size, cfg.actor.global_batch_size, "the number of actor ranks"
     responses = problems * cfg.algorithm.group_size
     for name, size, by, parts in (
         ("data.rollout_batch_size", problems, ranks, actor_ranks),
-        ("data.rollout_batch_size * algorithm.group_size", responses, "actor.global_batch_size", global_batch),
-        ("actor.global_batch_size", global_batch, ranks, actor_ranks),
+        ("data.rollout_batch_size * algorithm.group_size", responses, "actor.global_batch_size", minibatch),
+        ("actor.global_batch_size", minibatch, ranks, actor_ranks),
         ("actor.warm_start.batch_size", cfg.actor.warm_start.batch_size, ranks, actor_ranks),
     ):
         if size % parts:
@@ -201,12 +185,9 @@ def clip_range(cfg: Configuration) -> tuple[float, float]:
 
 
 def _claims(cfg: DictConfig) -> list[Claim]:
-    given = (cfg.algorithm.clip_ratio_low, cfg.algorithm.clip_ratio_high)
-    names = ("algorithm.clip_ratio_low", "algorithm.clip_ratio_high")
-    limits = [name for name, value in zip(names, given, strict=True) if value is not None]
+    limits = [name for name in ("clip_ratio_low", "clip_ratio_high") if cfg.algorithm[name] is not None]
     low, _ = clip_range(cfg)  # type: ignore[arg-type]
     own_data, has_model = cfg.data.train_path is not None, cfg.actor.model.model_path is not None
-    has_eval, has_function = cfg.data.eval_path is not None, cfg.reward.function is not None
     return [
         ("algorithm.clip_ratio_low", low < 1, f"must be below 1: a ratio is never below 0; it is {low}"),
         *at_least_one(
@@ -217,24 +198,20 @@ def _claims(cfg: DictConfig) -> list[Claim]:
             *("actor.cpu_threads", "runner.eval_samples", "runner.eval_interval_samples", "rollout.max_tokens"),
             "algorithm.max_num_gen_batches",
         ),
-        *not_negative(cfg, "runner.eval_interval", "runner.save_interval", "rollout.max_staleness"),
-        *not_negative(cfg, "algorithm.kl_beta"),
+        *not_negative(cfg, *(f"runner.{name}" for name in ("eval_interval", "save_interval"))),
+        *not_negative(cfg, "rollout.max_staleness", "algorithm.kl_beta"),
         *supervised(cfg, rank=("rollout", "reward"), group=("actor",)),
         *chosen(cfg, {"data.task": TASKS, "algorithm.loss_agg_func": (*LOSS_AGGREGATIONS,)}),
         *chosen(cfg, {"algorithm.kl_penalty_type": (*KL_ESTIMATORS,), "rollout.engine": ENGINES}),
         *chosen(cfg, {"reward.on_error": ("raise", "count"), "actor.precision": ("float32", "bfloat16")}),
         *chosen(cfg, {"runner.logger.wandb": ("online", "offline")} if cfg.runner.logger.wandb else {}),
-        *above_zero(cfg, *limits, "actor.warm_start.lr", "algorithm.importance_sampling_clip", "reward.deadline_s"),
-        *above_zero(cfg, "rollout.stall_timeout"),
+        *above_zero(cfg, *(f"algorithm.{name}" for name in (*limits, "importance_sampling_clip"))),
+        *above_zero(cfg, "actor.warm_start.lr", "reward.deadline_s", "rollout.stall_timeout"),
+        *((f"rollout.options.{name}", name in ENGINES, "must be an engine's kind") for name in cfg.rollout.options),
         ("data.terms", cfg.data.terms >= 2, "must be at least 2"),
-        ("data.eval_path", has_eval == own_data, "belongs to data.train_path: give both, or none for generated data"),
-        ("reward.function", has_function or not own_data, "is needed with data.train_path: no task says what is right"),
-        (
-            "actor.model.model_path",
-            has_model or not own_data,
-            "is needed with data.train_path: the model made here only knows the characters of generated problems",
-        ),
-        ("actor.model.head_dim", cfg.actor.model.head_dim % 2 == 0, "must be even: positions rotate pairs"),
+        ("data.eval_path", bool(cfg.data.eval_path) == own_data, "belongs to data.train_path: give both, or none"),
+        ("reward.function", bool(cfg.reward.function) or not own_data, "is needed with data.train_path"),
+        ("actor.model.model_path", has_model or not own_data, "is needed with data.train_path"),
         ("algorithm.group_size", cfg.algorithm.group_size >= 2, "must be at least 2: a group is its own baseline"),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import time
 from dataclasses import replace
@@ -10,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from checkpoints import Progress, checkpoint_to_resume, new_checkpoint, read_progress
-from common.metric_logger import mean_over_ranks
+from common.metric_logger import MetricLogger, mean_over_ranks
 from common.restarts import describe_death, is_restart_error
 from evaluation import evaluate
 from generated_data import generate_data
 from grpo_actor import GRPOActor
-from metrics import PHASES, MetricLog, describe_step
 from omegaconf import OmegaConf
 from reasoning_config import Configuration, check_batches, last_step
 from responses import describe
@@ -27,11 +27,12 @@ from sampler import Sampler
 from rlinf_async import Experience, WorkerGroup, each
 from rlinf_async.engines import EngineGroup
 
+PHASES = ("wait_for_responses", "train", "publish")
+"""Parts of a training step, in seconds.  With a staleness above 0 the engines sample in all of them."""
+
 
 class ReasoningRunner:
-    """Trains, evaluates and keeps the records; the groups do the work.
-
-    One training step::
+    """Trains, evaluates and keeps the records; the groups do the work.  One training step::
 
         engines ── responses ──► reward ── groups ──► experience ── groups ──► actor ── weights ──► engines
 
@@ -50,8 +51,7 @@ class ReasoningRunner:
     """
 
     def __init__(self, cfg: Configuration, actor: WorkerGroup[GRPOActor] | None, reward: WorkerGroup[RewardWorker]):
-        self._cfg, self._reward = cfg, reward
-        self._started = time.perf_counter()
+        self._cfg, self._reward, self._started = cfg, reward, time.perf_counter()
         self._log_path = Path(cfg.runner.logger.log_path).absolute()
         self._data = self._log_path / "data"
         if cfg.data.train_path is None:
@@ -60,6 +60,7 @@ class ReasoningRunner:
         self._held_out = read_rows(cfg.data.eval_path or self._data / "eval.jsonl")
         self._last_step = last_step(cfg, len(self._rows))
         self._progress = Progress(0, 0, "", {}, OmegaConf.to_yaml(OmegaConf.structured(cfg)))
+        self._responses = cfg.data.rollout_batch_size * cfg.algorithm.group_size
         self._checkpoint: Path | None = None
         if actor is not None:
             check_batches(cfg, len(actor))
@@ -87,40 +88,31 @@ class ReasoningRunner:
         return model
 
     async def _warm_start(self, folder: Path) -> None:
-        started, options = time.perf_counter(), self._cfg.actor.warm_start
+        started, steps = time.perf_counter(), self._cfg.actor.warm_start.steps
         losses = await self._actor.warm_start(self._data / "demonstrations.jsonl")
         await self._actor.save(folder)
-        seconds, size = time.perf_counter() - started, options.batch_size
-        told = f"{options.steps} steps of {size} demonstrations in {seconds:.1f} s, loss {losses[0]:.3f} nats a token"
-        print(f"warm start: {told}", flush=True)
+        seconds = time.perf_counter() - started
+        print(f"warm start: {steps} steps in {seconds:.1f} s, loss {losses[0]:.3f} nats a token", flush=True)
 
     async def run(self, llm: EngineGroup) -> dict[str, Any]:
-        """Train to the last step; evaluate before and after.
-
-        Returns:
-            The evaluation, as it stands in ``evaluation.json`` under the log path.
-
-        Raises:
-            WorkerDied: a worker of any group, whatever the others were waiting for.
-        """
+        """Train to the last step; return the evaluation before and after, which ``evaluation.json`` has, too."""
         self._sampler = Sampler(self._cfg, llm, self._reward)
-        with MetricLog(self._cfg) as self._log:
+        logger, wandb = self._cfg.runner.logger, None
+        if logger.wandb:
+            config = OmegaConf.to_container(OmegaConf.structured(self._cfg))
+            wandb = {"project": logger.project, "mode": logger.wandb, "config": config}
+        with MetricLogger(self._log_path, self._last_step, wandb) as self._log:
             if self._cfg.runner.only_eval:
                 result = await self._evaluate(self._cfg.runner.eval_samples)
                 return self._report(result, result)
-            responses = self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size
-            print(
-                f"seed {self._cfg.runner.seed}: {len(self._actor)} actor, {len(llm.workers)} rollout and "
-                f"{len(self._reward)} reward workers, {responses:,} responses a step",
-                flush=True,
-            )
-            attempt = 1
-            while True:
+            sizes = f"{len(self._actor)} actor, {len(llm.workers)} rollout and {len(self._reward)} reward workers"
+            print(f"seed {self._cfg.runner.seed}: {sizes}, {self._responses} responses a step", flush=True)
+            for attempt in itertools.count(1):
                 try:
                     return await self._train_and_evaluate(f"experience {attempt}")
                 except Exception as error:
                     await self._go_back(_first_of(error))
-                    attempt += 1
+        raise AssertionError("unreachable")
 
     async def _go_back(self, error: Exception) -> None:
         # After the death of an actor, to the last checkpoint of this run; any other error is raised.
@@ -190,16 +182,22 @@ class ReasoningRunner:
         figures["groups_skipped"] = rollouts.skipped - skipped
         figures["groups_dropped"] = sum((await experience.stats()).dropped.values())
         figures["reward_errors"] = self._sampler.reward_errors - errors
-        figures = {f"train/{name}": value for name, value in figures.items()} | {"time/step": times[-1] - times[0]}
-        figures |= {f"time/{name}": times[at + 1] - times[at] for at, name in enumerate(PHASES)}
-        self._log.log(step, figures)
-        print(describe_step(step, self._last_step, figures), flush=True)
-        if count := figures["train/reward_errors"]:
+        seconds = {name: times[at + 1] - times[at] for at, name in enumerate(PHASES)} | {"step": times[-1] - times[0]}
+        self._log.log({f"train/{name}": value for name, value in figures.items()}, step)
+        self._log.log({f"time/{name}": value for name, value in seconds.items()}, step)
+        self._log.print_step(
+            step,
+            f"reward {figures['reward']:.3f} | length {figures['response_length']:.1f}",
+            f"entropy {figures['entropy']:.3f} | no signal {figures['groups_without_signal']:.0%}",
+            f"staleness {figures['staleness']:.1f} | kl {figures['kl_to_engine']:z.4f}",
+            ", ".join(f"{name} {seconds[name]:.3f} s" for name in ("step", *PHASES)),
+        )
+        if count := figures["reward_errors"]:
             print(f"  {count:.0f} rewards could not be computed; the last: {self._sampler.last_error}", flush=True)
 
     async def _evaluate(self, samples: int) -> dict[str, float]:
         result = await evaluate(self._sampler, self._held_out, samples, self._cfg.reward.right_from)
-        self._log.log(self._progress.step, {f"eval/{name}": value for name, value in result.items()})
+        self._log.log({f"eval/{name}": value for name, value in result.items()}, self._progress.step)
         told = ", ".join(f"{name} {value:.1%}" for name, value in result.items())
         print(f"step {self._progress.step}: {told} on {len(self._held_out)} held-out problems", flush=True)
         return result
@@ -209,7 +207,7 @@ class ReasoningRunner:
         result = {
             "seed": seed,
             "steps": steps,
-            "responses": steps * self._cfg.data.rollout_batch_size * self._cfg.algorithm.group_size,
+            "responses": steps * self._responses,
             "seconds": round(seconds, 1),
             "held_out_problems": len(self._held_out),
             **{f"{name}_before": value for name, value in before.items()},
@@ -220,11 +218,8 @@ class ReasoningRunner:
         told = [f"{name} {value:.1%}" for name, value in after.items()]
         if not self._cfg.runner.only_eval:
             told = [f"{name} {before[name]:.1%} -> {value:.1%}" for name, value in after.items()]
-        print(
-            f"evaluation (seed {seed}, {steps} steps, {seconds:.0f} s): {', '.join(told)} "
-            f"on {len(self._held_out)} held-out problems; saved in {path}",
-            flush=True,
-        )
+        what = f"evaluation (seed {seed}, {steps} steps, {seconds:.0f} s): {', '.join(told)}"
+        print(f"{what} on {len(self._held_out)} held-out problems; saved in {path}", flush=True)
         return result
 
 

@@ -11,8 +11,8 @@ class Response:
     """One response to a problem.
 
     Attributes:
-        tokens, log_probs, versions: of each token its id, its log probability as it was sampled, and the version of the
-            weights that sampled it; the end token included.
+        tokens, log_probs, versions: of each token, the end included, its id, its log probability as it was sampled, and
+            the version of the weights that sampled it.
         is_truncated: it reached ``rollout.max_tokens``.
     """
 
@@ -25,12 +25,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All responses to one problem, whose rewards are each other's baseline.
-
-    Attributes:
-        index: position of the problem in the shuffled rows.
-        prompt: its tokens.
-    """
+    """All responses to one problem, whose rewards are each other's baseline; ``prompt`` has the problem's tokens."""
 
     index: int
     prompt: list[int]
@@ -48,10 +43,7 @@ class Group:
 
 
 def describe(groups: Sequence[Group], version: int) -> dict[str, float]:
-    """Return figures of the groups that weights of this version learn from.
-
-    ``staleness`` is the mean over all tokens of the versions between the weights that sampled it and these.
-    """
+    """Return figures of the groups that weights of this version learn from; ``staleness`` is a mean over tokens."""
     responses = [response for group in groups for response in group.responses]
     versions = [each for response in responses for each in response.versions]
     return {

@@ -37,14 +37,7 @@ class RewardWorker(Worker):
 
 
 class Judge:
-    """A reward function, ``reward(prompt, text, meta)`` or ``reward(prompt, tokens, meta)``, sync or async.
-
-    Args:
-        path: its dotted path.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """A reward function at a dotted path: of prompt, text or ``tokens``, and meta; sync or async."""
 
     def __init__(self, cfg: Reward, path: str) -> None:
         self._cfg, self._path, self._function = cfg, path, load_function(path)
@@ -96,11 +89,8 @@ def load_function(path: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"reward.function: {path!r} cannot be loaded ({error}): write module.function, of a module on PYTHONPATH"
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"reward.function: {path!r} is a {type(found).__name__}: name a function")
+        fix = "write module.function, of a module on PYTHONPATH"
+        raise ConfigError(f"reward.function: {path!r} cannot be loaded ({error}): {fix}") from error
     return found
 
 

@@ -16,7 +16,7 @@ class Rollouts:
     """Producer of the groups that the actor learns from.
 
     Attributes:
-        position: number of the next problem: a resumed run goes on there.
+        position: number of the next problem.
         skipped: groups without a signal that were replaced by others.
     """
 

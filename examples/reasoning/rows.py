@@ -47,38 +47,35 @@ def read_rows(path: str | Path) -> list[Row]:
 def _read_row(place: str, line: str) -> Row:
     try:
         fields = json.loads(line)
-    except ValueError as error:
-        raise ConfigError(f"{place}: no JSON ({error}): write one JSON object on each line") from error
-    fields = fields if isinstance(fields, dict) else {}
-    prompt, meta = fields.get("messages", fields.get("prompt")), fields.get("meta", {})
-    is_chat = isinstance(prompt, list) and all(isinstance(each, dict) and "role" in each for each in prompt)
-    if not prompt or not (isinstance(prompt, str) or is_chat) or not isinstance(meta, dict):
+        prompt, meta = fields.get("messages") or fields["prompt"], fields.get("meta", {})
+        if not isinstance(prompt, str):
+            prompt = [{"role": each["role"], **each} for each in prompt]
+        if not prompt or not isinstance(meta, dict):
+            raise TypeError("an empty prompt, or meta that is no object")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{place}: {line[:80]!r} is no row: write an object with messages (a list of objects with role and "
-            "content) or prompt (a text), and meta (an object) if the reward needs it"
-        )
+            f"{place}: {line[:80]!r} is no row ({error!r}): write an object with messages (a list of objects with role "
+            "and content) or prompt (a text), and meta (an object) if the reward needs it"
+        ) from error
     return Row(prompt, meta)
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
     """Write a file that ``read_rows`` reads."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        for row in rows:
-            key = "prompt" if isinstance(row.prompt, str) else "messages"
-            file.write(json.dumps({key: row.prompt, "meta": row.meta}) + "\n")
+    keys = {str: "prompt", list: "messages"}
+    path.write_text("".join(json.dumps({keys[type(row.prompt)]: row.prompt, "meta": row.meta}) + "\n" for row in rows))
 
 
 class ShuffledRows:
-    """Rows without end: epoch after epoch, each in an order of its own that depends on nothing but the seed."""
+    """Rows without end: epoch after epoch, each in an order that depends on nothing but the seed."""
 
     def __init__(self, rows: list[Row], seed: int) -> None:
-        self._rows, self._seed = rows, seed
-        self._epoch, self._order = -1, np.empty(0, dtype=int)
+        self._rows, self._seed, self._epoch = rows, seed, -1
 
     def __getitem__(self, index: int) -> Row:
         epoch, place = divmod(index, len(self._rows))
         if epoch != self._epoch:
-            self._epoch = epoch
             self._order = np.random.default_rng([self._seed, epoch]).permutation(len(self._rows))
+            self._epoch = epoch
         return self._rows[self._order[place]]

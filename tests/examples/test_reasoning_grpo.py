@@ -14,7 +14,6 @@ from grpo import (
     clipped_policy_loss,
     clipped_tokens,
     group_relative_advantages,
-    has_signal,
     kl_penalty,
     seq_mean_token_mean,
     token_mean,
@@ -35,10 +34,6 @@ def test_an_advantage_is_relative_to_the_group_in_standard_deviations() -> None:
 def test_without_the_division_an_advantage_is_in_rewards() -> None:
     rewards = torch.tensor([[1.0, 0.0, 0.0, 0.0]])
     assert group_relative_advantages(rewards, divide_by_std=False).tolist() == [[0.75, -0.25, -0.25, -0.25]]
-
-
-def test_a_group_that_is_all_alike_has_no_signal() -> None:
-    assert has_signal(torch.tensor([[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]])).tolist() == [False, False, True]
 
 
 def test_the_gradient_ends_where_the_ratio_has_moved_far_enough_in_the_wanted_direction() -> None:

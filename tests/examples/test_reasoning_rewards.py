@@ -81,7 +81,7 @@ async def test_a_reward_that_fails_is_an_error_or_counted_as_configured(name: st
     assert len(errors) == 2
 
 
-@pytest.mark.parametrize("path", ["nowhere.reward", "countdown.rewards", "reward", "countdown.math"])
+@pytest.mark.parametrize("path", ["nowhere.reward", "countdown.rewards", "reward"])
 def test_a_function_that_is_not_there_is_named_with_its_key(path: str) -> None:
     with pytest.raises(ConfigError, match=r"reward\.function: "):
         load_function(path)
