@@ -46,7 +46,7 @@ VARIANTS: Final = {
     "imitation": Variant(
         "Arithmetic, imitation alone",
         "two_terms_disaggregated",
-        ("runner.eval_samples=64", "runner.max_steps=0", "actor.warm_start.further_steps=3000"),
+        ("runner.eval_samples=64", "runner.max_steps=0", "actor.warm_start.steps=3000"),
     ),
 }
 """Variants by their names in flags and records."""

@@ -62,7 +62,8 @@ def encode_demonstration(tokenizer: Any, messages: Prompt) -> tuple[list[int], l
     prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
     whole = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in whole:
-        raise ConfigError(f"the tokenizer lacks a token for a part of {messages!r:.200}: use another data.prompt")
+        fix = "use another data.prompt, or give a model: actor.model.model_path"
+        raise ConfigError(f"the tokenizer lacks a token for a part of {messages!r:.200}: {fix}")
     if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
         raise ConfigError(f"the chat template does not put a response behind the prompt of {messages!r:.200}")
     return prompt, whole[len(prompt) :]
