@@ -8,19 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One response to a problem.
-
-    Attributes:
-        tokens, log_probs, versions: of each token, the end included, its id, its log probability as it was sampled, and
-            the version of the weights that sampled it.
-        is_truncated: it reached ``rollout.max_tokens``.
-    """
+    """One response to a problem: its tokens, the end included, and facts of each."""
 
     tokens: list[int]
-    log_probs: list[float]
-    versions: list[int]
+    log_probs: list[float]  # as each token was sampled
+    versions: list[int]  # of the weights that sampled it
     reward: float
-    is_truncated: bool
+    is_truncated: bool  # it reached ``rollout.max_tokens``
 
 
 @dataclass(frozen=True, slots=True)

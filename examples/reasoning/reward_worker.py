@@ -9,7 +9,6 @@ import inspect
 import math
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 from reasoning_config import Reward
@@ -103,7 +102,7 @@ class _DeadlineOver(BaseException):
 def _interrupted_after(seconds: float) -> Iterator[None]:
     # Interrupts Python code and blocking system calls.  Code in C that never returns to Python keeps the rank busy,
     # which the caller notices by its ``stall_timeout``.
-    def interrupt(number: int, frame: FrameType | None) -> None:
+    def interrupt(*_: object) -> None:
         raise _DeadlineOver
 
     before = signal.signal(signal.SIGALRM, interrupt)

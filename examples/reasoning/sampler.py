@@ -15,10 +15,10 @@ from rlinf_async.engines import Completion, EngineGroup, Request
 
 
 class Sampler:
-    """Asks the engines, and has the reward workers judge what they answer.
+    """Asks the engines, and has the reward workers judge the answers.
 
-    A request that fails is an error, and what a lost engine or reward worker had is asked again of another one: no
-    response is ever empty because something went wrong.
+    A request that fails is an error, and requests of a lost engine or reward worker go to another one: no response is
+    ever empty because something went wrong.
 
     Attributes:
         reward_errors: number of rewards that count as ``reward.error_reward``; ``last_error`` has the words of one.
@@ -43,7 +43,8 @@ class Sampler:
             ValueError: the model cannot take the prompt.
         """
         rollout, seed = self._cfg.rollout, self._cfg.runner.seed
-        seeds = [torch_seed(seed, index, at) % 2**31 if rollout.reproducible else None for at in range(count)]
+        is_seeded = rollout.reproducible and temperature > 0
+        seeds = [torch_seed(seed, index, at) % 2**31 if is_seeded else None for at in range(count)]
         sampling = {"max_tokens": rollout.max_tokens, "temperature": temperature}
         answers = self._llm.generate([Request(row.prompt, seed=each) for each in seeds], **sampling)
         completions = sorted([each async for each in answers], key=lambda completion: completion.index)
