@@ -15,6 +15,9 @@ from rows import Row, write_rows
 
 from rlinf_async.errors import ConfigError
 
+CHARACTERS = "0123456789+-*=,:"
+"""Characters of the generated tasks: the tiny model has a token for each."""
+
 _DEMONSTRATIONS_PER_PROBLEM = 8
 
 
@@ -28,6 +31,11 @@ def generate_data(cfg: Configuration, folder: Path) -> None:
     task = (Countdown if data.task == "countdown" else Arithmetic)(data.terms, data.largest)
     held_out = _distinct(task, data, data.held_out_size, [0], frozenset())
     training = _distinct(task, data, data.train_size, [1, seed], held_out.keys())
+    if cfg.actor.model.model_path is None and (strange := set("".join(training)) - set(CHARACTERS)):
+        raise ConfigError(
+            f"data.prompt: the model that is made here has no token for {min(strange)!r}, only for {CHARACTERS}: leave "
+            "the prompt as it is, or give a model of your own, actor.model.model_path"
+        )
     write_rows(folder / "eval.jsonl", (Row(_chat(prompt), meta) for prompt, meta in held_out.items()))
     write_rows(folder / "train.jsonl", (Row(_chat(prompt), meta) for prompt, meta in training.items()))
     generator = np.random.default_rng([2, seed])

@@ -25,7 +25,7 @@ from grpo_actor import GRPOActor
 from placing import declared_gpus, place
 from reasoning_config import SCHEMA, Configuration
 from reasoning_runner import ReasoningRunner
-from reward_worker import RewardWorker
+from reward_worker import RewardWorker, load_function
 
 from rlinf_async import Cluster
 from rlinf_async.engines import EngineGroup
@@ -33,6 +33,8 @@ from rlinf_async.errors import ConfigError
 
 
 async def main(cfg: Configuration) -> None:
+    function = cfg.reward.function or f"{cfg.data.task}.reward"
+    load_function(function)  # an error here is told once, without the traceback of a worker
     async with Cluster(num_nodes=cfg.cluster.num_nodes, fake_gpus=declared_gpus(cfg)) as cluster:
         placement, is_trained, actor = place(cfg, cluster), not cfg.runner.only_eval, None
 
@@ -40,7 +42,6 @@ async def main(cfg: Configuration) -> None:
             options |= restart_arguments(cfg.cluster.supervision, name)
             return spec.launch(cluster, placement.get_strategy(name), name=name, **options)
 
-        function = cfg.reward.function or f"{cfg.data.task}.reward"
         reward = launch(RewardWorker.create_group(cfg.reward, function), "reward")
         if is_trained:
             actor = launch(GRPOActor.create_group(cfg), "actor")

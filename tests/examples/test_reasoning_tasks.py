@@ -53,12 +53,15 @@ def test_every_run_is_judged_by_the_same_problems_and_learns_from_others(tmp_pat
 
 
 def test_a_prompt_has_the_template_that_is_configured(tmp_path: Path) -> None:
-    found = generate(tmp_path, "data.prompt='Make {target} of {numbers}.'", "data.train_size=64")
+    own = ("data.train_size=64", "actor.model.model_path=mine")
+    found = generate(tmp_path, "data.prompt='Make {target} of {numbers}.'", *own)
     row = found["train"][0]
     numbers = ",".join(map(str, row.meta["numbers"]))
     assert row.prompt == [{"role": "user", "content": f"Make {row.meta['target']} of {numbers}."}]
     with pytest.raises(ConfigError, match=r"data\.prompt: 'Make \{goal\}' .* use \{numbers\} and \{target\}"):
-        generate(tmp_path, "data.prompt='Make {goal}'")
+        generate(tmp_path, "data.prompt='Make {goal}'", *own)
+    with pytest.raises(ConfigError, match=r"data\.prompt: the model that is made here has no token for ' '"):
+        generate(tmp_path, "data.prompt='Make {target}'")
 
 
 def test_a_space_that_is_too_small_is_an_error(tmp_path: Path) -> None:
