@@ -11,29 +11,19 @@ from sampler import Sampler
 
 
 def pass_at_k(right: int, samples: int, k: int) -> float:
-    """Return the chance that one of k responses is right, without bias: Chen et al., arXiv 2107.03374, eq. 1.
-
-    Args:
-        right: right ones of ``samples`` responses to one problem.
-
-    Raises:
-        ValueError: k is larger than the number of samples.
-    """
+    """Return the chance that one of k responses is right, without bias: Chen et al., arXiv 2107.03374, eq. 1."""
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} of {samples} samples: k must be from 1 to their number")
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
-async def evaluate(sampler: Sampler, rows: Sequence[Row], samples: int, right_from: float) -> dict[str, float]:
-    """Return ``accuracy`` and ``pass@k`` over the rows.
-
-    Args:
-        samples: responses to each problem, at the temperature of training.
-        right_from: a response with this reward or more is right.
-    """
+async def evaluate(
+    sampler: Sampler, rows: Sequence[Row], samples: int, oldest: int, right_from: float
+) -> dict[str, float]:
+    """Return ``accuracy`` and ``pass@k`` over the rows, by ``samples`` responses to each; ``oldest`` as in ``sample``."""
 
     async def count_right(index: int, row: Row, count: int, temperature: float) -> int:
-        group = await sampler.sample(row, index, count, temperature)
+        group = await sampler.sample(row, index, count, oldest, temperature)
         return sum(response.reward >= right_from for response in group.responses)
 
     async with asyncio.TaskGroup() as tasks:

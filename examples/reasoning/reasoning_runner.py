@@ -96,14 +96,14 @@ class ReasoningRunner:
 
     async def run(self, llm: EngineGroup) -> dict[str, Any]:
         """Train to the last step; return the evaluation before and after, which ``evaluation.json`` has, too."""
-        self._sampler = Sampler(self._cfg, llm, self._reward)
+        self._sampler = Sampler(self._cfg, llm, self._reward, self._check_actor)
         logger, wandb = self._cfg.runner.logger, None
         if logger.wandb:
             config = OmegaConf.to_container(OmegaConf.structured(self._cfg))
             wandb = {"project": logger.project, "mode": logger.wandb, "config": config}
         with MetricLogger(self._log_path, self._last_step, wandb) as self._log:
             if self._cfg.runner.only_eval:
-                result = await self._evaluate(self._cfg.runner.eval_samples)
+                result = await self._evaluate(self._cfg.runner.eval_samples, oldest=0)
                 return self._report(result, result)
             sizes = f"{len(self._actor)} actor, {len(llm.workers)} rollout and {len(self._reward)} reward workers"
             print(f"seed {self._cfg.runner.seed}: {sizes}, {self._responses} responses a step", flush=True)
@@ -113,6 +113,11 @@ class ReasoningRunner:
                 except Exception as error:
                     await self._go_back(_first_of(error))
         raise AssertionError("unreachable")
+
+    async def _check_actor(self) -> None:
+        # Nobody calls an actor while the run waits for responses: its death would not be noticed.
+        if not all(await self._actor.is_ready()):
+            raise RuntimeError("the actor was started again, and has no weights")
 
     async def _go_back(self, error: Exception) -> None:
         # After the death of an actor, to the last checkpoint of this run; any other error is raised.
@@ -130,7 +135,7 @@ class ReasoningRunner:
         await self._actor.begin_training(progress.reference, self._checkpoint)
         # Version k + 1 of the weights is that of training step k, whatever checkpoint the run has begun with.
         await self._actor.publish_weights(progress.step + 1, wait=True)
-        before = progress.before or await self._evaluate(samples)
+        before = progress.before or await self._evaluate(samples, oldest=0)  # version 0 are the same weights
         self._progress = replace(progress, before=before)
         experience = await Experience.create(name, max_staleness=self._cfg.rollout.max_staleness)
         try:
@@ -139,7 +144,7 @@ class ReasoningRunner:
             await self._train(experience, Rollouts(self._cfg, self._sampler, rows, experience, progress.position))
         finally:
             await experience.aclose(discard=True)
-        after = await self._evaluate(samples)
+        after = await self._evaluate(samples, oldest=self._progress.step + 1)
         await self._actor.save(self._log_path / "trained")
         return self._report(before, after)
 
@@ -155,16 +160,16 @@ class ReasoningRunner:
                     with new_checkpoint(self._log_path, self._progress) as folder:
                         await self._actor.save(folder, with_optimizer=True)
                 if is_evaluated:
-                    await self._evaluate(self._cfg.runner.eval_interval_samples)
+                    await self._evaluate(self._cfg.runner.eval_interval_samples, oldest=step + 1)
             if sampling is not None:
                 sampling.cancel()
 
     async def _train_step(self, experience: Experience, rollouts: Rollouts, is_evaluated: bool) -> None:
         cfg, step, times = self._cfg, self._progress.step, [time.perf_counter()]
         skipped, errors = rollouts.skipped, self._sampler.reward_errors
-        rollouts.allow_replacements()
+        rollouts.begin_step(step + 1)
         if not cfg.rollout.max_staleness:
-            await rollouts.fill(step + 1)
+            await rollouts.fill()
         lr_factor = 1.0 - step / self._last_step if cfg.actor.optim.lr_schedule == "linear" else 1.0
         async with experience.take(groups=cfg.data.rollout_batch_size) as batch:
             times.append(time.perf_counter())
@@ -195,8 +200,8 @@ class ReasoningRunner:
         if count := figures["reward_errors"]:
             print(f"  {count:.0f} rewards could not be computed; the last: {self._sampler.last_error}", flush=True)
 
-    async def _evaluate(self, samples: int) -> dict[str, float]:
-        result = await evaluate(self._sampler, self._held_out, samples, self._cfg.reward.right_from)
+    async def _evaluate(self, samples: int, oldest: int) -> dict[str, float]:
+        result = await evaluate(self._sampler, self._held_out, samples, oldest, self._cfg.reward.right_from)
         self._log.log({f"eval/{name}": value for name, value in result.items()}, self._progress.step)
         told = ", ".join(f"{name} {value:.1%}" for name, value in result.items())
         print(f"step {self._progress.step}: {told} on {len(self._held_out)} held-out problems", flush=True)

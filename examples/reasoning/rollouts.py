@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 from reasoning_config import Configuration
-from responses import Group
 from rows import ShuffledRows
 from sampler import Sampler
 
@@ -24,13 +23,12 @@ class Rollouts:
         self, cfg: Configuration, sampler: Sampler, rows: ShuffledRows, experience: Experience, position: int
     ) -> None:
         self._cfg, self._sampler, self._rows, self._experience = cfg, sampler, rows, experience
-        self.position = position
-        self.skipped = 0
-        self._spare = 0
-        self.allow_replacements()
+        self.position, self.skipped = position, 0
+        self._oldest, self._spare = 0, 0
 
-    def allow_replacements(self) -> None:
-        """Begin a training step, in which ``algorithm.max_num_gen_batches`` bounds the groups that are replaced."""
+    def begin_step(self, version: int) -> None:
+        """Begin a training step of weights of this version, which bounds the age and the number of other responses."""
+        self._oldest = version - self._cfg.rollout.max_staleness
         self._spare = (self._cfg.algorithm.max_num_gen_batches - 1) * self._cfg.data.rollout_batch_size
 
     async def run(self) -> None:
@@ -40,28 +38,23 @@ class Rollouts:
             while True:
                 await in_flight.acquire()
                 await self._experience.wanted()
-                task = tasks.create_task(self._answer_next(oldest=0))
+                task = tasks.create_task(self._answer_next())
                 task.add_done_callback(lambda _: in_flight.release())
 
-    async def fill(self, version: int) -> None:
-        """Answer the problems of one training step with weights of this version.
-
-        The groups are the same whatever order the responses come in.  A group of an older version comes from an engine
-        that was started again and has not loaded the weights yet: another problem takes its place.
-        """
+    async def fill(self) -> None:
+        """Answer the problems of one training step; the groups are the same whatever order the responses come in."""
         missing = self._cfg.data.rollout_batch_size
         while missing:
             async with asyncio.TaskGroup() as tasks:
-                answering = [tasks.create_task(self._answer_next(oldest=version)) for _ in range(missing)]
+                answering = [tasks.create_task(self._answer_next()) for _ in range(missing)]
             missing -= sum(task.result() for task in answering)
 
-    async def _answer_next(self, oldest: int) -> bool:
+    async def _answer_next(self) -> bool:
         # Return True if the group is in the experience.
         index = self.position
         self.position += 1
-        group: Group = await self._sampler.sample(self._rows[index], index, self._cfg.algorithm.group_size)
-        if group.version < oldest:
-            return False
+        size = self._cfg.algorithm.group_size
+        group = await self._sampler.sample(self._rows[index], index, size, self._oldest)
         if self._spare and not group.has_signal:
             self._spare -= 1
             self.skipped += 1

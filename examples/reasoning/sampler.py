@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
 
 from common.generators import torch_seed
 from reasoning_config import Configuration
@@ -13,6 +14,8 @@ from rows import Row
 from rlinf_async import WorkerGroup
 from rlinf_async.engines import Completion, EngineGroup, Request
 
+CheckTrainer: TypeAlias = Callable[[], Awaitable[None]]
+
 
 class Sampler:
     """Asks the engines, and has the reward workers judge the answers.
@@ -20,34 +23,38 @@ class Sampler:
     A request that fails is an error, and requests of a lost engine or reward worker go to another one: no response is
     ever empty because something went wrong.
 
-    Attributes:
-        reward_errors: number of rewards that count as ``reward.error_reward``; ``last_error`` has the words of one.
+    Args:
+        check_trainer: raises if no newer weights will come; called when responses are of weights that are too old.
     """
 
-    def __init__(self, cfg: Configuration, llm: EngineGroup, reward: WorkerGroup[RewardWorker]) -> None:
-        self._cfg, self._llm = cfg, llm
+    def __init__(
+        self, cfg: Configuration, llm: EngineGroup, reward: WorkerGroup[RewardWorker], check_trainer: CheckTrainer
+    ) -> None:
+        self._cfg, self._llm, self._check_trainer = cfg, llm, check_trainer
         # A reward function that cannot be interrupted owes its answer for longer than all deadlines of a group.
         samples = max(cfg.algorithm.group_size, cfg.runner.eval_samples, cfg.runner.eval_interval_samples)
         self._reward = reward.any(stall_timeout=samples * cfg.reward.deadline_s + 30)
-        self.reward_errors, self.last_error = 0, ""
+        self.reward_errors, self.last_error = 0, ""  # rewards that count as reward.error_reward
 
-    async def sample(self, row: Row, index: int, count: int, temperature: float = 1.0) -> Group:
+    async def sample(self, row: Row, index: int, count: int, oldest: int, temperature: float = 1.0) -> Group:
         """Return ``count`` responses to a problem.
 
         Args:
             index: number of the problem, from which reproducible responses get their seeds.
+            oldest: version that every token has, or a later one.  Older responses, of an engine that was started again
+                and has not loaded the weights yet, are sampled anew.
             temperature: 0 gives the likeliest response.
-
-        Raises:
-            RewardFailed: the reward function failed, and ``reward.on_error`` is ``raise``.
-            ValueError: the model cannot take the prompt.
         """
         rollout, seed = self._cfg.rollout, self._cfg.runner.seed
         is_seeded = rollout.reproducible and temperature > 0
         seeds = [torch_seed(seed, index, at) % 2**31 if is_seeded else None for at in range(count)]
         sampling = {"max_tokens": rollout.max_tokens, "temperature": temperature}
-        answers = self._llm.generate([Request(row.prompt, seed=each) for each in seeds], **sampling)
-        completions = sorted([each async for each in answers], key=lambda completion: completion.index)
+        while True:
+            answers = self._llm.generate([Request(row.prompt, seed=each) for each in seeds], **sampling)
+            completions = sorted([each async for each in answers], key=lambda completion: completion.index)
+            if min(version for each in completions for version in each.versions) >= oldest:
+                break
+            await self._check_trainer()
         rewards = await self._judge(row, completions)
         responses = [
             Response(found.tokens, found.log_probs, found.versions, reward, found.finish_reason == "length")

@@ -61,7 +61,7 @@ def test_a_prompt_has_the_template_that_is_configured(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data\.prompt: 'Make \{goal\}' .* use \{numbers\} and \{target\}"):
         generate(tmp_path, "data.prompt='Make {goal}'", *own)
     with pytest.raises(ConfigError, match=r"data\.prompt: the model that is made here has no token for ' '"):
-        generate(tmp_path, "data.prompt='Make {target}'")
+        generate(tmp_path, "data.prompt='Make {target} of {numbers}.'")
 
 
 def test_a_space_that_is_too_small_is_an_error(tmp_path: Path) -> None:

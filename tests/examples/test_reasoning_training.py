@@ -139,7 +139,7 @@ def test_a_run_goes_on_after_deaths_of_engine_judge_and_actor(tmp_path: Path, co
                 subprocess.run([control, "kill", "--run", run, victim], check=True)
     assert job.returncode == 0, "".join(output)
     assert not victims
-    assert [line.partition(" from ")[0] for line in output if line.startswith("resuming")] == ["resuming at step 8"]
+    assert sum(line.startswith("resuming at step") for line in output) == 1
 
 
 @pytest.mark.training
