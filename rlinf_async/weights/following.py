@@ -8,6 +8,7 @@ from typing import Any
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import clock
+from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -154,7 +155,12 @@ class Following(Versioned, Scope):
         try:
             await self._met.async_wait(self._timeout)
         except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{error} ({self._link.label})") from None
+            identity = context.identity
+            group = "" if identity is None else identity.group_name
+            raise DeadlineExceeded(
+                f"{error} ({self._link.label})\n  fix: the trainer's publish(to=) must name group '{group}', and enter "
+                "or send() before this worker waits"
+            ) from None
 
     async def _end(self) -> None:
         try:

@@ -41,12 +41,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Setup:
-    def __init__(self, trainer: Any, llm: EngineGroup) -> None:
+    def __init__(self, cluster: Cluster, trainer: Any, llm: EngineGroup) -> None:
+        self.cluster = cluster
         self.trainer = trainer
         self.llm = llm
 
     async def settled(self, version: int) -> None:
-        """Wait until both engines sample with a version."""
+        """Wait until all engines sample with a version."""
         async with asyncio.timeout(600):
             await self.trainer.delivered()
             while min(await self.llm.versions()) < version:
@@ -56,7 +57,7 @@ class Setup:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(model: str) -> AsyncIterator[Setup]:
     async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
+        trainer = NoiseTrainer.create_group(model, ("llm", "aborting"), verify="sha256").launch(
             cluster, NodePlacementStrategy([0]), name="trainer", seed=0
         )
         llm = EngineGroup("vllm", model=model, **OPTIONS).launch(
@@ -70,13 +71,12 @@ async def setup(model: str) -> AsyncIterator[Setup]:
             max_restarts=100,
         )
         await llm
-        yield Setup(trainer, llm)
+        yield Setup(cluster, trainer, llm)
 
 
 async def sample_until(llm: EngineGroup, is_over: asyncio.Event, found: list[Completion]) -> None:
     while not is_over.is_set():
-        async for completion in llm.generate([PROMPT] * 8, max_tokens=100, ignore_eos=True):
-            found.append(completion)
+        found += await sample_all(llm)
 
 
 async def test_every_update_reaches_both_engines_under_load(setup: Setup) -> None:
@@ -115,12 +115,21 @@ async def test_log_probs_are_those_of_the_trainers_forward_pass(setup: Setup) ->
     assert completion.log_probs == pytest.approx(expected, abs=1e-4)
 
 
-def process_tree(llm: EngineGroup, rank: int) -> dict[str, psutil.Process]:
-    """Return the processes of one engine, by what they are."""
+async def sample_all(llm: EngineGroup) -> list[Completion]:
+    return [each async for each in llm.generate([PROMPT] * 8, max_tokens=100, ignore_eos=True)]
+
+
+def scheduler_of(llm: EngineGroup, rank: int) -> psutil.Process:
     own = psutil.Process(llm.workers.worker_info_list[rank].worker.pid)
     [scheduler] = [each for each in own.children() if "EngineCore" in each.name() + " ".join(each.cmdline())]
+    return scheduler
+
+
+def process_tree(llm: EngineGroup, rank: int) -> dict[str, psutil.Process]:
+    """Return the processes of one engine, by what they are."""
+    scheduler = scheduler_of(llm, rank)
     [worker] = [each for each in scheduler.children() if "Worker" in each.name() + " ".join(each.cmdline())]
-    return {"rank": own, "scheduler": scheduler, "worker": worker}
+    return {"rank": psutil.Process(scheduler.ppid()), "scheduler": scheduler, "worker": worker}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -167,3 +176,65 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
         assert sorted(each.index for each in found) == sorted(list(range(8)) * (len(found) // 8))
         for process in processes.values():
             assert (victim == "rank" and number == signal.SIGSTOP) or not process.is_running()
+
+
+@pytest.mark.parametrize("kind", ["vllm", "http"])
+async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, model: str, kind: str) -> None:
+    llm = EngineGroup(kind, model=model, **OPTIONS).launch(
+        setup.cluster, NodePlacementStrategy([0]), name="aborting", follow="trainer", on_update="abort"
+    )
+    async with llm:
+        found: list[Completion] = []
+        is_over = asyncio.Event()
+        sampling = asyncio.ensure_future(sample_until(llm, is_over, found))
+        try:
+            for count in range(1, 4):
+                while len(found) < 8 * count:
+                    await asyncio.sleep(0.01)
+                [version] = await setup.trainer.update()
+                await Setup(setup.cluster, setup.trainer, llm).settled(version)
+        finally:
+            is_over.set()
+            await sampling
+    assert {len(each.tokens) for each in found} == {100}
+    assert all(len(set(each.versions)) == 1 for each in found)
+    assert len({each.versions[0] for each in found}) > 1
+
+
+async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives_the_kill_of_a_worker(
+    setup: Setup, model: str
+) -> None:
+    llm = EngineGroup("vllm", model=model, tensor_parallel_size=2, **OPTIONS).launch(
+        setup.cluster,
+        NodePlacementStrategy([0]),
+        name="aborting",
+        follow="trainer",
+        verify="sha256",
+        restart="rank",
+        max_restarts=100,
+    )
+    deaths: asyncio.Queue[WorkerDied] = asyncio.Queue()
+    async with llm:
+        llm.workers.on_death(partial(asyncio.get_running_loop().call_soon_threadsafe, deaths.put_nowait))
+        for count in range(1 + KILLS):
+            [version] = await setup.trainer.update()
+            await Setup(setup.cluster, setup.trainer, llm).settled(version)
+            [digests] = await setup.trainer.digests()
+            [checksums] = await llm.checksums()
+            assert {name: digests[name] for name in checksums} == checksums
+            [[tokens, _]] = await setup.trainer.greedy(PROMPT, 20)
+            completion = await llm.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+            assert completion.tokens == tokens
+            if count == KILLS:
+                break
+            scheduler = scheduler_of(llm, 0)
+            workers = [each for each in scheduler.children() if "Worker" in each.name() + " ".join(each.cmdline())]
+            assert len(workers) == 2
+            sampling = asyncio.ensure_future(sample_all(llm))
+            await asyncio.sleep(0.2)
+            begun = time.monotonic()
+            workers[1].kill()
+            death = await asyncio.wait_for(deaths.get(), 60)
+            print(f"tensor-parallel worker: told after {time.monotonic() - begun:.2f} s: {death.verdict}")
+            assert str(workers[1].pid) in death.verdict
+            assert {len(each.tokens) for each in await sampling} == {100}
