@@ -20,7 +20,7 @@ def pass_at_k(right: int, samples: int, k: int) -> float:
 async def evaluate(
     sampler: Sampler, rows: Sequence[Row], samples: int, oldest: int, right_from: float
 ) -> dict[str, float]:
-    """Return ``accuracy`` and ``pass@k`` over the rows, by ``samples`` responses to each; ``oldest`` as in ``sample``."""
+    """Return ``accuracy`` and ``pass@k`` over the rows, by so many samples of each; ``oldest`` as in ``sample``."""
 
     async def count_right(index: int, row: Row, count: int, temperature: float) -> int:
         group = await sampler.sample(row, index, count, oldest, temperature)

@@ -30,7 +30,7 @@ VERSIONS = ["rollout.reproducible=true", "rollout.max_staleness=0", "runner.eval
 def run_script(folder: Path, config: str, *overrides: str) -> subprocess.CompletedProcess[str]:
     options = ["--config", config, *SMALL, f"runner.logger.log_path={folder}", *overrides]
     command = [sys.executable, str(SCRIPT), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder.parent, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=folder.parent, check=False)
 
 
 def trained(folder: Path, config: str, *overrides: str) -> str:
