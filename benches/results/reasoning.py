@@ -42,6 +42,11 @@ class Variant:
 
 VARIANTS: Final = {
     "countdown": Variant("Countdown, GRPO", "countdown_disaggregated"),
+    "countdown_vllm": Variant(
+        "Countdown, GRPO, vLLM",
+        "countdown_disaggregated",
+        ("rollout.engine=vllm", "runner.max_steps=800", "runner.eval_samples=4", "runner.eval_interval=200"),
+    ),
     "arithmetic": Variant("Arithmetic, GRPO", "two_terms_disaggregated", ("runner.eval_samples=64",)),
     "imitation": Variant(
         "Arithmetic, imitation alone",
