@@ -89,6 +89,26 @@ def test_two_actors_share_a_model_and_learn_from_responses_of_the_newest_weights
 
 
 @pytest.mark.training
+def test_two_actors_make_the_steps_of_one(tmp_path: Path) -> None:
+    shared = [
+        *VERSIONS,
+        "actor.global_batch_size=32",
+        "algorithm.loss_agg_func=token-mean",
+        "actor.warm_start.steps=40",
+    ]
+    shared += ["runner.max_steps=2", "data.largest=15", "actor.optim.lr=0.002"]
+    for gpus in (1, 2):
+        trained(tmp_path / str(gpus), "two_terms_collocated", *shared, f"cluster.fake_gpus={gpus}")
+    start, one, two = (
+        load_file(tmp_path / folder / "model.safetensors") for folder in ("1/warm_start", "1/trained", "2/trained")
+    )
+    moved = sum((one[name] - start[name]).abs().sum() for name in one)
+    apart = sum((one[name] - two[name]).abs().sum() for name in one)
+    assert moved > 1
+    assert apart < 0.01 * moved
+
+
+@pytest.mark.training
 @pytest.mark.parametrize("gpus", ["1", "null"])
 @pytest.mark.parametrize("config", ["two_terms_disaggregated", "two_terms_collocated"])
 def test_one_accelerator_or_none_is_enough_to_train(tmp_path: Path, config: str, gpus: str) -> None:
