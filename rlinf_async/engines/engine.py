@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import asyncio
 import importlib
+import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -253,7 +254,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
     """Return the token ids of a request's prompt: as given, of a text, or of messages in the model's chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or the prompt is empty.
+        ValueError: the tokenizer has no chat template, the template refuses the messages, or the prompt is empty.
     """
     prompt = request.prompt
     if isinstance(prompt, str):
@@ -264,8 +265,16 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
                 "the prompt is a list of messages, and the model's tokenizer has no chat template: pass a text or "
                 "token ids, or set tokenizer.chat_template and save it beside the model"
             )
-        tools = list(request.tools) or None
-        found = tokenizer.apply_chat_template(list(prompt), tools=tools, add_generation_prompt=True, return_dict=True)
+        variables = dict(request.chat_template_kwargs)
+        if taken := variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters:
+            raise ValueError(
+                f"chat_template_kwargs has {', '.join(sorted(taken))}: write variables of the template only"
+            )
+        variables |= {"tools": list(request.tools) or None, "add_generation_prompt": True}
+        try:
+            found = tokenizer.apply_chat_template(list(prompt), return_dict=True, **variables)
+        except Exception as error:  # of the template's own kinds, which a caller may be unable to unpickle
+            raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:
         tokens = [int(token) for token in prompt]  # type: ignore[arg-type]

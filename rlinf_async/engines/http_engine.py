@@ -38,8 +38,6 @@ _OWN_OPTIONS: Final = (
 )
 # Seconds between two looks whether a server that starts listens by now: it tells nobody.
 _LISTENS_S: Final = 0.1
-# Seconds in which the end of a server is heard of once a connection to it has broken.
-_DEATH_S: Final = 30.0
 
 
 class HttpEngine(VllmBacked):
@@ -227,11 +225,7 @@ class HttpEngine(VllmBacked):
                     note()
                     choices.put_nowait(event["choices"][0])
         except httpx.HTTPError as error:
-            # This rank ends with its server, and the request goes on elsewhere: it must not fail before.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH_S):
-                    await asyncio.get_running_loop().create_future()
-            raise RuntimeError(f"vLLM's server of {self._name} has failed: {error}") from error
+            await self._fail_with_the_rank(error)
 
     def _room(self, prompt: Sequence[int]) -> int:
         if len(prompt) >= self._longest:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from typing import Any, Final
+import contextlib
+from typing import Any, Final, NoReturn
 
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
@@ -22,6 +23,8 @@ EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
 
 # Seconds that the first request may take beyond ``stall_timeout``: vLLM compiles parts of itself then.
 _COMPILE_S: Final = 300.0
+# Seconds after which a process of vLLM that has failed must have been seen to exit.
+_DEATH_S: Final = 30.0
 
 
 class VllmBacked(Engine):
@@ -122,6 +125,13 @@ class VllmBacked(Engine):
             "load_s": loaded - paused,
             "pause_s": clock.monotonic() - begun,
         }
+
+    async def _fail_with_the_rank(self, error: Exception) -> NoReturn:
+        """Raise a request's error after this rank should have exited, so that the request moves to another rank."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DEATH_S):
+                await asyncio.get_running_loop().create_future()
+        raise RuntimeError(f"{self._title()} has failed: {error}") from error
 
     # -- facts --------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ try:
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 except ModuleNotFoundError as error:
     raise ImportError(
         f"EngineGroup('vllm') needs vLLM, and {error.name or 'a part of it'} is not installed here: install vllm, "
@@ -33,7 +34,11 @@ except ModuleNotFoundError as error:
     ) from error
 
 _FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
-_SAMPLING_OPTIONS: Final = frozenset(inspect.signature(SamplingParams).parameters)
+# Those that ``Request`` and this engine set are left out.
+_SAMPLING_OPTIONS: Final = frozenset(inspect.signature(SamplingParams).parameters) - {
+    *("n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("logprobs", "output_kind", "stream_interval", "detokenize"),
+}
 _OWN_OPTIONS: Final = ("model", "weight_transfer_config", "worker_extension_cls")
 
 
@@ -114,8 +119,14 @@ class VllmEngine(VllmBacked):
                             aborted = True
                         else:
                             yield chunk
-            except VLLMClientError as error:  # the request's fault; callers need not have vLLM to unpickle it
-                raise ValueError(str(error)) from None
+            except (VLLMClientError, EngineGenerateError) as error:
+                # Callers need not have vLLM to unpickle these.
+                cause = error if isinstance(error, VLLMClientError) else error.__cause__
+                if isinstance(cause, VLLMClientError | ValueError | TypeError):
+                    raise ValueError(str(cause)) from None
+                raise RuntimeError(f"{self._title()} has failed a request: {cause!r}") from None
+            except EngineDeadError as error:
+                await self._fail_with_the_rank(error)
             if not aborted:
                 return
             await self._resumed.wait()
@@ -171,7 +182,7 @@ class VllmEngine(VllmBacked):
         for option in extra:
             if option not in _SAMPLING_OPTIONS:
                 raise ValueError(
-                    f"engine_options has {option!r}, which is no attribute of vLLM's SamplingParams"
+                    f"engine_options has {option!r}, which is no option of vLLM's SamplingParams that a Request lacks"
                     f"{did_you_mean(option, _SAMPLING_OPTIONS)}"
                 )
         return SamplingParams(
