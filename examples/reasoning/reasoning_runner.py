@@ -166,7 +166,7 @@ class ReasoningRunner:
 
     async def _train_step(self, experience: Experience, rollouts: Rollouts, is_evaluated: bool) -> None:
         cfg, step, times = self._cfg, self._progress.step, [time.perf_counter()]
-        skipped, errors = rollouts.skipped, self._sampler.reward_errors
+        skipped, errors, stale = rollouts.skipped, self._sampler.reward_errors, self._sampler.stale_groups
         rollouts.begin_step(step + 1)
         if not cfg.rollout.max_staleness:
             await rollouts.fill()
@@ -185,6 +185,7 @@ class ReasoningRunner:
         times.append(time.perf_counter())
         figures = {**mean_over_ranks(results), **describe(groups, version=step)}
         figures["groups_skipped"] = rollouts.skipped - skipped
+        figures["groups_stale"] = self._sampler.stale_groups - stale
         figures["groups_dropped"] = sum((await experience.stats()).dropped.values())
         figures["reward_errors"] = self._sampler.reward_errors - errors
         seconds = {name: times[at + 1] - times[at] for at, name in enumerate(PHASES)} | {"step": times[-1] - times[0]}

@@ -35,6 +35,7 @@ class Sampler:
         samples = max(cfg.algorithm.group_size, cfg.runner.eval_samples, cfg.runner.eval_interval_samples)
         self._reward = reward.any(stall_timeout=samples * cfg.reward.deadline_s + 30)
         self.reward_errors, self.last_error = 0, ""  # rewards that count as reward.error_reward
+        self.stale_groups = 0  # sampled anew
 
     async def sample(self, row: Row, index: int, count: int, oldest: int, temperature: float = 1.0) -> Group:
         """Return ``count`` responses to a problem.
@@ -54,6 +55,7 @@ class Sampler:
             completions = sorted([each async for each in answers], key=lambda completion: completion.index)
             if min(version for each in completions for version in each.versions) >= oldest:
                 break
+            self.stale_groups += 1
             await self._check_trainer()
         rewards = await self._judge(row, completions)
         responses = [
