@@ -64,13 +64,20 @@ class VllmBacked(Engine):
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def _run(self) -> None:
+    async def serve(self) -> None:
         self._processes = EngineProcesses(self._name)
         try:
-            await self._find_processes(self._processes)
-            await self._processes.ended()
+            await super().serve()
+        except Exception:
+            self._processes.kill()  # vLLM would wait several seconds for a dead or hung one to shut down
+            raise
         finally:
             self._processes.close()
+
+    async def _run(self) -> None:
+        assert self._processes is not None
+        await self._find_processes(self._processes)
+        await self._processes.ended()
 
     def _describe_parts(self) -> str:
         return "" if self._processes is None else self._processes.describe()

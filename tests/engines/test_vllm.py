@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -57,7 +58,7 @@ class Setup:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def setup(model: str) -> AsyncIterator[Setup]:
     async with Cluster(local_nodes=1, log_to_driver=False) as cluster:
-        trainer = NoiseTrainer.create_group(model, ("llm", "aborting"), verify="sha256").launch(
+        trainer = NoiseTrainer.create_group(model, verify="sha256").launch(
             cluster, NodePlacementStrategy([0]), name="trainer", seed=0
         )
         llm = EngineGroup("vllm", model=model, **OPTIONS).launch(
@@ -178,21 +179,39 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
             assert (victim == "rank" and number == signal.SIGSTOP) or not process.is_running()
 
 
+@contextlib.asynccontextmanager
+async def another(setup: Setup, kind: str, model: str, on_update: Any, **options: Any) -> AsyncIterator[Setup]:
+    """Launch one more engine, with a trainer of its own."""
+    trainer = NoiseTrainer.create_group(model, "another", verify="sha256").launch(
+        setup.cluster, NodePlacementStrategy([0]), name="other", seed=1
+    )
+    llm = EngineGroup(kind, model=model, **OPTIONS, **options).launch(
+        setup.cluster,
+        NodePlacementStrategy([0]),
+        name="another",
+        follow="other",
+        on_update=on_update,
+        verify="sha256",
+        restart="rank",
+        max_restarts=100,
+        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if "tensor_parallel_size" in options else {},
+    )
+    async with trainer, llm:
+        yield Setup(setup.cluster, trainer, llm)
+
+
 @pytest.mark.parametrize("kind", ["vllm", "http"])
 async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, model: str, kind: str) -> None:
-    llm = EngineGroup(kind, model=model, **OPTIONS).launch(
-        setup.cluster, NodePlacementStrategy([0]), name="aborting", follow="trainer", on_update="abort"
-    )
-    async with llm:
+    async with another(setup, kind, model, "abort") as it:
         found: list[Completion] = []
         is_over = asyncio.Event()
-        sampling = asyncio.ensure_future(sample_until(llm, is_over, found))
+        sampling = asyncio.ensure_future(sample_until(it.llm, is_over, found))
         try:
             for count in range(1, 4):
                 while len(found) < 8 * count:
                     await asyncio.sleep(0.01)
-                [version] = await setup.trainer.update()
-                await Setup(setup.cluster, setup.trainer, llm).settled(version)
+                [version] = await it.trainer.update()
+                await it.settled(version)
         finally:
             is_over.set()
             await sampling
@@ -204,33 +223,23 @@ async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, mo
 async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives_the_kill_of_a_worker(
     setup: Setup, model: str
 ) -> None:
-    llm = EngineGroup("vllm", model=model, tensor_parallel_size=2, **OPTIONS).launch(
-        setup.cluster,
-        NodePlacementStrategy([0]),
-        name="aborting",
-        follow="trainer",
-        verify="sha256",
-        restart="rank",
-        max_restarts=100,
-    )
     deaths: asyncio.Queue[WorkerDied] = asyncio.Queue()
-    async with llm:
-        llm.workers.on_death(partial(asyncio.get_running_loop().call_soon_threadsafe, deaths.put_nowait))
+    async with another(setup, "vllm", model, "keep", tensor_parallel_size=2) as it:
+        it.llm.workers.on_death(partial(asyncio.get_running_loop().call_soon_threadsafe, deaths.put_nowait))
         for count in range(1 + KILLS):
-            [version] = await setup.trainer.update()
-            await Setup(setup.cluster, setup.trainer, llm).settled(version)
-            [digests] = await setup.trainer.digests()
-            [checksums] = await llm.checksums()
+            [version] = await it.trainer.update()
+            await it.settled(version)
+            [digests] = await it.trainer.digests()
+            [checksums] = await it.llm.checksums()
             assert {name: digests[name] for name in checksums} == checksums
-            [[tokens, _]] = await setup.trainer.greedy(PROMPT, 20)
-            completion = await llm.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+            [[tokens, _]] = await it.trainer.greedy(PROMPT, 20)
+            completion = await it.llm.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
             assert completion.tokens == tokens
             if count == KILLS:
                 break
-            scheduler = scheduler_of(llm, 0)
-            workers = [each for each in scheduler.children() if "Worker" in each.name() + " ".join(each.cmdline())]
+            workers = [each for each in scheduler_of(it.llm, 0).children() if "Worker" in each.name()]
             assert len(workers) == 2
-            sampling = asyncio.ensure_future(sample_all(llm))
+            sampling = asyncio.ensure_future(sample_all(it.llm))
             await asyncio.sleep(0.2)
             begun = time.monotonic()
             workers[1].kill()
