@@ -45,7 +45,7 @@ VARIANTS: Final = {
     "countdown_vllm": Variant(
         "Countdown, GRPO, vLLM",
         "countdown_disaggregated",
-        ("rollout.engine=vllm", "runner.max_steps=800", "runner.eval_samples=4", "runner.eval_interval=200"),
+        ("rollout.engine=vllm", "runner.max_steps=400", "runner.eval_samples=4", "runner.eval_interval=100"),
     ),
     "arithmetic": Variant("Arithmetic, GRPO", "two_terms_disaggregated", ("runner.eval_samples=64",)),
     "imitation": Variant(
