@@ -87,7 +87,7 @@ rlinf-env: .venv-rlinf/.ready
 
 # Inference engines: vLLM and its server, on the CPU, in an environment of their own.
 engines: engines-env
-	.venv-vllm/bin/python -m pytest -m engines -rP tests/engines $(ARGS)
+	.venv-vllm/bin/python -m pytest -m engines -rP tests/engines tests/examples $(ARGS)
 
 # vLLM without what it needs for images and sound, in an environment that finds the rest in this one, torch among it.
 engines-env: .venv-vllm/.ready

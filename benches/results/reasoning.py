@@ -42,11 +42,16 @@ class Variant:
 
 VARIANTS: Final = {
     "countdown": Variant("Countdown, GRPO", "countdown_disaggregated"),
+    "countdown_vllm": Variant(
+        "Countdown, GRPO, vLLM",
+        "countdown_disaggregated",
+        ("rollout.engine=vllm", "runner.max_steps=400", "runner.eval_samples=4", "runner.eval_interval=100"),
+    ),
     "arithmetic": Variant("Arithmetic, GRPO", "two_terms_disaggregated", ("runner.eval_samples=64",)),
     "imitation": Variant(
         "Arithmetic, imitation alone",
         "two_terms_disaggregated",
-        ("runner.eval_samples=64", "runner.max_steps=0", "actor.warm_start.further_steps=3000"),
+        ("runner.eval_samples=64", "runner.max_steps=0", "actor.warm_start.steps=3000"),
     ),
 }
 """Variants by their names in flags and records."""

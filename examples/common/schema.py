@@ -73,17 +73,14 @@ class Schema:
         return self.load(options.config, options.overrides)
 
     def _common_claims(self, cfg: DictConfig) -> list[Claim]:
-        sizes = ("cluster.num_nodes", "runner.max_epochs", "actor.global_batch_size", "actor.micro_batch_size")
+        sizes = ("cluster.num_nodes", "runner.max_epochs", "actor.global_batch_size")
         is_placed = placed_components(cfg) == set(self.components) or not self.must_place_all
         has_model = cfg.rollout.model.model_path is not None
         return [
             *at_least_one(cfg, *sizes),
             *not_negative(cfg, "runner.seed"),
             *above_zero(cfg, "actor.optim.lr", "algorithm.clip_ratio"),
-            *chosen(
-                cfg,
-                {"actor.device": DEVICES, "rollout.device": DEVICES, "actor.optim.lr_schedule": LR_SCHEDULES},
-            ),
+            *chosen(cfg, {"actor.device": DEVICES, "actor.optim.lr_schedule": LR_SCHEDULES}),
             ("cluster.component_placement", is_placed, f"must place {', '.join(self.components)}"),
             ("runner.only_eval", has_model or not cfg.runner.only_eval, "needs rollout.model.model_path"),
         ]

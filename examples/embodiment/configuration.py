@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.schema import (
+    DEVICES,
     Logger,
     RolloutModel,
     Schema,
@@ -126,7 +127,7 @@ def last_step(cfg: Configuration) -> int:
 
 
 def _claims(cfg: DictConfig) -> list[Claim]:
-    sizes = ("algorithm.rollout_steps", "algorithm.update_epochs", "env.total_num_envs")
+    sizes = ("actor.micro_batch_size", "algorithm.rollout_steps", "algorithm.update_epochs", "env.total_num_envs")
     has_rollout = "rollout" in placed_components(cfg)
     return [
         *at_least_one(cfg, "runner.eval.episodes", "algorithm.max_staleness", *sizes),
@@ -134,7 +135,7 @@ def _claims(cfg: DictConfig) -> list[Claim]:
             cfg, "runner.save_interval", "runner.eval.interval", "rollout.pipeline_stage_num", "actor.threads"
         ),
         *above_zero(cfg, "algorithm.gamma"),
-        *chosen(cfg, {"runner.mode": MODES, "rollout.placement": PLACEMENTS}),
+        *chosen(cfg, {"runner.mode": MODES, "rollout.placement": PLACEMENTS, "rollout.device": DEVICES}),
         *supervised(cfg, rank=("env", "rollout"), group=("actor",)),
         ("algorithm.importance_cap", cfg.algorithm.importance_cap >= 1, "must be at least 1"),
         (

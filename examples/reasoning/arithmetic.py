@@ -1,15 +1,14 @@
 """Arithmetic: sums and differences, worked out from left to right.
 
-A problem is a chain of terms, ``27+48-31=``.  Its worked solution writes down what is left to do after each step,
+A problem is a chain of terms, ``27+48-31=``.  Its worked solution writes down the rest of the chain after each step,
 ``75-31=44``: the last number is the answer.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,49 +19,35 @@ class Arithmetic:
 
     terms: int
     largest: int
-    characters: ClassVar[str] = "0123456789+-="
+    prompt: ClassVar[str] = "{problem}="
 
-    @property
-    def longest_response(self) -> int:
-        """Characters in the longest worked solution: that of the largest terms, all added up."""
-        return len(_solution([self.largest] * self.terms))
-
-    def draw(self, seed: Sequence[int]) -> Iterator[str]:
+    def draw(self, seed: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield the ``meta`` of problems without end, the same for the same seed; a problem may come twice."""
         generator = np.random.default_rng(seed)
         while True:
-            sizes = generator.integers(1, self.largest, size=(64, self.terms), endpoint=True)
-            signs = generator.choice((-1, 1), size=(64, self.terms - 1))
-            terms = np.concatenate([sizes[:, :1], sizes[:, 1:] * signs], axis=1)
-            possible = terms[(terms.cumsum(axis=1) >= 0).all(axis=1)]
-            yield from (_chain(row) + "=" for row in possible.tolist())
+            terms = generator.integers(1, self.largest, size=self.terms, endpoint=True)
+            terms[1:] *= generator.choice((-1, 1), size=self.terms - 1)
+            if (terms.cumsum() >= 0).all():
+                yield {"terms": terms.tolist()}
 
-    def demonstrate(self, prompt: str, generator: np.random.Generator) -> str:
-        """The worked solution, of which there is one."""
-        return _solution(_parse(prompt))
+    def words(self, meta: dict[str, Any]) -> dict[str, str]:
+        """Return the fields of a prompt's template."""
+        return {"problem": _chain(meta["terms"])}
 
-    def resembles_demonstration(self, prompt: str, response: str | None) -> bool:
-        return self.is_correct(prompt, response)
+    def demonstrate(self, meta: dict[str, Any], generator: np.random.Generator) -> str:
+        """Return the worked solution, of which there is one."""
+        terms = meta["terms"]
+        return "=".join(_chain((sum(terms[:end]), *terms[end:])) for end in range(2, len(terms) + 1))
 
-    def is_correct(self, prompt: str, response: str | None) -> bool:
-        """Whether the last number of ``response`` answers ``prompt``.
 
-        Only the result counts, not the way to it.  The number stands alone after the last ``=`` and as one would write
-        it, without a plus or leading zeros: ``44``, not ``+44`` or ``044``.
-        """
-        expected = str(sum(_parse(prompt)))
-        return response is not None and response.rpartition("=")[2] == expected
+def reward(prompt: Any, text: str, meta: dict[str, Any]) -> float:
+    """Return 1 if the last number of a response is the answer, else 0.
+
+    Only the result counts, not the way to it.  The number stands alone after the last ``=`` and as one would write it,
+    without a plus or leading zeros: ``44``, not ``+44`` or ``044``.
+    """
+    return float(text.rpartition("=")[2].strip() == str(sum(meta["terms"])))
 
 
 def _chain(terms: Sequence[int]) -> str:
     return str(terms[0]) + "".join(f"{term:+d}" for term in terms[1:])
-
-
-def _solution(terms: Sequence[int]) -> str:
-    ends = range(2, len(terms) + 1)
-    return "=".join(_chain((sum(terms[:end]), *terms[end:])) for end in ends)
-
-
-def _parse(prompt: str) -> list[int]:
-    if not re.fullmatch(r"[0-9]+([-+][0-9]+)+=", prompt):
-        raise ValueError(f"{prompt!r} is no arithmetic problem: numbers with + or - between them, then =")
-    return [int(term) for term in re.findall(r"[-+]?[0-9]+", prompt)]

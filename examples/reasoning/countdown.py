@@ -1,8 +1,8 @@
 """Countdown: an expression over given numbers whose value is a given target; no solution is ever shown.
 
-``2,3,7=13:`` asks for 13 from 2, 3 and 7, each used once, with ``+``, ``-`` and ``*`` in the usual precedence:
-``2*3+7`` is right.  Demonstrations are random expressions over the numbers, whatever the target: they teach the format
-alone, and what hits is left to reinforcement.
+13 from 2, 3 and 7, each used once, with ``+``, ``-`` and ``*`` in the usual precedence: ``2*3+7`` is right.
+Demonstrations are random expressions over the numbers, whatever the target: they teach the format alone, and
+reinforcement has to find the expressions that hit it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -22,51 +22,43 @@ class Countdown:
 
     terms: int
     largest: int
-    characters: ClassVar[str] = "0123456789+-*,=:"
+    prompt: ClassVar[str] = "{numbers}={target}:"
 
-    @property
-    def longest_response(self) -> int:
-        return self.terms * (len(str(self.largest)) + 1) - 1
-
-    def draw(self, seed: Sequence[int]) -> Iterator[str]:
+    def draw(self, seed: Sequence[int]) -> Iterator[dict[str, Any]]:
+        """Yield the ``meta`` of problems without end, the same for the same seed; a problem may come twice."""
         generator = np.random.default_rng(seed)
         while True:
-            drawn = np.sort(generator.integers(1, self.largest, size=self.terms, endpoint=True))
-            numbers = [str(number) for number in drawn]
+            numbers = np.sort(generator.integers(1, self.largest, size=self.terms, endpoint=True)).tolist()
             target = _value(_random_expression(numbers, generator))
             if target >= 0:
-                yield f"{','.join(numbers)}={target}:"
+                yield {"numbers": numbers, "target": target}
 
-    def demonstrate(self, prompt: str, generator: np.random.Generator) -> str:
-        """A random expression, whatever the target."""
-        return _random_expression(_parse(prompt)[0], generator)
+    def words(self, meta: dict[str, Any]) -> dict[str, str]:
+        """Return the fields of a prompt's template."""
+        return {"numbers": ",".join(map(str, meta["numbers"])), "target": str(meta["target"])}
 
-    def resembles_demonstration(self, prompt: str, response: str | None) -> bool:
-        """Whether the response is an expression that uses every number once; hit or miss."""
-        numbers, _ = _parse(prompt)
-        # Numbers are compared as text: one of thousands of digits is none of the prompt's, and is never converted.
-        is_expression = response is not None and re.fullmatch(r"[0-9]+([-+*][0-9]+)*", response)
-        return bool(is_expression) and sorted(re.findall("[0-9]+", response or "")) == sorted(numbers)
-
-    def is_correct(self, prompt: str, response: str | None) -> bool:
-        """Whether the response uses every number once and has the target as its value."""
-        return self.resembles_demonstration(prompt, response) and _value(response or "") == _parse(prompt)[1]
+    def demonstrate(self, meta: dict[str, Any], generator: np.random.Generator) -> str:
+        return _random_expression(meta["numbers"], generator)
 
 
-def _random_expression(numbers: Sequence[str], generator: np.random.Generator) -> str:
+def reward(prompt: Any, text: str, meta: dict[str, Any]) -> float:
+    """Return 1 for an expression that uses every number once and has the target as its value, else 0."""
+    expression = text.replace(" ", "").strip()
+    if not re.fullmatch(r"[0-9]+([-+*][0-9]+)*", expression):
+        return 0.0
+    # Numbers are compared as text: a number of thousands of digits is none of the problem's, and is never converted.
+    if sorted(re.findall("[0-9]+", expression)) != sorted(map(str, meta["numbers"])):
+        return 0.0
+    return float(_value(expression) == meta["target"])
+
+
+def _random_expression(numbers: Sequence[int], generator: np.random.Generator) -> str:
     order = generator.permutation(len(numbers)).tolist()
     operators = generator.choice(["+", "-", "*"], size=len(numbers) - 1).tolist()
     followers = zip(operators, order[1:], strict=True)
-    return numbers[order[0]] + "".join(f"{operator}{numbers[index]}" for operator, index in followers)
+    return str(numbers[order[0]]) + "".join(f"{operator}{numbers[index]}" for operator, index in followers)
 
 
 def _value(expression: str) -> int:
     products = re.findall(r"([-+]?)([0-9]+(?:\*[0-9]+)*)", expression)
     return sum(int(f"{sign}1") * math.prod(map(int, product.split("*"))) for sign, product in products)
-
-
-def _parse(prompt: str) -> tuple[list[str], int]:
-    if not re.fullmatch(r"[0-9]+(,[0-9]+)+=[0-9]+:", prompt):
-        raise ValueError(f"{prompt!r} is no countdown problem: numbers with commas between, =, a target, then :")
-    numbers, target = prompt[:-1].split("=")
-    return numbers.split(","), int(target)

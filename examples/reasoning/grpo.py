@@ -1,8 +1,8 @@
 """The arithmetic of group relative policy optimisation: pure functions of tensors.
 
-Shao et al., "DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models", arXiv 2402.03300,
-section 4.1: several responses to each problem, whose mean reward takes the place of a value function.  ``mask`` is
-always ``[responses, length]``, true at the tokens of a response; what stands elsewhere means nothing.
+Shao et al., "DeepSeekMath", arXiv 2402.03300, section 4.1: the mean reward of several responses to a problem takes the
+place of a value function.  ``mask`` is always ``[responses, length]``, true at the tokens of a response; other values
+count for nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,6 @@ def group_relative_advantages(rewards: Tensor, *, divide_by_std: bool = True, ep
     """
     deviation = rewards - rewards.mean(dim=1, keepdim=True)
     return deviation / (rewards.std(dim=1, keepdim=True) + epsilon) if divide_by_std else deviation
-
-
-def has_signal(rewards: Tensor) -> Tensor:
-    """``[problems, group]`` → ``[problems]``: false where all of a group are alike, from which nothing is learned."""
-    return (rewards != rewards[:, :1]).any(dim=1)
 
 
 def token_mean(values: Tensor, mask: Tensor) -> Tensor:

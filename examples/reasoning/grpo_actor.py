@@ -1,45 +1,43 @@
-"""Worker group ``actor``: trains the model with GRPO, data-parallel, after a supervised warm start."""
+"""Worker group ``actor``: trains the model with GRPO on packed sequences, sharded by FSDP2 over its ranks."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from batches import Batches
+import torch.distributed as dist
+from checkpoints import OPTIMIZER
 from common.data_parallel import DataParallel
 from common.devices import pick_device
 from common.generators import torch_generator
-from experience import Experience, Queues
 from grpo import (
     LOSS_AGGREGATIONS,
     clipped_policy_loss,
     clipped_tokens,
     group_relative_advantages,
-    has_signal,
     kl_penalty,
     token_mean,
     truncated_importance_weights,
 )
-from language_model import make_policy, response_log_probabilities, save_model
-from problem_sets import ProblemSets
+from language_model import encode_demonstration, load_model, make_tiny_model
+from packing import Pack, divide, pack, response_log_probs, response_mask
 from reasoning_config import Configuration, clip_range
-from solver import Solver
-from task import make_task
-from tokenizer import CharacterTokenizer
+from responses import Group
+from rows import read_rows
 from torch import Tensor
-from torch.nn.functional import pad
-from warm_start import WarmStartReport, warm_start
+from torch.distributed.checkpoint import state_dict as full_states
+from torch.nn.utils.rnn import pad_sequence
 
 from rlinf_async import Worker, idempotent, publish
 
-_METRICS = ("policy_loss", "kl_to_sampler", "kl_to_reference", "clip_fraction", "grad_norm")
+_METRICS = ("policy_loss", "kl_to_engine", "kl_to_reference", "clip_fraction", "grad_norm")
 
 
 class GRPOActor(Worker):
-    """Trains the model with GRPO, data-parallel over its ranks: each has all of it, and gradients are averaged."""
+    """Trains the model.  Several ranks share its parameters, gradients and optimiser states, and the data."""
 
     def __init__(self, cfg: Configuration) -> None:
         super().__init__()
@@ -47,218 +45,207 @@ class GRPOActor(Worker):
         self._is_ready = False
 
     async def is_ready(self) -> bool:
-        """Whether it was initialised: not any more, once its process was started again."""
+        """Return False before ``init_worker``, also after the process was started again."""
         return self._is_ready
 
+    def make_model(self, folder: Path) -> None:
+        """Save a small model with random weights."""
+        make_tiny_model(folder, self._cfg.actor.model, self._cfg.runner.seed)
+
     @idempotent
-    def init_worker(self, sizes: Batches) -> None:
-        """Builds the model, the same on every rank, from ``actor.model.model_path`` where that is given."""
-        torch.set_num_threads(1)
-        cfg = self._cfg
-        self._sizes = sizes
-        self._device = pick_device(cfg.actor.device)
+    def init_worker(self, model_path: str) -> None:
+        """Load model and tokenizer; with several ranks, shard the model."""
+        cfg, actor = self._cfg, self._cfg.actor
+        self._device = pick_device(actor.device)
+        if self._device.type == "cpu":
+            torch.set_num_threads(actor.cpu_threads)
         self._ranks = DataParallel(self._world_size, self._device)
-        self._task = make_task(cfg.data)
-        self._clip_range = clip_range(cfg)
-        self._aggregate = LOSS_AGGREGATIONS[cfg.algorithm.loss_agg_func]
-        self._tokenizer = CharacterTokenizer.load(cfg.actor.tokenizer.tokenizer_model, self._task.characters)
-        self._model = make_policy(cfg.actor.model.model_path, cfg, self._tokenizer).to(self._device)
-        self._weights = publish(self._model, to="rollout")
+        self._clip_range, self._aggregate = clip_range(cfg), LOSS_AGGREGATIONS[cfg.algorithm.loss_agg_func]
+        self._model, self._tokenizer = load_model(model_path, self._device, self._world_size)
+        if actor.gradient_checkpointing:
+            self._model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self._is_ready = True
 
     @Worker.timer("warm_start")
-    def warm_start(self, sets: ProblemSets) -> WarmStartReport:
-        """Imitates demonstrations until enough responses resemble them.
+    def warm_start(self, path: Path) -> float:
+        """Imitate the demonstrations of a file, conversations whose last message is the assistant's.
 
-        Raises:
-            WarmStartFailed: they never were.
+        Returns:
+            The mean loss over the last tenth of the steps, in nats a token.
         """
-        solver = Solver(self._model, self._tokenizer, self._task.longest_response + 1, self._device)
-        return warm_start(solver, self._task, sets, self._cfg, self._ranks)
+        options, losses = self._cfg.actor.warm_start, list[Tensor]()
+        demonstrations = [encode_demonstration(self._tokenizer, row.prompt) for row in read_rows(path)]
+        optimizer = torch.optim.AdamW(self._model.parameters(), lr=options.lr, weight_decay=0.0)
+        generator, rise = np.random.default_rng(self._cfg.runner.seed), options.steps / 10
+        for step in range(options.steps):
+            chosen = generator.integers(len(demonstrations), size=options.batch_size).tolist()
+            mine = [demonstrations[index] for index in chosen[self._rank :: self._world_size]]
+            share = self._share(sum(len(response) for _, response in mine))
+            loss = torch.zeros(())
+            for _, packed in self._passes(mine):
+                nats = -self._log_probs(self._model, packed).sum() * share
+                nats.backward()
+                loss += nats.detach().cpu()
+            _set_lr(optimizer, options.lr * min((step + 1) / rise, (options.steps - step) / (options.steps - rise)))
+            self._step(optimizer, 1.0)
+            losses.append(self._ranks.mean(loss))
+        return float(torch.stack(losses[-max(1, len(losses) // 10) :]).mean())
 
-    def begin_training(self, checkpoint: dict[str, Any] | None) -> None:
-        """Makes the optimiser; with ``algorithm.kl_beta``, the model as it is now becomes the reference.
+    # -- training -----------------------------------------------------------------------------------------------
 
-        From a checkpoint, the weights are those that sampled the responses to learn from next: :meth:`catch_up`.
+    def begin_training(self, reference: str, checkpoint: Path | None) -> None:
+        """Make the optimiser and, with ``algorithm.kl_beta``, load the reference model; the engines are there.
+
+        Args:
+            checkpoint: whose optimiser's state to go on from.
         """
-        optim = self._cfg.actor.optim
-        self._version = 1
-        self._checkpoint, self._sampler = checkpoint, None
+        self._weights, optim = publish(self._model, to="rollout"), self._cfg.actor.optim
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=optim.lr, betas=(0.9, optim.beta2), weight_decay=optim.weight_decay
         )
-        self._reference = copy.deepcopy(self._model).requires_grad_(False) if self._cfg.algorithm.kl_beta else None
+        self._reference = None
+        if self._cfg.algorithm.kl_beta:
+            self._reference = load_model(reference, self._device, self._world_size)[0].requires_grad_(False)
         if checkpoint is not None:
-            if self._reference is not None:
-                self._reference.load_state_dict(checkpoint["reference"])
-            # The optimiser keeps the tensors that it is given, and those of a call's argument are not ours.
-            self._optimizer.load_state_dict(copy.deepcopy(checkpoint["optimizer"]))
-            self._model.load_state_dict(checkpoint["sampler"])
+            state = torch.load(checkpoint / OPTIMIZER, map_location="cpu", weights_only=True)
+            options = full_states.StateDictOptions(full_state_dict=True)
+            full_states.set_optimizer_state_dict(self._model, self._optimizer, state, options=options)
 
-    def catch_up(self) -> None:
-        """Goes on to the checkpoint's newest weights, once the responses are sampled that older ones are due to."""
-        assert self._checkpoint is not None
-        if self._cfg.rollout.max_staleness:
-            self._model.load_state_dict(self._checkpoint["policy"])
-            self._version += 1
-        self._checkpoint = None
+    async def publish_weights(self, version: int, wait: bool) -> None:
+        """Send the weights to the engines; with ``wait``, until every engine has them."""
+        await self._weights.send(version=version)
+        if wait:
+            await self._weights.delivered()
 
-    def training_state(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the actor; the same on every rank.
-
-        ``sampler`` has the weights that sample the responses to learn from next.  With a staleness of 1 these responses
-        exist already, by weights from before the training step that has just ended; a resumed run samples them anew.
-        """
-        policy = _on_cpu(self._model.state_dict())
-        state = {"policy": policy, "sampler": self._sampler or policy, "optimizer": self._optimizer.state_dict()}
-        return state | ({"reference": self._reference.state_dict()} if self._reference is not None else {})
-
-    def save(self, folder: Path) -> None:
-        """Writes model and tokenizer, for ``model_path`` and ``tokenizer_model``."""
-        save_model(self._model, folder)
-        self._tokenizer.save(folder)
-
-    @Worker.timer("sync_model")
-    async def sync_model_to_rollout(self) -> int:
-        """Sends the weights to the rollout group, and returns when they may change again: their version.
-
-        Version 1 is what training begins with, and every training step makes the next; none is sent twice.
-        """
-        if self._weights.version < self._version:
-            await self._weights.send(version=self._version)
-        return self._version
-
-    async def recv_rollout_batch(self, queues: Queues, batches: int) -> None:
-        """Takes this rank's share of a training step's ``batches`` batches of experience.
-
-        Where these are more than a step learns from, groups with a signal come first.
-        """
-        mine = range(self._rank, batches, self._world_size)
-        parts: list[Experience] = [await queues.experience.get(key=self._rank) for _ in mine]
-        # In an order that does not depend on who was first.
-        parts.sort(key=lambda part: part.responses.index)
-        joined = _join(parts, self._tokenizer.pad_id)
-        self._groups_without_signal = 1.0 - has_signal(joined["rewards"]).float().mean().item()
-        chosen = _choose(joined, self._sizes.responses // self._world_size)
-        self._batch = {name: tensor.to(self._device) for name, tensor in chosen.items()}
-        versions = [part.responses.weight_version for part in parts]
-        self._staleness = self._version - sum(versions) / len(versions)
-
-    @Worker.timer("compute_advantages")
-    @torch.no_grad()
-    def compute_advantages(self) -> None:
-        """Advantages within each group; log probabilities by reference and trainer where needed."""
-        batch, algorithm = self._batch, self._cfg.algorithm
-        batch["entropy"] = -batch["log_probabilities"]
-        advantages = group_relative_advantages(batch["rewards"], divide_by_std=algorithm.norm_adv_by_std_in_grpo)
-        batch["advantages"] = advantages.flatten()[:, None]
-        if self._reference is not None:
-            batch["reference_log_probabilities"] = self._judge(self._reference)
-        if algorithm.importance_sampling_fix:
-            mask, sampled = batch["tokens"] != self._tokenizer.pad_id, batch["log_probabilities"]
-            proximal = self._judge(self._model)
-            weights = truncated_importance_weights(proximal, sampled, mask, algorithm.importance_sampling_clip)
-            batch["advantages"] = batch["advantages"] * weights
-            batch["log_probabilities"] = proximal
-
-    @Worker.timer("run_training")
-    def run_training(self, step: int, lr_factor: float) -> dict[str, float]:
-        """One pass over the experience in random minibatches, an optimiser step for each.
+    @Worker.timer("train")
+    def train(self, groups: Sequence[Group], step: int, lr_factor: float) -> dict[str, float]:
+        """Learn from this rank's groups, in random minibatches with an optimiser step for each.
 
         Args:
             step: the training step: it seeds the order.
             lr_factor: multiplies ``actor.optim.lr``.
 
         Returns:
-            Metrics, averaged over ranks and optimiser steps.  ``entropy`` is that of a token, estimated from those that
-            were sampled; ``groups_without_signal`` counts all that were sampled; ``staleness`` is the number of
-            training steps that the weights were behind which had sampled the responses.
+            Figures, averaged over ranks and optimiser steps.  ``entropy`` is that of a token, estimated from those that
+            were sampled.
         """
-        runner = self._cfg.runner
-        if self._cfg.rollout.max_staleness and runner.save_interval and (step + 1) % runner.save_interval == 0:
-            self._sampler = _on_cpu(self._model.state_dict())
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._cfg.actor.optim.lr * lr_factor
-        batch = self._batch
-        generator = torch_generator(self._cfg.runner.seed, step)
-        order = torch.randperm(len(batch["tokens"]), generator=generator).to(self._device)
-        minibatches = order.split(self._sizes.minibatch_per_rank)
-        sums = torch.stack([self._update(indices) for indices in minibatches]).mean(dim=0)
-        self._version += 1
-        mask = batch["tokens"] != self._tokenizer.pad_id
-        unlike = torch.tensor(self._groups_without_signal, device=self._device)
-        entropy = token_mean(batch["entropy"], mask)
-        told = torch.stack([batch["rewards"].mean(), mask.sum(dim=1).float().mean(), entropy, unlike])
-        told = self._ranks.mean(torch.cat([sums, told]))
-        names = (*_METRICS, "reward", "response_length", "entropy", "groups_without_signal")
-        return dict(zip(names, told.tolist(), strict=True)) | {"staleness": self._staleness}
+        _set_lr(self._optimizer, self._cfg.actor.optim.lr * lr_factor)
+        self._model.train(self._cfg.actor.gradient_checkpointing)  # which needs it
+        batch = self._prepare(groups)
+        order = torch.randperm(len(batch), generator=torch_generator(self._cfg.runner.seed, step)).tolist()
+        size = self._cfg.actor.global_batch_size // self._world_size
+        minibatches = [[batch[index] for index in order[at : at + size]] for at in range(0, len(order), size)]
+        means = torch.stack([self._update(minibatch) for minibatch in minibatches]).mean(dim=0)
+        sampled = torch.cat([each.sampled for each in batch])
+        told = self._ranks.mean(torch.stack([-sampled.mean(), torch.tensor(len(sampled) / len(batch))]))
+        names = (*_METRICS, "entropy", "response_length")
+        return dict(zip(names, torch.cat([means, told]).tolist(), strict=True))
 
-    def _update(self, indices: Tensor) -> Tensor:
-        """One optimiser step on this rank's ``indices`` and the other ranks' own.  Returns :data:`_METRICS`."""
+    def _prepare(self, groups: Sequence[Group]) -> list[_Example]:
         algorithm = self._cfg.algorithm
-        self._optimizer.zero_grad(set_to_none=True)
-        means = torch.zeros(len(_METRICS) - 1, device=self._device)
+        rewards = torch.tensor([[response.reward for response in group.responses] for group in groups])
+        advantages = group_relative_advantages(rewards, divide_by_std=algorithm.norm_adv_by_std_in_grpo)
+        batch = [
+            _Example(group.prompt, response.tokens, torch.tensor(response.log_probs), advantage)
+            for group, row in zip(groups, advantages, strict=True)
+            for response, advantage in zip(group.responses, row, strict=True)
+        ]
+        if self._reference is not None:
+            for example, log_probs in self._judge(self._reference, batch):
+                example.reference = log_probs
+        if algorithm.importance_sampling_fix:
+            for example, proximal in self._judge(self._model, batch):
+                mask, limit = torch.ones(len(proximal), dtype=torch.bool), algorithm.importance_sampling_clip
+                example.weights = truncated_importance_weights(proximal, example.sampled, mask, limit)
+                example.old = proximal
+        return batch
+
+    @torch.no_grad()
+    def _judge(self, model: Any, batch: Sequence[_Example]) -> Iterable[tuple[_Example, Tensor]]:
+        # Yield each example with a model's log probabilities of its response.
+        for indices, packed in self._passes([each.sequence for each in batch]):
+            rows = self._log_probs(model, packed).cpu()
+            for index, row, length in zip(indices, rows, packed.lengths, strict=True):
+                yield batch[index], row[:length]
+
+    def _update(self, batch: Sequence[_Example]) -> Tensor:
+        # Make one optimiser step on this rank's part of a minibatch. Return _METRICS.
+        algorithm, means = self._cfg.algorithm, torch.zeros(len(_METRICS) - 1)
         by_token = algorithm.loss_agg_func == "token-mean"
-        tokens = (self._batch["tokens"][indices] != self._tokenizer.pad_id).sum()
-        for part in indices.split(self._cfg.actor.micro_batch_size):
-            taken = {name: self._batch[name][part] for name in self._batch if name != "rewards"}
-            mask = taken["tokens"] != self._tokenizer.pad_id
-            share = mask.sum() / tokens if by_token else len(part) / len(indices)
-            old = taken["log_probabilities"]
-            new = self._log_probabilities(self._model, taken["prompts"], taken["tokens"])
-            policy_loss = clipped_policy_loss(new, old, taken["advantages"], mask, *self._clip_range)
-            policy_loss = self._aggregate(policy_loss, mask)
-            reference = taken.get("reference_log_probabilities", new.detach())
+        share = self._share(sum(len(each.response) for each in batch) if by_token else len(batch))
+        for indices, packed in self._passes([each.sequence for each in batch]):
+            taken = [batch[index] for index in indices]
+            mask = response_mask(packed.lengths, self._device)
+            part = share * (len(packed.targets) if by_token else len(taken))
+            new = self._log_probs(self._model, packed)
+            old = self._padded(each.old for each in taken)
+            advantages = self._padded(each.advantage * each.weights for each in taken)
+            policy_loss = self._aggregate(clipped_policy_loss(new, old, advantages, mask, *self._clip_range), mask)
+            has_reference = self._reference is not None
+            reference = self._padded(each.reference for each in taken) if has_reference else new.detach()
             distance = self._aggregate(kl_penalty(new, reference, mask, algorithm.kl_penalty_type), mask)
-            ((policy_loss + algorithm.kl_beta * distance) * share).backward()
+            ((policy_loss + algorithm.kl_beta * distance) * part).backward()
             with torch.no_grad():
-                moved = token_mean(old - new, mask)
+                moved = token_mean(self._padded(each.sampled for each in taken) - new, mask)
                 clipped = token_mean(clipped_tokens(new, old, mask, *self._clip_range), mask)
-                means += share * torch.stack([policy_loss, moved, distance, clipped])
-        self._ranks.average_gradients(self._model.parameters())
-        norm = torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._cfg.actor.optim.clip_grad)
-        self._optimizer.step()
-        return torch.cat([means, norm[None]])
+                means += part * torch.stack([policy_loss, moved, distance, clipped]).cpu()
+        norm = self._step(self._optimizer, self._cfg.actor.optim.clip_grad)
+        return torch.cat([self._ranks.mean(means), norm[None]])
 
-    def _judge(self, model: torch.nn.Module) -> Tensor:
-        """Log probabilities of the batch's tokens."""
-        size = self._cfg.actor.micro_batch_size
-        parts = zip(self._batch["prompts"].split(size), self._batch["tokens"].split(size), strict=True)
-        return torch.cat([self._log_probabilities(model, prompts, tokens) for prompts, tokens in parts])
+    def _share(self, count: int) -> float:
+        # Return the weight of one of ``count`` parts of this rank's loss, such that the mean of the ranks' gradients is
+        # the gradient of the mean over the parts of all ranks.
+        return self._world_size / float(self._ranks.sum(torch.tensor(float(count))))
 
-    def _log_probabilities(self, model: torch.nn.Module, prompts: Tensor, tokens: Tensor) -> Tensor:
-        temperature = self._cfg.algorithm.temperature
-        return response_log_probabilities(
-            model, prompts, tokens, pad_id=self._tokenizer.pad_id, temperature=temperature
-        )
+    def _passes(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterable[tuple[list[int], Pack]]:
+        # Yield the indices and the pack of each forward pass.  Each pass is a collective of ranks that share a model:
+        # all make as many as the one that needs most.
+        lengths = [len(prompt) + len(response) for prompt, response in sequences]
+        limit = self._cfg.actor.max_tokens_per_pass
+        passes = divide(lengths, limit)
+        if self._world_size > 1:
+            count = torch.tensor(len(passes))
+            dist.all_reduce(count, dist.ReduceOp.MAX)
+            passes = divide(lengths, limit, at_least=int(count))
+        for indices in passes:
+            yield indices, pack([sequences[index] for index in indices], self._device)
+
+    def _log_probs(self, model: Any, packed: Pack) -> Tensor:
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._cfg.actor.precision == "bfloat16"):
+            return response_log_probs(model, packed)
+
+    def _padded(self, rows: Iterable[Tensor]) -> Tensor:
+        return pad_sequence(list(rows), batch_first=True).to(self._device)
+
+    def _step(self, optimizer: torch.optim.Optimizer, clip_grad: float) -> Tensor:
+        norm: Any = torch.nn.utils.clip_grad_norm_(self._model.parameters(), clip_grad)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return (norm.full_tensor() if self._world_size > 1 else norm).cpu()
+
+    def save(self, folder: Path, with_optimizer: bool = False) -> None:
+        """Write model and tokenizer in the format of Hugging Face; a collective of all ranks."""
+        options = full_states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+        weights = full_states.get_model_state_dict(self._model, options=options)
+        state = None
+        if with_optimizer:
+            state = full_states.get_optimizer_state_dict(self._model, self._optimizer, options=options)
+        if self._rank == 0:
+            self._model.save_pretrained(folder, state_dict=weights)
+            self._tokenizer.save_pretrained(folder)
+            if state is not None:
+                torch.save(state, folder / OPTIMIZER)
 
 
-def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy that training does not change."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
+class _Example:
+    # A response to learn from.
+
+    def __init__(self, prompt: list[int], response: list[int], sampled: Tensor, advantage: Tensor) -> None:
+        self.response, self.advantage, self.sequence = response, advantage, (prompt, response)
+        self.sampled = self.old = self.reference = sampled
+        self.weights = torch.ones_like(sampled)
 
 
-def _choose(batch: dict[str, Tensor], responses: int) -> dict[str, Tensor]:
-    """So many responses in whole groups: first those with a signal, then others, each in their order."""
-    rewards = batch["rewards"]
-    groups = torch.argsort(has_signal(rewards).int(), descending=True, stable=True)[: responses // rewards.shape[1]]
-    groups = groups.sort().values
-    rows = (groups[:, None] * rewards.shape[1] + torch.arange(rewards.shape[1])).flatten()
-    return {name: tensor[groups if name == "rewards" else rows] for name, tensor in batch.items()}
-
-
-def _join(parts: Sequence[Experience], pad_id: int) -> dict[str, Tensor]:
-    """Batches below each other, one row for each response; prompts padded on the left, responses on the right."""
-    responses = [part.responses for part in parts]
-    prompt_length = max(part.prompts.shape[1] for part in responses)
-    length = max(part.tokens.shape[1] for part in responses)
-    group_size = parts[0].rewards.shape[1]
-    prompts = [pad(part.prompts, (prompt_length - part.prompts.shape[1], 0), value=pad_id) for part in responses]
-    tokens = [pad(part.tokens, (0, length - part.tokens.shape[1]), value=pad_id) for part in responses]
-    sampled = [pad(part.log_probabilities, (0, length - part.log_probabilities.shape[1])) for part in responses]
-    return {
-        "prompts": torch.cat(prompts).repeat_interleave(group_size, dim=0),
-        "tokens": torch.cat(tokens),
-        "log_probabilities": torch.cat(sampled),
-        "rewards": torch.cat([part.rewards for part in parts]),
-    }
+def _set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr

@@ -1,6 +1,6 @@
-"""The policy's causal transformer: builds, loads and saves it, and computes log probabilities of tokens.
+"""Models of transformers: load and shard them, encode demonstrations, and make a tiny one on the spot.
 
-``transformers`` takes seconds to import: it is left to the workers that have a model.
+``transformers`` takes seconds to import: it is left to the ranks that have a model.
 """
 
 from __future__ import annotations
@@ -10,108 +10,90 @@ from typing import Any
 
 import torch
 from common.generators import torch_seed
-from reasoning_config import Model
-from tokenizer import CharacterTokenizer
-from torch import Tensor
+from generated_data import CHARACTERS
+from reasoning_config import TinyModel
+from rows import Prompt
 
 from rlinf_async.errors import ConfigError
 
+_SPECIAL = ("<|unknown|>", "<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+_UNKNOWN, _PAD, _END, *_ROLES = _SPECIAL
+_CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 
-def build_model(size: Model, tokenizer: CharacterTokenizer, seed: int) -> Any:
-    """A Llama of the size in ``actor.model`` with random weights, the same for the same seed."""
-    from transformers import LlamaConfig, LlamaForCausalLM
 
+def load_model(path: str, device: torch.device, ranks: int) -> tuple[Any, Any]:
+    """Load a causal language model in float32 and its tokenizer; with several ranks, shard the model by FSDP2."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _hide_progress()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        words, fix = str(error).partition("\n")[0], "name a folder that save_pretrained() has made"
+        raise ConfigError(f"model_path: no model and tokenizer in {path} ({words}): {fix}") from error
+    if ranks > 1:
+        _shard(model, ranks)
+    return model, tokenizer
+
+
+def _shard(model: Any, ranks: int) -> None:
+    # Each layer is a unit: its parameters are gathered for as long as it computes.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(next(model.parameters()).device.type, (ranks,))
+    for module in model.modules():
+        if type(module).__name__ in (model._no_split_modules or ()):
+            fully_shard(module, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def encode_demonstration(tokenizer: Any, messages: Prompt) -> tuple[list[int], list[int]]:
+    """Return the tokens of a conversation's prompt, and those of the assistant's message at its end."""
+    if isinstance(messages, str) or messages[-1]["role"] != "assistant":
+        raise ConfigError(f"{messages!r:.200} is no demonstration: its last message must be the assistant's")
+    prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(messages, return_dict=True)["input_ids"]
+    if whole[: len(prompt)] != prompt or len(whole) == len(prompt):
+        raise ConfigError(f"the chat template does not put a response behind the prompt of {messages!r:.200}")
+    return prompt, whole[len(prompt) :]
+
+
+def make_tiny_model(folder: Path, size: TinyModel, seed: int) -> None:
+    """Save a Llama with random weights, and its tokenizer, which has a token for each character and a chat template."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    _hide_progress()
+    tokens = (*_SPECIAL, *CHARACTERS)
+    tokenizer = Tokenizer(models.WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=_UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    special = {"unk_token": _UNKNOWN, "pad_token": _PAD, "eos_token": _END, "additional_special_tokens": _ROLES}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, chat_template=_CHAT_TEMPLATE, **special)
+    fast.save_pretrained(folder)
     config = LlamaConfig(
-        vocab_size=tokenizer.vocabulary_size,
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.num_hidden_layers,
-        num_attention_heads=size.num_attention_heads,
+        vocab_size=len(tokens),
+        **{name: value for name, value in vars(size).items() if name != "model_path"},
+        intermediate_size=3 * size.hidden_size,
         num_key_value_heads=size.num_attention_heads,
-        max_position_embeddings=size.max_position_embeddings,
-        initializer_range=size.initializer_range,
+        head_dim=32,  # vLLM's kernels for CPUs take no smaller one
         tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_id,
+        pad_token_id=tokens.index(_PAD),
         bos_token_id=None,
-        eos_token_id=tokenizer.end_id,
+        eos_token_id=tokens.index(_END),
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(torch_seed(seed))
-        return LlamaForCausalLM(config).eval()
-
-
-def load_model(place: str, tokenizer: CharacterTokenizer) -> Any:
-    """The model that ``save_model`` wrote to a folder; nothing is looked for elsewhere.
-
-    Raises:
-        ConfigError: there is none, or it knows another number of tokens.
-    """
-    from transformers import LlamaForCausalLM
-
-    _hide_progress()
-    if not (Path(place) / "config.json").is_file():
-        raise ConfigError(f"model_path: no model in {place}: a folder with config.json and model.safetensors is needed")
-    model = LlamaForCausalLM.from_pretrained(place, local_files_only=True, dtype=torch.float32)
-    if model.config.vocab_size != tokenizer.vocabulary_size:
-        raise ConfigError(
-            f"model_path: the model in {place} knows {model.config.vocab_size} tokens, the tokenizer "
-            f"{tokenizer.vocabulary_size}; set actor.tokenizer.tokenizer_model to the one that it was trained with"
-        )
-    return model.eval()
-
-
-def save_model(model: Any, folder: Path) -> None:
-    """Writes what ``load_model`` reads."""
-    _hide_progress()
-    model.save_pretrained(folder)
+        LlamaForCausalLM(config).save_pretrained(folder)
 
 
 def _hide_progress() -> None:
-    """Models are small, and the output is for the steps."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-
-
-def make_policy(model_path: str | None, cfg: Model, tokenizer: CharacterTokenizer) -> Any:
-    """The model of a path; without one, one of the configured size with random weights."""
-    if model_path is not None:
-        return load_model(model_path, tokenizer)
-    return build_model(cfg.actor.model, tokenizer, cfg.runner.seed)
-
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Where each token stands in its text, padding not counted: ``[batch, length]`` → the same."""
-    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
-
-
-def token_log_probabilities(logits: Tensor, temperature: float, pad_id: int) -> Tensor:
-    """``[..., vocabulary]`` → the same in float32.  Padding is no word: it has no probability."""
-    logits = logits.float() / temperature
-    padding = torch.arange(logits.shape[-1], device=logits.device) == pad_id
-    return torch.log_softmax(logits.masked_fill(padding, float("-inf")), dim=-1)
-
-
-def response_log_probabilities(
-    model: Any, prompts: Tensor, responses: Tensor, *, pad_id: int, temperature: float = 1.0
-) -> Tensor:
-    """Of every token of the responses: its log probability after all that stands before it.
-
-    Args:
-        prompts: ``[batch, prompt length]`` ids, padded on the left.
-        responses: ``[batch, response length]`` ids, padded on the right.
-
-    Returns:
-        ``[batch, response length]``, float32; 0 at padding.
-    """
-    ids = torch.cat([prompts, responses], dim=1)
-    mask = ids != pad_id
-    output = model(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions_of(mask),
-        use_cache=False,
-        logits_to_keep=responses.shape[1] + 1,
-    )
-    scores = token_log_probabilities(output.logits[:, :-1], temperature, pad_id)
-    return scores.gather(2, responses[:, :, None])[:, :, 0].masked_fill(responses == pad_id, 0.0)

@@ -13,22 +13,15 @@ from rlinf_async.errors import ConfigError
 
 
 def declared_gpus(cfg: Configuration) -> int | None:
-    """``cluster.fake_gpus``, where this machine has no GPU of its own."""
+    """Return ``cluster.fake_gpus``, unless this machine has a GPU of its own."""
     return None if torch.cuda.is_available() else cfg.cluster.fake_gpus
 
 
 def place(cfg: Configuration, cluster: Any) -> HybridComponentPlacement | ModelParallelComponentPlacement:
-    """The placement of ``actor``, ``rollout`` and ``reward``.
+    """Return the placement of ``actor``, ``rollout`` and ``reward``.
 
     One accelerator is shared by all of them, whatever ``cluster.component_placement`` says, and without any they are on
     the CPUs of node 0: at the same time with ``rollout.max_staleness``, else in turn.
-
-    Args:
-        cluster: anything with ``nodes``.
-
-    Raises:
-        ConfigError: ``cluster.component_placement`` does not fit two accelerators or more, or has ``actor`` and
-            ``rollout`` on the same of them with ``rollout.max_staleness``.
     """
     accelerators = sum(node.num_accelerators for node in cluster.nodes)
     if accelerators < 2:

@@ -1,45 +1,114 @@
-"""Worker group ``reward``: gives each response 1 if its answer is right, 0 if not."""
+"""Worker group ``reward``: calls a reward function for each response, with a deadline."""
 
 from __future__ import annotations
 
-import torch
-from experience import Experience, Queues, Responses
-from grpo import has_signal
-from reasoning_config import Configuration
-from task import make_task
-from torch import Tensor
+import asyncio
+import contextlib
+import importlib
+import inspect
+import math
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from rlinf_async import Worker
+from reasoning_config import Reward
+from rows import Prompt
+
+from rlinf_async import Worker, idempotent
+from rlinf_async.errors import ConfigError
+
+
+class RewardFailed(RuntimeError):
+    """A reward function raised, hung, or returned no number."""
 
 
 class RewardWorker(Worker):
-    """Rewards a response with 1 if it is right, and with 0 if not."""
+    """Judges responses in a process of its own."""
 
-    def __init__(self, cfg: Configuration) -> None:
+    def __init__(self, cfg: Reward, function: str) -> None:
         super().__init__()
-        self._group_size = cfg.algorithm.group_size
-        self._task = make_task(cfg.data)
+        self._judge = Judge(cfg, function)
 
-    async def compute_rewards(self, queues: Queues, batches: int, actor_ranks: int) -> list[int]:
-        """Judges this rank's share of ``batches`` batches of responses, for the actor.
+    @idempotent
+    async def judge(self, *problem: Any) -> tuple[list[float], list[str]]:
+        """Judge responses as ``Judge.rewards``."""
+        return await self._judge.rewards(*problem)
 
-        Returns:
-            Groups with a signal, for each actor rank.
+
+class Judge:
+    """A reward function at a dotted path: of prompt, text or ``tokens``, and meta; sync or async."""
+
+    def __init__(self, cfg: Reward, path: str) -> None:
+        self._cfg, self._path, self._function = cfg, path, load_function(path)
+        self._wants_tokens = list(inspect.signature(self._function).parameters)[1:2] == ["tokens"]
+
+    async def rewards(
+        self, prompt: Prompt, texts: Sequence[str], tokens: Sequence[Sequence[int]], meta: dict[str, Any]
+    ) -> tuple[list[float], list[str]]:
+        """Return the rewards of responses to one problem, and the errors that count as ``reward.error_reward``.
+
+        Raises:
+            RewardFailed: the function failed, and ``reward.on_error`` is ``raise``.
         """
-        signals = [0] * actor_ranks
-        for _ in range(self._rank, batches, self._world_size):
-            responses = await queues.responses.get(key=self._rank)
-            with self.worker_timer("judge"):
-                experience = Experience(responses, self._judge(responses))
-            actor_rank = responses.index % actor_ranks
-            signals[actor_rank] += int(has_signal(experience.rewards).sum())
-            await queues.experience.put(experience, key=actor_rank)
-        return signals
+        rewards, errors = list[float](), list[str]()
+        for response in tokens if self._wants_tokens else texts:
+            try:
+                rewards.append(await self._call(prompt, response, meta))
+            except RewardFailed as failure:
+                if self._cfg.on_error == "raise":
+                    raise
+                rewards.append(self._cfg.error_reward)
+                errors.append(str(failure))
+        return rewards, errors
 
-    def _judge(self, responses: Responses) -> Tensor:
-        groups = torch.arange(len(responses.texts)) // self._group_size
-        right = [
-            self._task.is_correct(responses.prompt_texts[problem], text)
-            for problem, text in zip(groups.tolist(), responses.texts, strict=True)
-        ]
-        return torch.tensor(right, dtype=torch.float32).view(-1, self._group_size)
+    async def _call(self, prompt: Prompt, response: Any, meta: dict[str, Any]) -> float:
+        try:
+            if inspect.iscoroutinefunction(self._function):
+                async with asyncio.timeout(self._cfg.deadline_s):
+                    found = await self._function(prompt, response, meta)
+            else:
+                with _interrupted_after(self._cfg.deadline_s):
+                    found = self._function(prompt, response, meta)
+            if math.isfinite(found):
+                return float(found)
+            words = f"returned {found}"
+        except (_DeadlineOver, TimeoutError):
+            words = f"took longer than reward.deadline_s ({self._cfg.deadline_s:g} s)"
+        except Exception as error:
+            words = f"raised {error!r}"
+        raise RewardFailed(
+            f"{self._path} {words} for response {response!r:.200} to {prompt!r:.200} with meta {meta!r:.200}: mend it, "
+            "or write reward.on_error=count"
+        )
+
+
+def load_function(path: str) -> Callable[..., Any]:
+    """Return the function of a dotted path, ``package.module.function``; ConfigError if there is none."""
+    module, _, name = path.rpartition(".")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        fix = "write module.function, of a module on PYTHONPATH"
+        raise ConfigError(f"reward.function: {path!r} cannot be loaded ({error}): {fix}") from error
+    return found
+
+
+class _DeadlineOver(BaseException):
+    # No Exception: a function's own ``except Exception`` must not keep it.
+    pass
+
+
+@contextlib.contextmanager
+def _interrupted_after(seconds: float) -> Iterator[None]:
+    # Interrupts Python code and blocking system calls.  Code in C that never returns to Python keeps the rank busy,
+    # which the caller notices by its ``stall_timeout``.
+    def interrupt(*_: object) -> None:
+        raise _DeadlineOver
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -61,8 +61,10 @@ class HttpEngine(VllmBacked):
         )
         self._sampling_options, self._longest = self._wait_ready()
         self._client = httpx.AsyncClient(
+            # A connection for each request: the server closes those that were idle for some seconds, and a request that
+            # takes one at that moment fails. Connecting to a UNIX socket costs microseconds.
             transport=httpx.AsyncHTTPTransport(
-                uds=str(self._socket), limits=httpx.Limits(max_connections=None, max_keepalive_connections=None)
+                uds=str(self._socket), limits=httpx.Limits(max_connections=None, max_keepalive_connections=0)
             ),
             base_url="http://server",
             timeout=None,

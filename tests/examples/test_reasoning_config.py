@@ -3,15 +3,12 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
 
 import pytest
-from batches import Batches
-from common.checkpoint import save_checkpoint
+from checkpoints import Progress, checkpoint_to_resume, new_checkpoint, read_progress
 from omegaconf import OmegaConf
 from placing import place
-from reasoning_config import SCHEMA, clip_range, last_step
-from reasoning_runner import ReasoningRunner
+from reasoning_config import SCHEMA, check_batches, clip_range, last_step
 
 from rlinf_async.address import NodeInfo
 from rlinf_async.errors import ConfigError
@@ -25,7 +22,7 @@ def test_every_shipped_configuration_is_valid_and_holds_512_problems_out(name: s
     cfg = SCHEMA.load(name)
     assert cfg.data.held_out_size == 512
     assert cfg.rollout.model.model_path is None
-    assert Batches.of(cfg, actor_ranks=2 if "collocated" in name else 1).responses == 512
+    check_batches(cfg, actor_ranks=2 if "collocated" in name else 1)
 
 
 def test_the_clip_range_is_the_same_to_both_sides_unless_told_otherwise() -> None:
@@ -42,10 +39,7 @@ def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
     [
         ("runner.max_epoch=1", "unknown key runner.max_epoch: did you mean runner.max_epochs?"),
         ("actor.model.modelpath=x", "unknown key actor.model.modelpath: did you mean actor.model.model_path?"),
-        (
-            "actor.tokenizer.tokenizer=x",
-            "unknown key actor.tokenizer.tokenizer: did you mean actor.tokenizer.tokenizer_model?",
-        ),
+        ("rollout.option=x", "unknown key rollout.option: did you mean rollout.options?"),
         ("runner.logger.path=x", "unknown key runner.logger.path: did you mean runner.logger.log_path?"),
         ("actor.global_batch=1", "unknown key actor.global_batch: did you mean actor.global_batch_size?"),
         (
@@ -54,11 +48,15 @@ def test_rollout_starts_from_the_actors_model_unless_told_otherwise() -> None:
         ),
         ("runner.max_steps=many", "runner.max_steps: Value 'many'"),
         ("algorithm.group_size=1", "algorithm.group_size must be at least 2"),
-        ("rollout.max_staleness=2", "rollout.max_staleness must be 0 or 1, not 2"),
-        ("actor.model.hidden_size=60", "actor.model.hidden_size must be a multiple of twice the heads (4), not 60"),
-        ("algorithm.temperature=0", "algorithm.temperature must be above 0, not 0.0"),
+        ("rollout.max_staleness=-1", "rollout.max_staleness must not be negative, not -1"),
+        ("rollout.engine=sglang", "rollout.engine must be transformers, vllm or http, not sglang"),
+        ("rollout.options={batch_size: 8}", "rollout.options.batch_size must be an engine's kind"),
+        ("reward.deadline_s=0", "reward.deadline_s must be above 0, not 0.0"),
+        ("reward.on_error=ignore", "reward.on_error must be raise or count, not ignore"),
+        ("runner.logger.wandb=yes please", "runner.logger.wandb must be online or offline, not yes please"),
+        ("data.train_path=rows.jsonl", "data.eval_path belongs to data.train_path: give both, or none"),
+        ("data.eval_path=rows.jsonl", "data.eval_path belongs to data.train_path: give both, or none"),
         ("actor.optim.lr_schedule=step", "actor.optim.lr_schedule must be constant or linear, not step"),
-        ("data.train_size=8", "data.train_size must be at least data.rollout_batch_size (64), not 8"),
         ("runner.only_eval=true", "runner.only_eval needs rollout.model.model_path"),
         ("runner.seed", "expected key=value"),
         ("data.task=chess", "data.task must be arithmetic or countdown, not chess"),
@@ -101,62 +99,83 @@ def test_the_configuration_cannot_be_changed_afterwards() -> None:
 @pytest.mark.parametrize(("max_steps", "expected"), [(-1, 128), (20, 20), (500, 128), (0, 0)])
 def test_max_steps_bounds_the_epochs(max_steps: int, expected: int) -> None:
     cfg = SCHEMA.load(DEFAULT, ["runner.max_epochs=1", f"runner.max_steps={max_steps}"])
-    assert last_step(cfg) == expected
+    assert last_step(cfg, problems=8192) == expected
+
+
+def test_more_problems_in_a_step_than_there_are_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"data\.rollout_batch_size \(64\) is more than the 63 problems there are"):
+        last_step(SCHEMA.load(DEFAULT), problems=63)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        ([], r"data\.eval_path"),
+        (["data.eval_path=e"], r"reward\.function is needed with data\.train_path"),
+        (["data.eval_path=e", "reward.function=a.b"], r"actor\.model\.model_path is needed with data\.train_path"),
+    ],
+)
+def test_own_data_needs_a_reward_and_a_model(overrides: list[str], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        SCHEMA.load(DEFAULT, ["data.train_path=rows.jsonl", *overrides])
 
 
 @pytest.mark.parametrize(
     ("override", "actor_ranks", "complaint"),
     [
-        ("rollout.batch_size=48", 1, r"rollout_batch_size \(64\) .* rollout\.batch_size \(48\)"),
-        ("rollout.batch_size=64", 2, r"rollout\.batch_size \(1\) .* number of actor ranks \(2\)"),
+        ("data.rollout_batch_size=65", 2, r"rollout_batch_size \(65\) .* number of actor ranks \(2\)"),
         ("actor.global_batch_size=100", 1, r"group_size \(512\) .*actor\.global_batch_size \(100\)"),
         ("actor.warm_start.batch_size=255", 2, r"warm_start\.batch_size \(255\) .* actor ranks \(2\)"),
     ],
 )
 def test_sizes_that_do_not_divide_are_named(override: str, actor_ranks: int, complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        Batches.of(SCHEMA.load(DEFAULT, [override]), actor_ranks)
+        check_batches(SCHEMA.load(DEFAULT, [override]), actor_ranks)
 
 
-def resume(tmp_path: Path, saved: list[str], *overrides: str) -> dict[str, Any] | None:
-    """The checkpoint that one run has saved, as another one reads it."""
-    config = OmegaConf.to_yaml(OmegaConf.structured(SCHEMA.load(DEFAULT, saved)))
-    save_checkpoint(tmp_path / "checkpoints", 4, {"step": 4, "before": {}, "config": config})
-    cfg = SCHEMA.load(DEFAULT, [f"runner.resume_dir={tmp_path}", *overrides])
-    return ReasoningRunner._load(cast(ReasoningRunner, SimpleNamespace(cfg=cfg)), tmp_path)
+# -- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("saved", "overrides", "complaint"),
-    [
-        (
-            ["actor.model.hidden_size=32"],
-            (),
-            "checkpoints/latest.pt was saved with actor.model.hidden_size=32, and this run has 64: write "
-            "actor.model.hidden_size=32, or begin without this checkpoint",
-        ),
-        (["data.task=countdown"], (), "was saved with data.task=countdown, and this run has arithmetic: write data.ta"),
-        (
-            ["algorithm.kl_beta=0"],
-            ("algorithm.kl_beta=0.1",),
-            " has no reference model: it was saved with algorithm.kl_beta=0, and this run has 0.1: write "
-            "algorithm.kl_beta=0, or begin without this checkpoint",
-        ),
-    ],
-)
-def test_a_checkpoint_of_another_model_names_the_key_both_values_and_the_file(
-    saved: list[str], overrides: tuple[str, ...], complaint: str, tmp_path: Path
-) -> None:
+def save(log_path: Path, step: int, *overrides: str) -> Path:
+    config = OmegaConf.to_yaml(OmegaConf.structured(SCHEMA.load(DEFAULT, overrides)))
+    with new_checkpoint(log_path, Progress(step, 64 * step, "warm", {"accuracy": 0.5}, config)) as folder:
+        (folder / "model.safetensors").write_text(str(step))
+    return log_path / "checkpoints" / f"step_{step:06d}"
+
+
+def test_a_run_goes_on_from_the_latest_checkpoint_of_a_log_path_or_from_one_that_is_named(tmp_path: Path) -> None:
+    first, second = save(tmp_path, 4), save(tmp_path, 8)
+    cfg = SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"])
+    assert checkpoint_to_resume(cfg, "auto") == checkpoint_to_resume(cfg, str(tmp_path)) == second
+    assert checkpoint_to_resume(cfg, str(first)) == first
+    found = read_progress(first, cfg)
+    assert (found.step, found.position, found.reference, found.before) == (4, 256, "warm", {"accuracy": 0.5})
+
+
+def test_auto_begins_anew_where_there_is_no_checkpoint_and_a_name_must_have_one(tmp_path: Path) -> None:
+    cfg = SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"])
+    assert checkpoint_to_resume(cfg, "auto") is checkpoint_to_resume(cfg, None) is None
+    with pytest.raises(ConfigError, match=r"runner\.resume_dir: no checkpoint in .*: name a log path"):
+        checkpoint_to_resume(cfg, str(tmp_path))
+
+
+def test_a_checkpoint_that_broke_off_leaves_the_one_before(tmp_path: Path) -> None:
+    first = save(tmp_path, 4)
+    broken = new_checkpoint(tmp_path, Progress(8, 0, "", {}, ""))
+    (broken.__enter__() / "model.safetensors").write_text("half")
+    del broken
+    cfg = SCHEMA.load(DEFAULT, [f"runner.logger.log_path={tmp_path}"])
+    assert checkpoint_to_resume(cfg, "auto") == first
+    assert save(tmp_path, 4) == first  # a run that went back saves the step again
+    assert save(tmp_path, 8).is_dir()
+
+
+def test_a_checkpoint_of_other_data_names_the_key_both_values_and_the_folder(tmp_path: Path) -> None:
+    folder = save(tmp_path, 4, "data.task=countdown")
     with pytest.raises(ConfigError) as caught:
-        resume(tmp_path, saved, *overrides)
-    assert str(tmp_path) in str(caught.value)
-    assert complaint in str(caught.value)
-
-
-def test_a_checkpoint_is_resumed_where_a_folder_says_the_models_sizes(tmp_path: Path) -> None:
-    found = resume(tmp_path, ["actor.model.hidden_size=32"], "actor.model.model_path=warm", "algorithm.kl_beta=0")
-    assert found is not None
-    assert found["step"] == 4
+        read_progress(folder, SCHEMA.load(DEFAULT))
+    expected = "was saved with data.task=countdown, and this run has arithmetic: write data.task=countdown, or begin"
+    assert str(caught.value) == f"{folder} {expected} without this checkpoint"
 
 
 @pytest.mark.parametrize("accelerators", [0, 1])
@@ -169,4 +188,4 @@ def test_one_accelerator_or_none_is_enough_for_every_shipped_configuration(name:
     for component in ("actor", "rollout", "reward"):
         (worker,) = placement.get_strategy(component).get_placement(cluster)
         assert (worker.cluster_node_rank, list(worker.global_accelerator_ids)) == (0, list(range(accelerators)))
-    assert Batches.of(cfg, actor_ranks=1).responses == 512
+    check_batches(cfg, actor_ranks=1)

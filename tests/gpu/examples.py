@@ -15,7 +15,7 @@ from tests.gpu.run import CHECKOUT
 from tests.gpu.step import Step, main
 
 REASONING = ["runner.max_steps=3", "cluster.fake_gpus=null", "runner.eval_interval=0", "data.train_size=1024",
-             "data.held_out_size=64", "actor.warm_start.target_accuracy=0.0"]  # fmt: skip
+             "data.held_out_size=64", "actor.warm_start.steps=10"]  # fmt: skip
 EMBODIMENT = ["runner.max_epochs=3", "actor.device=cuda", "rollout.device=cuda", "runner.eval.interval=3",
               "runner.eval.episodes=2", "runner.save_interval=0"]  # fmt: skip
 

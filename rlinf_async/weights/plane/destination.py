@@ -138,7 +138,8 @@ class Destination:
         if self._fit is None:
             self.is_whole = self._holder is None
             if self._holder is not None:
-                self._holder(views)
+                aliases = {} if self._manifest is None else self._manifest.aliases
+                self._holder({**views, **{path: views[owner] for path, owner in aliases.items()}})
             self.is_whole = True
             return
         if not self._fit.is_held():

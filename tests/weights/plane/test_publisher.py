@@ -100,6 +100,14 @@ async def test_a_function_as_destination_gets_every_version_by_path() -> None:
     assert seen == [{("a",): 1.0, ("b", "c"): 1.0}]
 
 
+async def test_a_function_as_destination_gets_tied_tensors_under_all_names() -> None:
+    seen: list[list[tuple[str, ...]]] = []
+    tied = torch.ones(4)
+    async with pair({"head": tied, "tokens": tied}, lambda views: seen.append(list(views))) as (publisher, _):
+        await (await publisher.publish())
+    assert seen == [[("head",), ("tokens",)]]
+
+
 async def test_a_version_that_breaks_off_while_it_is_published_is_recorded_as_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
