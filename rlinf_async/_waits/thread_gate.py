@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
+from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # None where there is none, and no exception
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -144,17 +144,22 @@ def wait_at(make: Callable[[], Gate]) -> None:
     _per_thread.make = make
 
 
-def must_await() -> bool:
-    """True in a coroutine, which has to await where other code blocks; RLinf's rules let a coroutine block as well.
+def awaiting_loop() -> AbstractEventLoop | None:
+    """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well.
 
     Code that handles received frames must await even then: functions given to ``then``, callbacks of a group.
     """
-    return running_loop() is not None and (not dialect.is_rlinf or _per_thread.reads)
+    return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
+
+
+def must_await() -> bool:
+    """True in a coroutine that has to await where other code blocks."""
+    return awaiting_loop() is not None
 
 
 def may_wait() -> bool:
     """True if this thread may block: it runs no loop, and does not handle received frames, which other waits need."""
-    return not _per_thread.reads and not must_await()
+    return not _per_thread.reads and (dialect.is_rlinf or running_loop() is None)
 
 
 def check_ended() -> None:
