@@ -153,7 +153,6 @@ def awaiting_loop() -> AbstractEventLoop | None:
 
 
 def must_await() -> bool:
-    """True in a coroutine that has to await where other code blocks."""
     return awaiting_loop() is not None
 
 
