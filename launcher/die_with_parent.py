@@ -19,7 +19,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent, program = int(sys.argv[1]), sys.argv[2:]
-    if os.getppid() != parent:  # the parent died before prctl: its death sends no signal
+    if os.getppid() != parent:  # the parent died before prctl, so its death sends no signal
         sys.exit(1)
     try:
         os.execv(program[0], program)

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 INTERRUPTED: Final = 130
 
-_SCRIPT_GRACE_S: Final = 2.5  # seconds for the script after Ctrl-C, a part of the five seconds for everything
+_SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shutdown has five seconds
 _ALL_GRACE_S: Final = 4.0
-_OWN_REPORT_S: Final = 0.5  # seconds to wait for a node's own lifeline to explain a loss that another node reports
-_CUT_TIMEOUT_S: Final = 1.5  # seconds for processes that have nothing to end in order, or must not
+_OWN_REPORT_S: Final = 0.5  # limit for a node's own lifeline to explain a loss that another node has reported
+_CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no orderly shutdown, or must not have one
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
 """Seconds for the bundle of a run that may be stuck: its processes are asked twice, silent ones for a second each."""
@@ -70,7 +70,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unobserved: list[str] = []  # failures that the script has not noticed; complete once the nodes have ended
+        self.unobserved: list[str] = []  # failures that the script has not noticed; complete once all nodes have ended
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -149,7 +149,7 @@ class Job:
 
         Live nodes are asked; of an ended run, the bundle has only this machine's files.
         """
-        from .control.run_bundle import keep_bundle  # imported late: a successful run needs no bundle
+        from .control.run_bundle import keep_bundle  # imported late, because a successful run needs no bundle
         from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:
@@ -161,12 +161,12 @@ class Job:
                 missing = (await keep_bundle(run, path, timeout, wants_verdict=wants_verdict)).missing
         except TimeoutError:
             self._report.warn("there is no bundle of the run: it was not written in time")
-        except Exception as error:  # an error in the bundle must not change the end of the run
+        except Exception as error:  # an error in the bundle must not change the result of the run
             self._report.warn(f"there is no bundle of the run: {type(error).__name__}: {error}")
         else:
             self._report.bundle(path)
             if not wants_verdict:
-                missing.pop(VERDICT)  # only a stuck run needs one; more time would not bring it
+                missing.pop(VERDICT)  # only a stuck run needs a verdict, and more time would not produce it
             for name, reason in list(missing.items())[:1]:
                 more = f", and {len(missing) - 1} more (rlinf-ctl bundle has more time)" if len(missing) > 1 else ""
                 self._report.warn(f"missing in the bundle: {name}: {reason}{more}")
@@ -288,7 +288,8 @@ class Job:
         options, binds = self._options, self._inspection.binds()
         authority = None
         if len(self._nodes) > 1:
-            from rlinf_async._wire.credentials import RunAuthority  # imported late: slow, and not for a single node
+            # Imported late, because it is slow and a single node does not need it.
+            from rlinf_async._wire.credentials import RunAuthority
 
             authority = RunAuthority(self.run_id)
         configs = []
@@ -324,7 +325,7 @@ class Job:
     def _shape(self) -> dict[str, int]:
         visible = [peer for peer in self._peers if not peer["hidden"]]
         gpus = sum(len(peer["facts"].get("gpus") or ()) for peer in visible)
-        cpus = {}  # by machine: nodes of one machine share its cores
+        cpus = {}  # nodes of one machine share its cores
         for node, peer in zip(self._nodes, self._peers, strict=True):
             if not node.hidden:
                 cpus["" if node.is_here else node.host.identity] = peer["facts"].get("cpus", 0)
@@ -335,7 +336,8 @@ class Job:
             try:
                 message = await self._lifelines[rank].receive(None)
             except LaunchError as error:
-                if rank in self._shown and self._phase != "stopping":  # the exit status explains the loss further
+                # The loss is already shown, and the exit status explains it further.
+                if rank in self._shown and self._phase != "stopping":
                     self._report.warn(f"{self._nodes[rank].name}, which was lost: {error}")
                 self._show_loss(rank, str(error))
                 self._count_own_loss(rank, error)
@@ -360,7 +362,7 @@ class Job:
         # A node that was cut off, or stopped for a while, takes all others for lost.  So only the script's own node and
         # the lost node's lifeline are believed; reports of other nodes name the link only.
         is_own_word = reporter == self._here["node"]
-        if is_own_word:  # recorded at once, even if the script ends before the loss is shown
+        if is_own_word:  # must be recorded at once, because the script may end before the loss is shown
             self._lost.add(reported)
         if reported in self._watchers:  # its own lifeline knows the reason better, and may report it soon
             await asyncio.wait({self._watchers[reported]}, timeout=_OWN_REPORT_S)

@@ -20,7 +20,7 @@ class Options:
         prologue: shell commands that run on every host before its node.
         launcher: ``"ssh"``, ``"srun"`` or ``"auto"``, which chooses.
         port_range: first and last port to listen on.
-        start_timeout: seconds; None waits for ever.
+        start_timeout: seconds; None waits forever.
         pdb: a rank whose method has raised waits for a debugger.
         timeout: seconds for the whole run; None for no limit.
         tee: ``"all"``, ``"none"``, or ranks with commas between: ``"0,3"``.

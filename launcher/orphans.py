@@ -42,8 +42,10 @@ class Orphans:
                     os.kill(pid, signal.SIGKILL)
                 with suppress(ChildProcessError):
                     os.waitpid(pid, 0)
-                for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):  # as the guardian's ``remove_cuda_files``
-                    with suppress(OSError):  # another user's file, of a pid namespace with the same number
+                # The same pattern as in the guardian's ``remove_cuda_files``.
+                for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
+                    # The file may belong to another user, in a pid namespace with the same number.
+                    with suppress(OSError):
                         path.unlink()
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rlinf_async.errors import ConfigError
 
-_MAX_SHOWN_CHARS = 100  # characters of a line that an error shows around the marked place
+_MAX_SHOWN_CHARS = 100  # an error shows this many characters of a line around the marked place
 
 _WORD = re.compile(r"""(?:[^\s"']|"[^"]*"|'[^']*')+""")
 _QUOTED = re.compile(r"""(["'])(.*?)\1""")

@@ -1,4 +1,4 @@
-"""``python -m rlinf_async``: what is installed, and where to begin."""
+"""``python -m rlinf_async``: prints what is installed, and where to begin."""
 
 import argparse
 import importlib.metadata
@@ -15,7 +15,7 @@ rlinf_async is a package to be imported: `from rlinf_async import Cluster, Worke
 
 
 def main() -> int:
-    """Print usage, or with ``--version`` the versions. Return the exit code. The reported packages are not imported."""
+    """Print usage, or the versions with ``--version``. Return the exit code. No reported package is imported."""
     parser = argparse.ArgumentParser(
         prog="python -m rlinf_async",
         description=_USAGE,

@@ -1,8 +1,8 @@
 """Lazy public names: a module's imports under ``if TYPE_CHECKING``, executed on first use of a name.
 
-They are the module's one table of public names: type checkers and editors read it as it is, and this module reads it
+They are the module's only table of public names.  Type checkers and editors read it unchanged, and this module reads it
 for ``__getattr__``, ``__dir__`` and ``__all__``.  Each name is imported under its own name, ``from its.module import
-Name as Name``; names from ``from another.table import *`` resolve too, and are not listed.
+Name as Name``; names from ``from another.table import *`` are found too, but not listed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 @functools.cache
 def read_table(module: str) -> tuple[dict[str, str], list[str]]:
-    """Return the public names of a module, each with its defining module; and the further tables.
+    """Return the public names of a module with their defining modules, and the further tables.
 
     The module's compiled code is run once more, as for a type checker, with an ``__import__`` that only records
     imports: no source file is needed.  The table begins after the import of ``lazy_names``.
@@ -59,7 +59,7 @@ def lazy_names(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str
 def _submodule(package: str, name: str) -> Any:
     path = f"{package}.{name}"
     try:
-        if name.isidentifier() and not name.startswith("__"):  # the import of a submodule asks for such names itself
+        if name.isidentifier() and not name.startswith("__"):  # the import of a submodule asks for such names, too
             return importlib.import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:

@@ -68,7 +68,7 @@ class WorkerAddress:
         """Return the address for a name such as ``"rollout:2:0"``.
 
         Raises:
-            ValueError: a rank is no number.
+            ValueError: a rank is not a number.
         """
         root, *ranks = worker_name.split(":")
         return cls(root, [int(rank) for rank in ranks])
@@ -153,7 +153,7 @@ class NodeInfo:
     Attributes:
         node_rank: position in the hosts list, from 0.
         name: the host as the user wrote it; shown in prefixes and errors.
-        node_ip: address by which other nodes reach it.
+        node_ip: address at which other nodes reach this node.
         num_cpus: number of CPUs that this node may use, by affinity and cgroup.
         accelerators: visible device ids in the node's own notation (``CUDA_VISIBLE_DEVICES`` entries).
         accelerator_type: ``"NV_GPU"``, …, or ``"NO_ACCEL"``.

@@ -1,4 +1,4 @@
-"""``AnyRank``: calls that any rank of a group with room may take; ``AnyStream``, the items of such a stream."""
+"""``AnyRank``: calls that any rank of a group with room may take; ``AnyStream``: the items of such a stream."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class AnyRank:
     each.
 
     Every public method of the worker class is a method of this object.  A call returns a ``Handle`` whose result is the
-    rank's own, not a list; an async generator method returns a ``Stream`` of the items alone.
+    rank's own, not a list; an async generator method returns a ``Stream`` of the items without ranks.
 
     Example:
         pool = rollout.any(in_flight=8, stall_timeout=60)
@@ -59,13 +59,13 @@ class AnyRank:
         key: Hashable,
         stall_timeout: float | None,
     ) -> None:
-        """Do not call: ``group.any()`` returns one."""
+        """Do not call this: ``group.any()`` returns one."""
         self._calls = calls
         self._methods = methods
         self._ranks = tuple(ranks)
         self._in_flight = UNBOUNDED if in_flight is None else in_flight
         self._key = key
-        # Time at a breakpoint of an editor does not stop any clock.
+        # Time spent at a breakpoint of an editor must not count as a stall.
         self._stall_timeout = None if is_in_editor() else stall_timeout
 
     def __repr__(self) -> str:
@@ -87,7 +87,8 @@ class AnyRank:
             encoded = codec.encode_arguments(*share, describe=describe, root=("args", "kwargs"))
         request = PoolRequest(self._ranks, self._in_flight, self._stall_timeout, self._key)
         call = (_AnyStreamCall if method.streams else _AnyCall)(calls, request, method)
-        if method.is_idempotent and not isinstance(encoded, bytes):  # it may be sent again later
+        # The call may be sent again later, and the arguments may change until then.
+        if method.is_idempotent and not isinstance(encoded, bytes):
             encoded = encoded.to_bytes()
         calls.submit(call, encoded)
         return AnyStream(call) if isinstance(call, _AnyStreamCall) else call
@@ -137,7 +138,7 @@ class _Pooled:
         request.owner = self
         self._body: Encoded | bytes = b""
         self._attempt: Attempt | None = None
-        self._has_spare = method.is_idempotent  # true while it may be started again at another rank
+        self._has_spare = method.is_idempotent  # whether the call may still be restarted once on another rank
         self._stalled_s = 0.0
 
     def _title(self) -> str:
@@ -161,8 +162,7 @@ class _Pooled:
         return True
 
     def _take_last(self, status: int, body: Body) -> bool:
-        """Leave the rank after its last answer. Return True if the rank was lost with the call, which is then started
-        again."""
+        """Leave the rank after its last answer. Return True if the rank was lost and the call is started again."""
         attempt, target = self._attempt, self._targets[0]
         assert attempt is not None
         is_moved = status in GONE and self._may_move()
@@ -170,7 +170,8 @@ class _Pooled:
             self._note_loss(frames.unpack(body) if status == Status.DIED else {})
             self._leave()
         else:
-            self._request.owner = None  # break the cycle, which would keep the result until the next garbage collection
+            # Breaks the cycle, which would keep the result until the next garbage collection.
+            self._request.owner = None
         self._calls.ended(attempt, target, status, body)
         if is_moved:
             self._start_again()
@@ -191,19 +192,19 @@ class _Pooled:
         self._call, self._targets, self._cancel_sent, self._departed = 0, (), False, False
 
     def _start_again(self) -> None:
-        call: Any = self  # with the class it is mixed into
+        call: Any = self  # the object including the class that this one is mixed into
         self._calls.wait(call)
 
     def _stall(self, attempt: Attempt) -> None:
-        """Handle the silence of its rank: start the call at another rank, or abandon it."""
+        """Handle the silence of the call's rank: restart the call on another rank, or abandon it."""
         client, limit = self._calls.members.client, self._request.stall_timeout
         assert limit is not None
-        if not self._departed:  # another thread is sending it
+        if not self._departed:  # another thread is still sending the call
             attempt.since = clock.monotonic()
         elif self._is_over():
             attempt.detach()
         elif not self._may_move():
-            attempt.since = None  # a new wait sets it: an answer may arrive while daemons are queried
+            attempt.since = None  # a new wait sets it again, since an answer may arrive while daemons are queried
             self._stalled_s = limit
             self._abandon_stalled()
         elif client.hand_over(self._call, _Leftover(self._calls, attempt, self._method, self._targets)):
@@ -215,7 +216,7 @@ class _Pooled:
     def _abandon_stalled(self) -> None:
         raise NotImplementedError
 
-    # -- words --------------------------------------------------------------------------------------------------
+    # -- descriptions --------------------------------------------------------------------------------------------
 
     def _waits(self) -> bool:
         return self._attempt is None
@@ -298,7 +299,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
         self._join(calls, request, method)
         # Received items, while another rank may need them to resume.
         self._came: list[Body] | None = [] if method.is_idempotent else None
-        self._is_lost = False  # true between the loss of its rank and the repeated call
+        self._is_lost = False  # true between the loss of the rank and the repeated call
 
     def _is_over(self) -> bool:
         return self._closed or self._error is not None
@@ -324,7 +325,7 @@ class _AnyStreamCall(_Pooled, StreamCall):
 
     def _start_again(self) -> None:
         with self._lock:
-            self._consumed = [-len(self._items)]  # items of the lost rank must not become credit for the next one
+            self._consumed = [-len(self._items)]  # items of the lost rank must not become credit for the next rank
             self._is_lost = True
         self._wake()
 

@@ -1,4 +1,4 @@
-"""``Channel``, users' API of a queue in daemons, or local in a process: create, connect, put, get, batch, close."""
+"""``Channel``, the user API of a queue, in daemons or local: create, connect, put, get, batch, close."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class WeightedItem:
     item: Any = field(compare=False)
 
 
-# More than 30 methods: the interface of RLinf's channel, with its overloads. The work is done in ``_channels``.
+# RLinf's channel interface has more than 30 methods, with overloads. The implementation is in ``_channels``.
 class Channel:
     """First-in-first-out queue that any process of the run may put into and get from, by name or as an argument.
 
@@ -54,18 +54,18 @@ class Channel:
     without an error. Items that one producer puts under one key are delivered in that order. Contents do not survive
     the node that holds them.
 
-    Names are for ``create`` and ``connect``; from then on an object means one channel for good. Once that is closed, a
-    channel that is made again under its name is another one.
+    Names serve ``create`` and ``connect`` only: an object always means the same channel. A new channel with the name of
+    a closed one is a different channel.
 
     A put into a channel with ``maxsize`` or ``max_bytes`` is done when the channel has accepted the item. Without a
-    bound it is done when the item is under way, if the producer runs on the channel's node: the daemon reads everything
-    that a killed process has sent. An item that comes after a close is lost, and the next operation of its producer on
-    the channel reports that.
+    bound it is done when the item has been sent, if the producer runs on the channel's node: the daemon reads
+    everything that a killed process has sent. An item that arrives after a close is lost, and the next operation of its
+    producer on the channel reports that.
 
-    In a coroutine the methods start at once and return a ``Work`` to await; elsewhere they block and return the result,
-    unless ``async_op=True``. To type checkers that is ``Any``, and with ``async_op=True`` a ``Work``.
+    In a coroutine the methods start immediately and return a ``Work`` to await; elsewhere they block and return the
+    result, unless ``async_op=True``. For type checkers the result is ``Any``, and with ``async_op=True`` a ``Work``.
 
-    An item must not be changed until its put is done. Tensors on a GPU travel by way of the CPU and arrive on the
+    An item must not be changed until its put is done. Tensors on a GPU travel through CPU memory and arrive on the
     consumer's current device; the channel holds a copy, so the producer may free its own as soon as the put is done.
 
     Example:
@@ -73,12 +73,12 @@ class Channel:
         group.run(channel)                       # as an argument, or Channel.connect("obs") in the worker
 
         await channel.put(obs)                   # in a worker's coroutine; with key=rank: get(key=rank) takes it
-        async for obs in channel: ...            # until somebody calls channel.close() and it is empty
+        async for obs in channel: ...            # until channel.close() was called and it is empty
         for obs in channel: ...                  # the same in a def method or a script
 
     Replay buffer:
-        Producers put transitions; the learner moves them into a buffer of its own, which forgets the oldest, and waits
-        only for the first ones. At the end of the channel ``EndOfChannel`` ends it::
+        Producers put transitions; the learner moves them into its own buffer, which drops the oldest, and waits only
+        for the first ones. At the end of the channel ``EndOfChannel`` ends the loop::
 
             replay = collections.deque(await channel.get_many(1_000), maxlen=100_000)
             while True:
@@ -97,7 +97,7 @@ class Channel:
         self._local = local
         self._roster: registration.Roster | None = None
         self._promise: registration.Promise | None = None
-        """Stands for the channel in other processes that it was passed to before it had a number."""
+        """Represents the channel in other processes that received it before it had a number."""
         self._replicas: Replicas | None = None
         self._opening: Work[None] | None = None
         self._closing: Work[None] | None = None
@@ -120,7 +120,7 @@ class Channel:
         return f"<{self._noun.title()} {self._name} [{where}{bound}{state}]>"
 
     def __str__(self) -> str:
-        """Return the items queued under the default key; in a coroutine, where nothing may block, the channel's
+        """Return the items queued under the default key; in a coroutine, which may not block, the channel's
         ``repr``."""
         return repr(self) if must_await() else str(self.peek_all())
 
@@ -139,19 +139,19 @@ class Channel:
         max_bytes: int = 0,
         cluster: registry.HasClient | None = None,
     ) -> Channel:
-        """Create a channel; if there is one of that name, log a warning and connect to it.
+        """Create a channel; if one with that name exists, log a warning and connect to it.
 
-        In a coroutine it returns at once, and ``await channel`` waits until the channel exists; puts made meanwhile
-        follow in order. A channel that a driver has made lives until it or the cluster is closed, a worker's until it
-        or the worker's group is closed.
+        In a coroutine it returns immediately, and ``await channel`` waits until the channel exists; earlier puts are
+        sent in order. A channel created by a driver lives until it or the cluster is closed, a channel created by a
+        worker until it or the worker's group is closed.
 
         Args:
             name: name for ``connect``; free again once the channel is closed.
-            maxsize: items that each key may hold; 0 is without bound.
+            maxsize: limit of items per key; 0 means no bound.
             distributed: one queue on every node; a key lives on the node that used it first.
             node_rank: the node that holds the queue, unless it is distributed.
-            local: a queue in this process only; each process that it is passed to has its own, and a forked child,
-                which would have a copy, none.
+            local: a queue in this process only; each process that receives it has its own queue. A forked child has
+                none, because its copy would be inconsistent.
             disable_distributed_log: accepted for RLinf's programs and ignored: a channel has no process that could log.
             max_bytes: size in bytes of all items together, beyond which puts wait; by default half of the memory of
                 the node, or of its container.
@@ -202,10 +202,10 @@ class Channel:
             timeout: seconds, by default ``RLINF_NAME_TIMEOUT_S``; 0 finds only a channel that exists.
 
         Raises:
-            DeadlineExceeded: there was no such channel in time; the text lists the channels that exist.
+            DeadlineExceeded: the channel did not exist in time; the text lists the channels that exist.
             ClosedError: the channel of that name is closed.
             RuntimeError: as in ``create``.
-            TypeError, ValueError: the timeout is negative; ``create`` would not take the name.
+            TypeError, ValueError: the timeout is negative; the name is not valid for ``create``.
         """
         if isinstance(current_worker, int | float):
             raise TypeError(f"connect() to channel '{name}': current_worker is {current_worker!r}: write timeout=")
@@ -279,7 +279,7 @@ class Channel:
 
     @property
     def maxsize(self) -> int:
-        """Items that each key may hold; 0 is without bound."""
+        """Limit of items per key; 0 means no bound."""
         return self._maxsize
 
     @property
@@ -287,7 +287,7 @@ class Channel:
         """True for a queue in this process only."""
         return self._local is not None
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- put ----------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -298,22 +298,22 @@ class Channel:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Append an item to the queue of its key, and wait while there is no room for it.
+        """Append an item to the queue of its key; wait while the queue is full.
 
         Args:
             weight: weight for ``get_batch``: a whole number, not negative.
-            key: anything hashable; each has a queue of its own.
+            key: any hashable value; each key has a queue of its own.
             async_op: return a ``Work`` where the call would block.
             timeout: seconds; then the item is withdrawn. With 0 it is put only if there is room at once.
 
         Returns:
-            None once the item is accepted, or under way to a channel without a bound on this node; in a coroutine or
-            with ``async_op`` a ``Work`` of it.
+            None once the item is accepted, or sent to a channel without a bound on this node; in a coroutine or
+            with ``async_op`` a ``Work`` for it.
 
         Raises:
             DeadlineExceeded: it was full for ``timeout`` seconds; the text says so if the item may be in the channel.
-            ClosedError: the channel is closed, or was before an earlier item came.
-            NodeLost: its node is gone; it is unknown whether the item was accepted.
+            ClosedError: the channel is closed, or was closed before an earlier item arrived.
+            NodeLost: its node is lost; it is unknown whether the item was accepted.
             SerializationError: the item cannot travel.
             ValueError: the item alone is larger than ``max_bytes``; at once, the weight or the timeout is negative.
             TypeError: at once, the weight is not a whole number, the timeout not a number or the key not hashable.
@@ -322,29 +322,29 @@ class Channel:
         return accepted
 
     def put_nowait(self, item: Any, weight: int = 0, key: Any = _DEFAULT_KEY) -> Any:
-        """Put an item, or raise ``asyncio.QueueFull`` if there is no room at once; in a coroutine, awaited."""
+        """Put an item, or raise ``asyncio.QueueFull`` if there is no room now; in a coroutine, awaited."""
         return _finish(self._start(self._arguments.put(item, weight, key, None, nowait=True)), False)
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- get ----------------------------------------------------------------------------------------------------
 
     @overload
     def get(self, key: Any = _DEFAULT_KEY, *, async_op: Literal[True], timeout: float | None = None) -> Work[Any]: ...
     @overload
     def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any: ...
     def get(self, key: Any = _DEFAULT_KEY, async_op: bool = False, *, timeout: float | None = None) -> Any:
-        """Take the next item of a key, and wait while there is none.
+        """Take the next item of a key; wait until one is available.
 
         Args:
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; an item that comes later stays in the channel. With 0 only an item that is there is taken.
+            timeout: seconds; a later item stays in the channel. With 0 only an available item is taken.
 
         Returns:
-            The item, in a coroutine or with ``async_op`` a ``Work`` of it.
+            The item, in a coroutine or with ``async_op`` a ``Work`` for it.
 
         Raises:
-            DeadlineExceeded: there was none for ``timeout`` seconds.
+            DeadlineExceeded: no item was available for ``timeout`` seconds.
             EndOfChannel: the channel is closed, and nothing is left under this key.
-            NodeLost: its node is gone, and the contents with it.
+            NodeLost: its node is lost, and the contents with it.
             TypeError, ValueError: at once, the timeout is not a number or negative, or the key not hashable.
         """
         return _finish(self._start(self._arguments.get(key, timeout)), async_op)
@@ -381,17 +381,16 @@ class Channel:
     ) -> Any:
         """Take items in order until they weigh ``target_weight`` together, or the next one would exceed it.
 
-        It takes at least one, and waits for more as long as they weigh less; at the end of the channel it takes all
-        that is left.
+        It takes at least one item, and waits for more while they weigh less; at the end of the channel it takes all
+        that remain.
 
         Args:
             target_weight: a whole number, not negative.
             async_op: return a ``Work`` where the call would block.
-            timeout: seconds; items gathered by then stay in the channel. With 0 only a batch that is there at once is
-                taken.
+            timeout: seconds; items gathered by then stay in the channel. With 0 only an available batch is taken.
 
         Returns:
-            A list, in a coroutine or with ``async_op`` a ``Work`` of it.
+            A list, in a coroutine or with ``async_op`` a ``Work`` for it.
 
         Raises:
             ValueError: the next item alone weighs more than ``target_weight``, or the gathered items fill
@@ -430,19 +429,19 @@ class Channel:
         wait: bool = True,
         timeout: float | None = None,
     ) -> Any:
-        """Take the next ``n`` items of a key in order, and wait while there are fewer.
+        """Take the next ``n`` items of a key in order; wait while there are fewer.
 
-        At the end of the channel it takes all that is left; only the next call raises ``EndOfChannel``.
+        At the end of the channel it takes all remaining items; only the next call raises ``EndOfChannel``.
 
         Args:
-            n: at least 1; items count one each, whatever they weigh.
+            n: at least 1; each item counts as one, whatever its weight.
             async_op: return a ``Work`` where the call would block.
-            wait: False takes the items that are there at once, at most ``n`` and perhaps none.
-            timeout: seconds; items gathered by then stay in the channel. With 0, ``n`` items are taken if they are
-                there at once. Not with ``wait=False``.
+            wait: False takes the items that are available, at most ``n`` and perhaps none.
+            timeout: seconds; items gathered by then stay in the channel. With 0, ``n`` items are taken if that many are
+                available. Not allowed with ``wait=False``.
 
         Returns:
-            A list, in a coroutine or with ``async_op`` a ``Work`` of it.
+            A list, in a coroutine or with ``async_op`` a ``Work`` for it.
 
         Raises:
             EndOfChannel: the channel is closed, and nothing is left under this key; also with ``wait=False``.
@@ -458,7 +457,7 @@ class Channel:
     @overload
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any: ...
     def drain(self, key: Any = _DEFAULT_KEY, async_op: bool = False) -> Any:
-        """Take all items queued under a key, in order, perhaps none; as many as ``qsize`` would return.
+        """Take all items queued under a key, in order, perhaps none: as many as ``qsize`` would return.
 
         Returns, Raises:
             As ``get_many`` with ``wait=False``.
@@ -469,8 +468,8 @@ class Channel:
         """Iterate over the items of a key until the channel is closed and empty: ``async for``, or ``for`` in ``def``
         methods.
 
-        The loop requests several items at once, and has each when it begins with it. Items that it has not begun with
-        go back to their places when the loop ends, or its process.
+        The loop requests several items at once. Items whose iteration has not begun return to their places when the
+        loop or its process ends.
 
         Args:
             window: items requested at once, at least 1; by default 16 if this loop is the only consumer of the channel,
@@ -497,25 +496,25 @@ class Channel:
     def lease(self, n: int = 1, key: Any = _DEFAULT_KEY, *, timeout: float | None = None) -> Lease:
         """Lease the next ``n`` items of a key, which stay in the channel until the block ends without an error.
 
-        If the block ends by an error, or its process dies, they go back to their places. A block that ends well waits
-        until the channel has confirmed the items. No other consumer ever gets confirmed items, whatever happens to the
-        network or the process::
+        If the block ends with an error, or its process dies, the items return to their places. A block without an error
+        waits until the channel has confirmed the items. Confirmed items are never given to another consumer, even if
+        the network or the process fails afterwards::
 
             async with channel.lease(4) as items:     # `with` in a def method or a script
                 for item in items:
                     await use(item)
-                    await items.done()                # confirms this one; after an error only the others go back
+                    await items.done()                # confirms this item; an error then returns only the others
 
         It waits for the items as ``get_many`` does.
 
         Args:
             n: at least 1; at the end of the channel fewer.
-            timeout: seconds from the moment that the channel hands the items out. Afterwards they go back, and the end
-                of the block raises ``LeaseLost``.
+            timeout: seconds after the channel has handed the items out. Afterwards they return to the channel, and the
+                end of the block raises ``LeaseLost``.
 
         Raises:
             LeaseLost: at the end of the block, or from ``done()``: the lease has timed out.
-            NodeLost: at the same places: the channel's node is gone.
+            NodeLost: at the same places: the channel's node is lost
             TypeError, ValueError: at once, ``n`` or the timeout is invalid; a local channel has no timeouts.
             Exception: at the beginning of the block, as ``get_many``.
         """
@@ -525,7 +524,7 @@ class Channel:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def qsize(self, key: Any = _DEFAULT_KEY) -> IntOrWork:
-        """Return the number of items queued under a key; in a coroutine a ``Work`` of it, as do ``empty`` and
+        """Return the number of items queued under a key; in a coroutine a ``Work`` for it, as do ``empty`` and
         ``full``."""
         size: IntOrWork = self._query("qsize()", key, "size", lambda found: found[0])
         return size
@@ -545,12 +544,12 @@ class Channel:
     def stats(self) -> Any:
         """Return the counts of the channel's items: put = got + dropped + present.
 
-        An item counts as put when the channel has accepted it, and as got when its consumer has it. Leased items, and
-        items that a loop has not begun with, are present.
+        An item counts as put once the channel has accepted it, and as got once its consumer has it. Leased items, and
+        items of a loop whose iteration has not begun, count as present.
 
         Returns:
             An object with ``put``, ``got``, ``dropped`` (a dict by reason), ``present``, and ``keys``: for each key
-            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` of it.
+            with present items, (put, got, present) since it was last empty. In a coroutine a ``Work`` for it.
 
         Raises:
             ClosedError: the channel is closed, and everything in it, or in its queue on some node, has been taken.
@@ -573,10 +572,10 @@ class Channel:
     def _query(self, verb: str, key: Any, word: str, show: Callable[[Any], Any]) -> Any:
         return _finish(self._start(self._arguments.query(verb, key, word, show)), False)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets go on until the channel is
+        """Close the channel: puts fail with ``ClosedError``, waiting ones included. Gets continue until the channel is
         empty, and then raise ``EndOfChannel``. The name is free.
 
         Any process may close a channel. Idempotent. In a coroutine it returns a ``Work`` to await, elsewhere it blocks.
@@ -645,8 +644,7 @@ class Channel:
             return _again, (self._name, self._maxsize, self._roster, self._promise if self._roster is None else None)
 
     def _bound(self) -> NodeClient:
-        """Return this process's connection to the channel's run; a channel that has travelled finds it at its first
-        use."""
+        """Return this process's connection to the channel's run; a channel from elsewhere finds it at first use."""
         client = self._client
         if client is not None and client.pid != process.pid:
             raise process.forked(f"{self._noun} '{self._name}'", client.pid)
@@ -666,7 +664,7 @@ class Channel:
     # -- internals ----------------------------------------------------------------------------------------------
 
     def _start(self, request: Any) -> Any:
-        if recording.admits():  # not isinstance(): for an abstract base class it takes a microsecond
+        if recording.admits():  # isinstance() of an abstract base class would take a microsecond
             if type(request) is Put:
                 request._event = recording.begin(_PUT, self._name, request.nbytes)
             elif type(request) is Get:
@@ -679,7 +677,7 @@ class Channel:
             replicas = self._replicas
             assert replicas is not None
             if emulated_links.here is not None and isinstance(request, Put):
-                # Emulated as if the channel were rank 0 of a group with its name.
+                # The link is emulated as if the channel were rank 0 of a group with its name.
                 depart = functools.partial(replicas.start, request)
                 emulated_links.here.send(("channel", self._name), [f"{self._name}:0"], request.nbytes, depart)
             else:
@@ -708,7 +706,7 @@ def _finish(request: QueueRequest[Any], async_op: bool) -> Any:
     try:
         return request.wait()
     except BaseException:
-        if not request.done():  # the wait was interrupted
+        if not request.done():  # the wait was interrupted before the request was done
             request._abandon()
         raise
 

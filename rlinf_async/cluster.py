@@ -1,4 +1,4 @@
-"""``Cluster``: connects a driver to a launched run, or starts one here; nodes, groups, status, shutdown."""
+"""``Cluster``: connects a driver to a launched run, or starts a run; nodes, groups, status, shutdown."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ _START_TIMEOUT_S: Final = 60.0
 logger = own_logger(__name__)
 
 
-# 49 methods: a façade, with the names that RLinf's programs call on their cluster; launching, closing and supervision
+# A façade of 49 methods, with the names that RLinf's programs call on their cluster. Launching, closing and supervision
 # are in ``_cluster/`` and ``_group/``.
 class Cluster:
     """Nodes of a run, and the groups that this process launches on them.
@@ -93,8 +93,8 @@ class Cluster:
     this machine's node, which ends when the cluster is closed or when this process ends in any way.
 
     Inside a running event loop all work runs on that loop, and nothing blocks it; in a plain script a background thread
-    has a loop, and the constructor returns when the cluster is ready.  There is no signal handler, no exit hook (except
-    for output on its way to a terminal), and no singleton: a process may have several clusters.
+    has a loop, and the constructor returns when the cluster is ready.  It installs no signal handler and no exit hook
+    (except for pending output to a terminal), and a process may have several clusters.
 
     Example:
         async with Cluster(num_nodes=1) as cluster:
@@ -102,8 +102,8 @@ class Cluster:
             print(await group.hello())
 
     Args:
-        num_nodes: number of nodes that the script needs; fewer is an error, further nodes stay unused.  None or 0 takes
-            all.
+        num_nodes: number of nodes that the script needs; fewer nodes are an error, further ones stay unused.  None or 0
+            takes all.
         cluster_cfg: the ``cluster`` section of a configuration, or a configuration that has it: a mapping, OmegaConf's
             ``DictConfig``, the path of a YAML file, or a ``ClusterConfig``.  Its node groups are the cluster's, with
             their hardware, their variables and interpreters; its ``num_nodes`` counts.
@@ -112,7 +112,7 @@ class Cluster:
             SSH.
         fake_gpus: number of GPUs to declare on each node started here, whatever it has: a rehearsal.  Workers get the
             variables of such devices, torch sees no GPU, and collectives use Gloo.  By default ``$RLINF_FAKE_GPUS``.
-        start_timeout: seconds for the nodes to be up.
+        start_timeout: seconds in which all nodes must start.
         log_to_driver: show the workers' output, each line with its ``[group:rank@node]``.
         trace: file on this machine for a trace of the run, for https://ui.perfetto.dev; True for one in the folder of
             the logs.  By default that of ``rlinf-launch --trace`` or ``$RLINF_TRACE``, else the ``tracer`` of the
@@ -150,7 +150,7 @@ class Cluster:
     ) -> None:
         process.check_is_no_import("Cluster() was called")
         settings.check()
-        load_extension(os.environ)  # its kinds of hardware may stand in the configuration
+        load_extension(os.environ)  # the configuration may name kinds of hardware that the extension defines
         if cluster_cfg is None and context.identity is not None and context.identity.config:
             cluster_cfg = json.loads(context.identity.config)
         self._config = read_config(cluster_cfg)
@@ -163,7 +163,7 @@ class Cluster:
         self._log_dir = distributed_log_dir
         self._local_nodes = local_nodes
         self._groups: list[Members] = []
-        self._supervised: set[str] = set()  # names in the configuration's ``supervision`` that a group has used
+        self._supervised: set[str] = set()  # configured names of ``supervision`` for which a group was launched
         self._lifelines: list[Lifeline] = []
         self._terminal: Terminal | None = None
         self._nodes: tuple[NodeInfo, ...] | None = None
@@ -198,7 +198,7 @@ class Cluster:
             atexit.register(self.close)
         loop = running if self._thread is None else self._thread.loop
         assert loop is not None
-        client = self._client = NodeClient(loop)  # before anything can fail: close() uses it
+        client = self._client = NodeClient(loop)  # must precede everything that can fail, because close() uses it
         if self._thread is None:
             client.user_loop = loop
             loop_watch.live_on(loop)
@@ -221,7 +221,7 @@ class Cluster:
             state = f"{nodes} node{'s' * (nodes != 1)}, {accelerators} accelerators | {len(self._groups)} groups"
         return f"<Cluster {self._client.welcome.get('run', '')} [{state}]>"
 
-    # -- starting -----------------------------------------------------------------------------------------------
+    # -- start --------------------------------------------------------------------------------------------------
 
     async def _start_explained(self) -> None:
         with explained_shortage("this machine", "a cluster", _DRIVER_DESCRIPTORS):
@@ -272,7 +272,7 @@ class Cluster:
             registry.activate(self._client)
 
     async def _serve_metrics(self) -> str:
-        """Have node 0 serve metrics if requested. Return the address with the chosen port, or an empty text."""
+        """Make node 0 serve metrics if requested. Return the address with the chosen port, or an empty text."""
         if self._metrics is None or self._attached:
             return ""
         operation = operations.ServeMetrics(self._metrics.address)
@@ -350,7 +350,7 @@ class Cluster:
             )
 
     def _undo(self) -> None:
-        """Close an unused cluster from within its loop; at once if its start has not taken a step.
+        """Close an unused cluster from within its loop; immediately if its start has not taken a step.
 
         The loop may end right after this, as ``asyncio.run`` does after an error, and would cancel a closing task
         before its first step: tests/test_messages.py::test_with_cluster_in_a_coroutine_says_async_with
@@ -400,17 +400,17 @@ class Cluster:
 
     @property
     def run_id(self) -> str:
-        """Name of the run, in the paths of its logs and for ``rlinf-ctl --run``."""
+        """Name of the run, which occurs in the paths of its logs and is the argument of ``rlinf-ctl --run``."""
         return str(self._client.welcome.get("run", ""))
 
     @property
     def log_dir(self) -> str:
-        """Folder of the logs of this machine's workers."""
+        """Folder with the logs of this machine's workers."""
         return str(self._client.welcome.get("log_dir", ""))
 
     @property
     def metrics_address(self) -> str:
-        """Address of the metrics, ``"127.0.0.1:41231"``, with the chosen port instead of 0; empty without one."""
+        """Address of the metrics with the chosen port, for example ``"127.0.0.1:41231"``; empty if there is none."""
         return self._metrics_address
 
     def get_node_info(self, node_rank: int) -> NodeInfo:
@@ -435,7 +435,7 @@ class Cluster:
         return self._node_groups if self.nodes else ()
 
     def get_node_group(self, label: str = "cluster") -> NodeGroup | None:
-        """Return the node group of that name; None if there is none."""
+        """Return the node group with that name; None if it does not exist."""
         return next((group for group in self.node_groups if group.label == label), None)
 
     def get_node_ip(self, node_rank: int) -> str:
@@ -447,7 +447,7 @@ class Cluster:
         return [node for node in self.nodes if node.node_rank not in self._client.lost_nodes]
 
     def find_free_port(self, max_port_num: int | None = None) -> IntOrWork:
-        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` of it."""
+        """Return a port that is free on this node, at most ``max_port_num``; in a coroutine a ``Work`` for it."""
         operation = operations.FreePort() if max_port_num is None else operations.LeasePort(max_port_num)
         port: IntOrWork = blocking(self._client.request(operation, what="a free port"))
         return port
@@ -463,7 +463,7 @@ class Cluster:
     get_path_env_merge_mode = staticmethod(get_path_env_merge_mode)
 
     def status(self, node: int | None = None) -> DictOrWork[Any]:
-        """Return the present state of a node's daemon, as plain data; in a coroutine a ``Work`` of it."""
+        """Return the present state of a node's daemon, as plain data; in a coroutine a ``Work`` for it."""
         request = self._client.request(operations.NodeStatus(), node=OWN_NODE if node is None else node)
         status: DictOrWork[Any] = blocking(request)
         return status
@@ -474,7 +474,8 @@ class Cluster:
 
         Takes a second or two.  ``print(await cluster.why())`` prints the output of ``rlinf-ctl stuck``.
         """
-        from rlinf_async._inspection.asking import VERDICT, why  # imported late: no start needs the verdict's modules
+        # Imported late, because no start needs the verdict's modules.
+        from rlinf_async._inspection.asking import VERDICT, why
 
         return blocking(self._client.run(why(self._client), what=VERDICT, abandonable=True))
 
@@ -629,7 +630,7 @@ class Cluster:
 
     def _profiling_of(self, group: str, profiling: ProfileConfig | None) -> ProfileConfig | None:
         if profiling is not None and profiling.worker_groups is None:
-            return profiling if profiling.enabled else None  # it was given for this group
+            return profiling if profiling.enabled else None  # it was given for this group explicitly
         if profiling is None and self._config is not None:
             profiling = self._config.profiling
         return profiling if profiling is not None and profiling.profiles_worker_group(group) else None
@@ -637,7 +638,7 @@ class Cluster:
     modify_profile_context = staticmethod(modify_profile_context)
     get_profiling_env_vars_for_worker = staticmethod(get_profiling_env_vars_for_worker)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     async def _close(self) -> None:
         timeout = settings.CLOSE_TIMEOUT_S() + sum(group.close_grace for group in self._groups if not group.closed)
@@ -699,7 +700,7 @@ class Cluster:
 
         Everything is closed when it returns or raises; an error means that the order could not be kept.
         """
-        if self._client.pid != process.pid:  # a forked child: the nodes are its parent's
+        if self._client.pid != process.pid:  # the nodes belong to the parent of this forked child
             return
         if self._was_cut_off and running_loop() is not self._client.user_loop:
             return

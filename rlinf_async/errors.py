@@ -4,20 +4,20 @@ An exception of the user's own code arrives in its own type (``except ValueError
 worker.  The classes here are the framework's own::
 
     RLinfAsyncError
-      PeerLost                 a process in use is gone
-        WorkerDied               a worker process ended (which, why, its last words, its log)
+      PeerLost                 a process in use has ended
+        WorkerDied               a worker process ended (which, why, its last output, its log)
         NodeLost                 a whole machine, or the connection to it
       TransferFailed           a message's memory did not arrive; later messages may
       WrongAcknowledgement     (RuntimeError) a receiver of weights has sent an unexpected answer
       WeightMismatch           (KeyError) weights with other keys, shapes or dtypes; nothing was written
-      WrongBase                (RuntimeError) a patch for another version of the weights than the receiver's
+      WrongBase                (RuntimeError) a patch that does not apply to the receiver's weights
       StaleVersion             (ValueError) weights that are not newer than the receiver's; nothing was written
       DeadlineExceeded         (TimeoutError) the user's own deadline passed; names the awaited event and processes
       LaunchError              nodes or workers could not be started; lists every failed host
       ConfigError              (ValueError, AssertionError) bad configuration or arguments
       ClosedError              *your* code closed the object that it now uses
         EndOfChannel             a channel was closed, and all its items have been taken
-        LoopNotRunning           (RuntimeError) the user's loop that the cluster lives on is closed, or does not run
+        LoopNotRunning           (RuntimeError) the user's loop of the cluster is closed or not running
       UnobservedFailure        with fail_fast: another call failed and ended this wait; its error is the cause
       ForkedProcessError       (RuntimeError) a forked child uses an object of its parent; says what to do instead
       AuthError                the other side has no valid credentials
@@ -54,7 +54,7 @@ _EXECUTIONS: Final = {
 
 
 class WorkerDied(PeerLost):
-    """End of a worker process, with its status, its last words and its log.
+    """End of a worker process, with its status, its last output and its log.
 
     Attributes:
         group, rank, node, pid: the worker.
@@ -150,7 +150,7 @@ class WeightMismatch(RLinfAsyncError, KeyError):
     """
 
     def __str__(self) -> str:
-        return Exception.__str__(self)  # a KeyError would show its text in quotes, with the quotes in it escaped
+        return Exception.__str__(self)  # KeyError.__str__ would return the repr of the text
 
 
 class WrongBase(RLinfAsyncError, RuntimeError):
@@ -225,13 +225,13 @@ class EndOfChannel(ClosedError):
 
 
 class LeaseLost(RLinfAsyncError):
-    """End of a lease whose time is over; its items have gone back to their channel."""
+    """End of a lease whose time is over; its items have returned to their channel."""
 
 
 class UnobservedFailure(RLinfAsyncError):
     """End of a plain ``wait()``, with ``fail_fast``, because another call has failed and no code awaits its error.
 
-    That error is the ``__cause__``.  The awaited call goes on.
+    That error is the ``__cause__``.  The awaited call continues.
     """
 
 

@@ -1,4 +1,4 @@
-"""``Experience``, users' API of a store of samples in groups: create, connect, put, take, versions, wanted, ledger."""
+"""``Experience``, the user API of a store of samples in groups: create, connect, put, take, versions, wanted."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Experience:
     """Channel of samples in groups, which drops samples that are too stale for the trainer.
 
     Producers put samples with the version of the weights that made them, and the trainer takes whole groups. An
-    experience lives in the daemon of one node: an accepted sample outlives its producer. The groups of a take that ends
-    by an error, a death or the end of its lease come back, unless they are too stale by then. A group is confirmed at
-    most once.
+    experience lives in the daemon of one node: an accepted sample outlives its producer. If a take ends with an error,
+    a death or the end of its lease, its groups return to the experience, unless they are too stale by then. A group is
+    confirmed at most once.
 
     In a coroutine the methods start at once and return a ``Work`` to await; elsewhere they block.
 
@@ -79,7 +79,7 @@ class Experience:
         node_rank: int = 0,
         cluster: registry.HasClient | None = None,
     ) -> Experience:
-        """Create an experience; if there is one of that name, log a warning and connect to it.
+        """Create an experience; if one with that name exists, log a warning and connect to it.
 
         It shares the name space and the lifetime of channels.
 
@@ -88,7 +88,7 @@ class Experience:
             group: samples of a complete group.
             max_staleness: versions that the oldest sample of a group may be behind the trainer's when it is taken.
             lease: seconds that a take may last; afterwards its groups go back, and its end raises ``LeaseLost``.
-            maxsize: samples that may be present and not leased; 0 is without bound. The first sample of a group waits
+            maxsize: samples that may be present and not leased; 0 means no bound. The first sample of a group waits
                 for room for the whole group.
             durable: path of a file on the experience's node, which outlives the run and holds the samples that are not
                 taken, and the ledger. The next ``create`` with it continues, and leased samples are back. A put and the
@@ -182,8 +182,8 @@ class Experience:
     def take(self, groups: int = 1, key: Any = None, *, on_stale: OnStale | None = None) -> Take:
         """Take the next groups, which stay in the experience until the block ends without an error.
 
-        It waits until there are so many groups, and takes fewer only at the end of a closed experience. Groups that are
-        more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
+        It waits until that many groups are complete, and takes fewer only at the end of a closed experience. Groups
+        that are more than ``max_staleness`` versions behind the trainer's are dropped instead, and counted::
 
             async with experience.take(groups=64) as batch:     # `with` in a def method or a script
                 train(batch.items, batch.staleness)
@@ -198,9 +198,9 @@ class Experience:
         Raises:
             LeaseLost: at the end of the block, or from ``batch.done()``: the lease has timed out.
             EndOfChannel: at the beginning, the experience is closed, and no groups are left.
-            ValueError: so many groups never fit in.
-            OSError: at the end of the block, a durable experience could not write it; the groups have gone back.
-            NodeLost: the node of the experience is gone.
+            ValueError: that many groups can never be present.
+            OSError: at the end of the block, a durable experience could not write it; the groups have returned.
+            NodeLost: the node of the experience is lost.
         """
         get = self._arguments.take(groups, key, stale_too=on_stale is not None)
         return Take(lambda: self._channel._start(get), self._settle, on_stale)
@@ -215,13 +215,13 @@ class Experience:
 
         A new sample would be stale if more groups are ahead of it than the trainer takes in ``max_staleness + 1``
         versions. The wait ends at once while a take waits, and before the trainer has set a version. It reserves
-        nothing: if several producers go on at the same time, some may make a sample too many.
+        nothing: if several producers continue at the same time, some may make a sample too many.
 
         Returns:
-            The trainer's version, None before the first; in a coroutine a ``Work`` of it.
+            The trainer's version, None before the first; in a coroutine a ``Work`` for it.
 
         Raises:
-            PeerLost: the trainer has ended and does not return; the text has its last words.
+            PeerLost: the trainer has ended and does not return; the text has its last output.
             ClosedError: the experience is closed.
         """
         return blocking(self._channel._start(self._arguments.wanted()))
@@ -258,7 +258,7 @@ class Experience:
 
         Returns:
             An object with ``put``, ``taken``, ``present``, ``leased``, ``dropped`` (a dict by reason), ``incomplete``
-            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` of it.
+            (groups) and ``version`` (the trainer's). In a coroutine a ``Work`` for it.
 
         Raises:
             ClosedError: the experience is closed, and everything in it has been taken.
@@ -276,7 +276,7 @@ class Experience:
         """Return the content for a checkpoint: samples that are not taken, counts, the trainer's version.
 
         Returns:
-            A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` of it.
+            A dict that ``pickle`` and ``torch.save`` take; in a coroutine a ``Work`` for it.
 
         Raises:
             ClosedError, NodeLost: as ``stats``.
@@ -300,7 +300,7 @@ class Experience:
         roster = await self._opened()
         maxsize, size = roster["experience"]["maxsize"], roster["experience"]["group"]
         groups = Counter((key, group) for key, group, _, _ in state["samples"]).values()
-        room = sum(math.ceil(count / size) * size for count in groups)  # each group reserves room for all of it
+        room = sum(math.ceil(count / size) * size for count in groups)  # each group reserves room for all its samples
         if 0 < maxsize < room:
             raise ValueError(
                 f"load_state_dict() of experience '{self.name}': {len(state['samples'])} samples and what their groups "
@@ -314,7 +314,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # a channel passed on before it existed may be closed
+        self._channel._replicas.check()  # the channel may have been passed on before it existed, and be closed by now
         return self._known()
 
     def _known(self) -> registration.Roster:
@@ -322,10 +322,10 @@ class Experience:
         assert roster is not None
         return roster
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, *, discard: bool = False) -> Any:
-        """Close the experience: puts fail, incomplete groups are closed. Takes go on until all groups have been taken.
+        """Close the experience: puts fail, incomplete groups are closed. Takes continue until all groups are taken.
 
         A durable experience keeps its file, with the groups that were neither taken nor discarded.
 
@@ -351,7 +351,7 @@ async def _create(client: NodeClient, name: str, options: ExperienceOptions, nod
         return await registration.create(
             client,
             name,
-            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, puts wait for acceptance
+            maxsize=options.maxsize or MAX_INTEGER,  # with a bound, a put waits until its sample is accepted
             # No byte bound here, as the experience has it: puts that wait for room must not hold back, in this process,
             # the puts that complete the groups and so make room.
             # tests/experience/test_experiences.py::test_puts_that_wait_for_room_do_not_keep_back_those_that_make_it

@@ -56,7 +56,7 @@ class WorkerRank:
     rank: int
 
 
-# 34 methods: a façade whose names the user and RLinf's interface fix; calls are in ``_group/members.py``.
+# A façade of 34 methods, whose names the user and RLinf's interface determine; calls are in ``_group/members.py``.
 class WorkerGroup(Generic[W_co]):
     """A launched group.  Every public method of the worker class is a method of the group.
 
@@ -75,7 +75,7 @@ class WorkerGroup(Generic[W_co]):
     def __init__(
         self, members: Members, worker_cls: type[W_co], ranks: Sequence[int] | None = None, ready: Handle | None = None
     ) -> None:
-        """Do not call: ``Worker.create_group(...).launch(cluster)`` and ``from_group_name`` return groups."""
+        """Do not call this: ``Worker.create_group(...).launch(cluster)`` and ``from_group_name`` return groups."""
         self._members = members
         self._worker_cls = worker_cls
         self._ranks = range(members.size) if ranks is None else ranks
@@ -299,7 +299,7 @@ class WorkerGroup(Generic[W_co]):
             A ``Handle``; for an async generator a ``Stream``.
 
         Raises:
-            TypeError: the argument is no method of the worker class.
+            TypeError: the argument is not a method of the worker class.
             ValueError: the method is not public.
         """
         found = _name_of(self._worker_cls, method)
@@ -318,7 +318,7 @@ class WorkerGroup(Generic[W_co]):
             for share in (((args, kwargs),) if shares is None else shares)
         ]
         handler: Handle | StreamCall = (StreamCall if streams else Handle)(self._callee, method)
-        if repeats:  # a copy: the arguments may change before the call is sent again
+        if repeats:  # the arguments may change before the call is sent again, so it needs a copy
             encoded = [each if isinstance(each, bytes) else each.to_bytes() for each in encoded]
         self._members.call(self._callee, handler, method, encoded, same=shares is None, repeats=repeats)
         return Stream(handler) if isinstance(handler, StreamCall) else handler
@@ -402,7 +402,7 @@ class WorkerGroup(Generic[W_co]):
         if self._members.launching is None:
             raise ConfigError(f"{what} of group '{self._members.name}' is for the process that has launched the group")
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def close(self, grace: float | None = None) -> NoneOrWork:
         """End the workers: open calls are cancelled, then ``on_close`` and exit functions run.
@@ -438,7 +438,7 @@ class WorkerGroup(Generic[W_co]):
         """Return the group of that name, launched by another process; wait for it if it does not exist yet.
 
         Returns:
-            The group; in a coroutine a ``Work`` of it.  Type checkers see a group, which can be awaited as well.
+            The group; in a coroutine a ``Work`` for it.  Type checkers see a group, which can be awaited as well.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
@@ -464,7 +464,8 @@ async def _find(
 ) -> WorkerGroup[W]:
     roster = await find_name(client, "group", name, timeout)
     members = Members(client, name, len(roster))
-    members.number = roster[0].get("group", 0) if roster else 0  # 0: subprocesses of a worker, which join one by one
+    # Subprocesses of a worker, which join one by one, have the number 0.
+    members.number = roster[0].get("group", 0) if roster else 0
     members.deadlines.begin(CallDeadline.of(None), None)
     infos = [info_from(entry["info"], entry["pid"]) for entry in roster]
     members.start([entry["endpoint"] for entry in roster], infos, [entry["log"] for entry in roster])
@@ -496,12 +497,13 @@ async def _close_in_order(members: Members, grace: float) -> None:
         return
     if members.launching is not None and not members.launching.done():
         members.launching.cancel()
-        with contextlib.suppress(Exception):  # a failed launch has informed its callers, and undoes itself
+        with contextlib.suppress(Exception):  # a failed launch has informed its callers and undoes itself
             await members.launching.async_wait()
     if not members.number:
         return
     nodes = {frames.node_of(endpoint) for endpoint in members.endpoints or ()}
-    nodes |= {placement.cluster_node_rank for placement in members.placements}  # nodes of starting ranks
+    # Adds the nodes of ranks that are starting.
+    nodes |= {placement.cluster_node_rank for placement in members.placements}
     close = operations.CloseGroup(members.name, members.number, grace)
     requests: list[Work[Any]] = [client.request(close, node=node) for node in nodes if node not in client.lost_nodes]
     for request in (*requests, client.request(operations.Release("group", members.number), node=0)):
@@ -646,7 +648,7 @@ def _name_of(worker_cls: type, method: Any) -> PublicMethod:
     """Return the public method for a function of the worker class; raises as ``WorkerGroup.call``."""
     try:
         return _functions(worker_cls)[method]
-    except (KeyError, TypeError):  # TypeError: it has no hash
+    except (KeyError, TypeError):  # the argument is unknown, or cannot be hashed
         pass
     name = getattr(method, "__name__", None)
     known = public_methods(worker_cls)

@@ -43,11 +43,12 @@ ASK_FIRST_S: Final = 0.02
 ``outcomes()``, while the answers arrive in another thread.
 """
 
-_SETTLE_S: Final = 0.1  # seconds that the first failure waits for other answers: a death that caused it outranks it
+# The first failure waits this long for other answers, because a death that caused it outranks it.
+_SETTLE_S: Final = 0.1
 
 
-# 56 methods: half of them answer ``Work``, the client, or the views of single ranks; all change the one tally under one
-# lock, so that a split would share that lock.
+# 56 methods: half of them answer ``Work``, the client, or the views of single ranks. All change the same tally under
+# the same lock, so a split would have to share that lock.
 class Handle(Work[list[R]]):
     """A call that has been sent to the ranks of a group; awaiting it gives their results in rank order.
 
@@ -70,7 +71,8 @@ class Handle(Work[list[R]]):
     _executions: Mapping[int, str] = MappingProxyType({})
     # Slots with the dead and replaced workers to which the call was sent.
     _deaths: frozenset[tuple[Any, ...]] = frozenset()
-    _views: tuple[Work[Any], ...] = ()  # parts, ticks and outcomes: a wait for one of them is a wait for this call
+    # Parts, ticks and outcomes; a wait for one of them counts as a wait for this call.
+    _views: tuple[Work[Any], ...] = ()
     _keep_going = False
     _cancelled = False
     _cancel_sent = False
@@ -78,7 +80,7 @@ class Handle(Work[list[R]]):
     _again: Sequence[Any] | None = None  # encoded arguments, if the call may be sent again to a restarted rank
 
     def __init__(self, callee: Callee, method: str) -> None:
-        """Do not call: a call of a ``WorkerGroup`` returns one."""
+        """Do not call this: a call of a ``WorkerGroup`` returns one."""
         super().__init__()
         self._callee = callee
         self._method = method
@@ -87,7 +89,7 @@ class Handle(Work[list[R]]):
         self._order: list[int] = []
         self._parts: dict[int, Part[Any]] | None = None
         self._tick: Part[None] | None = None
-        self._cancel_wanted = False  # true if the ranks must get a cancel once the call has left
+        self._cancel_wanted = False  # whether the ranks must get a cancel once the call has been sent
         self._retrieved = False
         self._cause: str | None = None
         self._departed = False
@@ -295,7 +297,7 @@ class Handle(Work[list[R]]):
 
     def _name_stopped(self, request: DaemonRequest[list[int]]) -> None:
         if request._has_failed():
-            return  # its node is lost, which is reported elsewhere
+            return  # the node is lost, which is reported elsewhere
         stopped = {frames.endpoint(request.node, number) for number in request.wait()}
         called = zip(self._callee.ranks, self._callee.targets, strict=True)
         ranks = [rank for rank, target in called if target in stopped]
@@ -316,7 +318,7 @@ class Handle(Work[list[R]]):
         Answers, failures and deaths until then still decide the outcome.
         """
         if self._done or self._expired or (self._tally.failed and not self._keep_going):
-            return  # a failure is about to end it
+            return  # a failure is about to end the call
         self._expired = True
         slow_waits.with_peer_activity(self, self._end_expired)
 
@@ -407,15 +409,14 @@ class Handle(Work[list[R]]):
         part._settle(outcome.value, outcome.error)
 
     def _error_of_part(self, slot: int, error: BaseException) -> BaseException:
-        """Return the error that the view of a rank raises: its own, or the one because of which the rank was
-        cancelled."""
+        """Return the error that the view of a rank raises: its own, or the one that caused the rank's cancellation."""
         self._mark_retrieved()
         failed = self._tally.failures()
         own = [failure for failure in failed if failure[0] == slot]
         if own:
             mark_observed(self._callee, own)
         elif failed and isinstance(error, ClosedError):
-            return root_error(self._callee, failed)  # the failure that cancelled this rank
+            return root_error(self._callee, failed)  # that failure caused the cancellation of this rank
         return error
 
     # -- the user's side ----------------------------------------------------------------------------------------
@@ -514,7 +515,7 @@ class Handle(Work[list[R]]):
             return
         self._check_process()
         if self._tally.failed and not self._cancelled:
-            self._arrive()  # failures before the cancel count
+            self._arrive()  # only failures before the cancel are reported
         self._cancelled = True
         self._cancel_open()
         self._finish()
@@ -549,7 +550,7 @@ class Handle(Work[list[R]]):
 
         Returns:
             A dict of seconds by tag, with ``return_per_rank`` a tuple of it and the list of the ranks' dicts; in a
-            coroutine a ``Work`` of it.
+            coroutine a ``Work`` for it.
         """
 
         def reduce(times: list[dict[str, float]]) -> Any:

@@ -40,7 +40,7 @@ class CallDeadline:
         """Return the deadline of ``launch(call_timeout=)``, by default that of the setting; None for 0.
 
         Raises:
-            ValueError: the argument is no number of seconds.
+            ValueError: the argument is not a number of seconds.
         """
         variable = settings.CALL_TIMEOUT_S.variable
         if given is None:

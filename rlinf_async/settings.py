@@ -48,7 +48,7 @@ class Setting:
         """Return the value in force.
 
         Raises:
-            ConfigError: the variable is no number, or is out of bounds; the text names its place.
+            ConfigError: the variable is not a number, or is out of bounds; the text names its place.
         """
         text = environ.get(self.variable, "").strip()
         if not text:
@@ -78,7 +78,7 @@ def adopt(environ: Mapping[str, str]) -> None:
     """Take over and check the settings of another process: a node's daemon gets its driver's.
 
     Raises:
-        ConfigError: a setting is no number, or is out of bounds.
+        ConfigError: a setting is not a number, or is out of bounds.
     """
     os.environ.update({setting.variable: environ[setting.variable] for setting in ALL if setting.variable in environ})
     check()
@@ -92,7 +92,7 @@ def variables_of(values: Mapping[str, float], place: str) -> dict[str, str]:
         place: origin of the values, for an error: ``in SimCluster(settings=)``.
 
     Raises:
-        ConfigError: a setting does not exist, or its value is no number, or is out of bounds.
+        ConfigError: a setting does not exist, or its value is not a number, or is out of bounds.
     """
     found: dict[str, str] = {}
     for name, value in values.items():
@@ -110,7 +110,7 @@ def check(environ: Mapping[str, str] = os.environ) -> None:
     """Read and check every setting.
 
     Raises:
-        ConfigError: a setting is no number, or is out of bounds.
+        ConfigError: a setting is not a number, or is out of bounds.
     """
     for setting in ALL:
         setting(environ)

@@ -42,7 +42,7 @@ class StreamCall:
         self._pid = process.pid
         self._call = 0
         self._items: deque[tuple[int, Body]] = deque()
-        self._window = int(settings.STREAM_ITEMS())  # limit on the items that one rank may send ahead of the consumer
+        self._window = int(settings.STREAM_ITEMS())  # limit of items that one rank may send ahead of the consumer
         self._consumed = [0] * len(callee.ranks)
         self._tally = Tally(len(callee.ranks))
         self._tick: Work[None] | None = None
@@ -99,7 +99,7 @@ class StreamCall:
 
     def _arrive(self) -> None:
         """Report the error as unobserved until the consumer has received it."""
-        # As for a handle, the close of the group is no error that the script has missed.
+        # As for a handle, the close of the group is not an error that the script has missed.
         if failed := [failure for failure in self._tally.failures() if failure[1] != Status.UNKNOWN]:
             self._is_reported = True
             error = unobserved(self._callee, self._method, self._title(), failed, awaited=self._iterated)
@@ -132,7 +132,7 @@ class StreamCall:
         with self._lock:
             slots = self._tally.unanswered()
             if self._tick is not tick or not slots:
-                return  # an item, an error or the end came while daemons were queried
+                return  # an item, an error or the end arrived while daemons were queried
             self._error = self._overdue(slots, doing)
             self._is_reported = True
         self._cancel_open()
@@ -145,7 +145,7 @@ class StreamCall:
             tick._settle()
 
     def _cancel_open(self) -> None:
-        self._cancel_wanted = True  # before the test of _departed, as in Handle
+        self._cancel_wanted = True  # must precede the test of _departed, as in Handle
         if self._cancel_sent or not self._departed:
             return
         slots = self._tally.unanswered()
@@ -154,7 +154,7 @@ class StreamCall:
             client = self._callee.client
             client.cancel(self._call, [self._callee.targets[slot] for slot in slots])
             for slot in slots:
-                if self._targets[slot] == NOWHERE:  # its rank is away, and cannot answer
+                if self._targets[slot] == NOWHERE:  # the rank is away and cannot answer
                     client.answer_for(self._call, slot, Status.CANCELLED, b"")
 
     def _next(self) -> tuple[int, Any] | Work[None] | None:
@@ -265,7 +265,7 @@ class Stream(Generic[R]):
     """
 
     def __init__(self, call: StreamCall) -> None:
-        """Do not call: a call of an async generator method of a ``WorkerGroup`` returns one."""
+        """Do not call this: a call of an async generator method of a ``WorkerGroup`` returns one."""
         self._streaming = call
 
     def __repr__(self) -> str:
@@ -297,7 +297,7 @@ class Stream(Generic[R]):
     async def __aexit__(self, *exc_info: object) -> None:
         await self.aclose()
 
-    if not TYPE_CHECKING:  # type checkers report these mistakes themselves
+    if not TYPE_CHECKING:  # hidden from type checkers, so that they report these mistakes themselves
 
         def __await__(self) -> Any:
             raise TypeError(
@@ -313,7 +313,7 @@ class Stream(Generic[R]):
             )
 
     def __del__(self) -> None:
-        if not self._streaming._iterated:  # else its iterator closes it
+        if not self._streaming._iterated:  # the iterator closes an iterated stream
             self._streaming._close_later()
 
 
@@ -369,7 +369,7 @@ class _BlockingItems(Iterator[tuple[int, Any]]):
 
     def __next__(self) -> tuple[int, Any]:
         stream = self._stream
-        del self  # as above
+        del self  # the traceback of a wait must not keep the iterator alive, as in __anext__
         return stream._block_for_item()
 
     def __del__(self) -> None:

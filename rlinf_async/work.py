@@ -1,10 +1,10 @@
-"""``Work``: a started operation that any thread or event loop may wait for; ``Part``: a piece or view of one."""
+"""``Work``: a started operation that any thread or event loop may wait for; ``Part``: a part or view of one."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from asyncio import _get_running_loop as running_loop  # None where there is none, and no exception
+from asyncio import _get_running_loop as running_loop  # returns None where asyncio.get_running_loop would raise
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -24,12 +24,12 @@ T = TypeVar("T")
 # Waiters of all finished works: the list stays empty, as waiters are added under the lock and only before the end.
 _NOBODY: Final[list[Callable[[], None]]] = []
 
-_DUE_S: Final = 0.001  # A deadline that is this close has passed: loops' timers fire early by less
+_DUE_S: Final = 0.001  # a deadline this close counts as passed, because timers of loops fire up to this early
 
 
 # 44 methods: the coroutine protocol and the refusals of a result's operators need a method each on the object itself.
 class Work(Coroutine[Any, Any, T], Generic[T]):
-    """An operation that has been started; awaiting it gives its result.
+    """A started operation; awaiting it gives its result.
 
     It may be awaited several times, by several tasks, in several loops and threads, before or after it is done; every
     waiter gets the same result or the same error.  When the last waiter of an unfinished operation is cancelled, so is
@@ -44,12 +44,12 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     """
 
     _kind = "operation"
-    _ends_with_others = True  # true if an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
+    _ends_with_others = True  # whether an unobserved error ends a plain ``wait()`` for this work, with ``fail_fast``
     _loop: asyncio.AbstractEventLoop | None = None
     # Seconds from ``_since`` on to its deadline; None if neither it nor, for a ``Whole``, any of its parts has one.
     _timeout: float | None = None
     _since = 0.0
-    _was_awaited = False  # true once a wait for it has ended without the result
+    _was_awaited = False  # whether a wait for it has ended without the result
     _event = 0
 
     def __init__(self) -> None:
@@ -99,7 +99,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def _lose_interest(self) -> None:
         """Abandon the operation if nothing else waits for it, because one waiter has gone."""
         if self._pid != process.pid:
-            return  # only the process that has started it may abandon it
+            return  # only the process that started it may abandon it
         with self._lock:
             last = not self._waiters and not self._done
         if last:
@@ -123,7 +123,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._error is not None
 
     def _cancel_after_failure(self) -> bool:
-        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may go on for long."""
+        """Cancel the work because another one in ``wait_all`` has failed. Return False if it may continue for long."""
         self._abandon()
         return self._done
 
@@ -174,7 +174,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         return self._done
 
     def _follow(self, callback: Callable[[], None]) -> None:
-        """Call back at the end, in the thread that settles it, or now; this is no interest in the result."""
+        """Call back at the end, in the thread that settles it, or now; without interest in the result."""
         with self._lock:
             if not self._done:
                 self._followers = [*(self._followers or ()), callback]
@@ -256,7 +256,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         left = self._remaining()
         if left is not None and left <= _DUE_S:
             self._expire()
-        elif left is not None:  # the part with this deadline has ended; the next deadline is later
+        elif left is not None:  # the part with this deadline has ended, and the next deadline is later
             timers[:] = (loop.call_later(left, self._meet_deadline, loop, timers),)
 
     def __await__(self) -> Generator[Any, Any, T]:
@@ -347,7 +347,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             own = None if self._timeout is None else self._remaining()
             if own is not None and own <= _DUE_S:
                 self._expire()
-                left = None  # wait without limit: _expire settles the work once the error is explained
+                left = None  # waits without limit, because _expire settles the work once the error is explained
                 continue
             left = self._time_to(began, timeout)
             if left is not None and left <= _DUE_S:
@@ -380,7 +380,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         self._check_process()
 
         def follow() -> None:
-            following.first = None  # do not keep the first work's result alive
+            following.first = None  # the first work's result must not be kept alive
             try:
                 self._result()
                 value = function(*args, **kwargs)
@@ -410,7 +410,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, int | float | str | bytes | list | tuple | dict):
             raise self._unawaited("comparing it")
-        return NotImplemented  # identity: works are elements of lists, and looked up there
+        return NotImplemented  # compares by identity, because works are looked up in lists
 
     __hash__ = object.__hash__
 
@@ -448,7 +448,7 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
         drivers = self._drivers or {}
         task = asyncio.current_task()
         driver = drivers.get(task)
-        if driver is None:  # a task that is cancelled before its first step
+        if driver is None:  # the task was cancelled before its first step
             self._lose_interest()
             driver = self.__await__()
         try:
@@ -458,9 +458,9 @@ class Work(Coroutine[Any, Any, T], Generic[T]):
             raise
 
     def close(self) -> None:
-        """End the current task's wait (coroutine protocol); other waits and the operation go on."""
-        # A worker's background task, for example, closes the coroutine it was given; another task's wait would never
-        # wake.
+        """End the current task's wait (coroutine protocol); other waits and the operation continue."""
+        # Close the current task's generator only. A worker's background task, for example, closes the coroutine that it
+        # was given; if that closed the generators of other tasks, too, their waits would never end.
         if self._drivers and running_loop() is not None and (driver := self._drivers.pop(asyncio.current_task(), None)):
             driver.close()
 
@@ -512,7 +512,7 @@ class _Wakeups:
                 pass  # the loop is closed, so that no task waits there
 
     def _wake(self) -> None:
-        self._is_scheduled = False  # before the loop: a later add must schedule again
+        self._is_scheduled = False  # must precede the loop below, since a later add must schedule again
         while self.waking:
             future = self.waking.popleft()
             if not future.done():
@@ -587,7 +587,7 @@ class Returnable(Work[T]):
 class _ThenWork(Whole[Any]):
     """Work returned by ``then``; ``first`` is the work that has to end before, None once it has."""
 
-    _was_taken = False  # true once its outcome was taken
+    _was_taken = False  # whether its outcome was taken
 
     def __init__(self, first: Work[Any], follow: Callable[[], None]) -> None:
         super().__init__()
@@ -596,7 +596,7 @@ class _ThenWork(Whole[Any]):
         self._timeout = first._timeout
 
     def _settle(self, value: Any = None, error: BaseException | None = None) -> bool:
-        self._follow_first = None  # break the reference cycle
+        self._follow_first = None  # breaks the reference cycle
         return super()._settle(value, error)
 
     def _abandon(self) -> None:
@@ -676,7 +676,7 @@ def needs_of(works: Iterable[Work[Any]]) -> slow_waits.Needs:
     return list(targets), every
 
 
-# Types for methods that return their result where they may block, and a ``Work`` of it in coroutines. A type checker
+# Types for methods that return their result where they may block, and a ``Work`` for it in coroutines. A type checker
 # does not know where a method is called, so the type can be used as the value, and awaited for the value. No object is
 # an instance of these classes. bool and arbitrary objects have no such type: there it is ``Any``.
 
@@ -684,26 +684,26 @@ NoneOrWork: TypeAlias = Work[None]
 """None, after the wait; in a coroutine, and with ``async_op``, a ``Work``, the only one with methods."""
 
 BoolOrWork: TypeAlias = Any
-"""A bool, which cannot be subclassed; in a coroutine a ``Work`` of it."""
+"""A bool, which cannot be subclassed; in a coroutine a ``Work`` for it."""
 
 ValueOrWork: TypeAlias = Any
-"""Any object; in a coroutine, and with ``async_op``, a ``Work`` of it."""
+"""Any object; in a coroutine, and with ``async_op``, a ``Work`` for it."""
 
 
 class IntOrWork(int, Awaitable[int]):
-    """An int; in a coroutine a ``Work`` of it."""
+    """An int; in a coroutine a ``Work`` for it."""
 
 
 class FloatOrWork(float, Awaitable[float]):
-    """A float; in a coroutine a ``Work`` of it."""
+    """A float; in a coroutine a ``Work`` for it."""
 
 
 class ListOrWork(list[T], Awaitable[list[T]]):
-    """A list; in a coroutine a ``Work`` of it."""
+    """A list; in a coroutine a ``Work`` for it."""
 
 
 class DictOrWork(dict[str, T], Awaitable[dict[str, T]]):
-    """A dict; in a coroutine a ``Work`` of it."""
+    """A dict; in a coroutine a ``Work`` for it."""
 
 
 def blocking(work: Work[T]) -> Any:

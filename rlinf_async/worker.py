@@ -1,4 +1,4 @@
-"""``Worker``: base class of users' workers: identity, create_group, device locks, ports, timers; more in mixins."""
+"""``Worker``: base class of users' workers: identity, groups, device locks, ports, timers; the rest is in mixins."""
 
 from __future__ import annotations
 
@@ -289,11 +289,11 @@ class Worker(Messaging, Routing, Logging, Profiling):
         """Return True if the worker of that name, such as ``"rollout:3"``, has been launched and has not ended.
 
         Raises:
-            ValueError: the text is no worker's name.
+            ValueError: the text is not a worker's name.
             NodeLost: node 0, which knows it, is lost.
 
         Returns:
-            A bool; in a coroutine a ``Work`` of it.
+            A bool; in a coroutine a ``Work`` for it.
         """
         address = WorkerAddress.from_name(worker_name)
         group = address.get_parent_address()
@@ -325,13 +325,13 @@ class Worker(Messaging, Routing, Logging, Profiling):
             A ``BackgroundTask``: ``cancel()`` ends it, from any thread.
 
         Raises:
-            TypeError: the argument is no coroutine.
+            TypeError: the argument is not a coroutine.
             ClosedError: the worker is ending.
             RuntimeError: this process was not launched as a worker.
         """
         return context.require_background().begin(coroutine, sys._getframe(1))
 
-    # -- what is shared -----------------------------------------------------------------------------------------
+    # -- shared resources -----------------------------------------------------------------------------------------
 
     @property
     def device_lock(self) -> DeviceLock:
@@ -347,10 +347,10 @@ class Worker(Messaging, Routing, Logging, Profiling):
             max_port_num: highest allowed port.
 
         Returns:
-            The port; in a coroutine a ``Work`` of it.
+            The port; in a coroutine a ``Work`` for it.
 
         Raises:
-            ValueError: ``max_port_num`` is no port, or below 1024.
+            ValueError: ``max_port_num`` is not a port, or is below 1024.
             RuntimeError: no port is free.
         """
         request = context.require_client().request(operations.LeasePort(max_port_num), what="a free port")

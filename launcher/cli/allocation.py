@@ -14,7 +14,7 @@ from ..remote.host import Host
 from .hosts_file import read_file, read_hosts
 from .slurm_job import slurm_hosts
 
-JOB_HOSTFILE = Path("/job/hostfile")  # hosts file of DeepSpeed's container images
+JOB_HOSTFILE = Path("/job/hostfile")  # the hosts file of DeepSpeed's container images
 
 
 def find_hosts(

@@ -50,7 +50,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     if shell not in SHELLS:
         raise ConfigError(f"--print-completion: {shell!r} is no shell of {', '.join(SHELLS)}\n  fix: name one of them")
     try:
-        import shtab  # imported late: an optional dependency
+        import shtab  # shtab is an optional dependency
     except ImportError as error:
         raise ConfigError(f"--print-completion: {error}\n  fix: pip install shtab") from error
     for command in _LAUNCHERS_COMMANDS & _commands(parser).keys():

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         if (passed_on := _launcher_words(words)) is not None:
-            from .main import main as launch  # imported late: it loads as much as all of rlinf-ctl
+            from .main import main as launch  # imported only for launches, because it loads most of rlinf-ctl
 
             return launch(passed_on)
         return _run(parser().parse_args(words))
@@ -53,10 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, _NO_SUCH_RUN_CODE)
     except SystemExit as exit_:  # argparse has printed the error or the help
         return exit_.code if isinstance(exit_.code, int) else 2
-    except BrokenPipeError:  # as in `rlinf-ctl status | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `rlinf-ctl status | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except OSError as error:  # an unreadable log, for example
+    except OSError as error:  # for example, a log cannot be read
         return _fail(f"{error.filename}: {error.strerror}" if error.filename else error, _NOT_DONE_CODE)
     except KeyboardInterrupt:
         return _INTERRUPTED_CODE
@@ -87,7 +87,7 @@ def _run(options: argparse.Namespace) -> int:
             show_kept_logs(run, output, options.ranks, tail=options.tail)
             return 0
     else:
-        runs = find_runs(places) if wanted is None else find_recorded(places)  # a named run may have ended
+        runs = find_runs(places) if wanted is None else find_recorded(places)  # a run named by the user may have ended
         run = choose(runs, wanted, places, _usage(options.command))
     return asyncio.run(_on_run(run, options, output, timeout))
 

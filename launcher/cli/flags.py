@@ -57,7 +57,7 @@ GROUPS: dict[str, tuple[Flag, ...]] = {
             "operator's hosts file, else this machine.",
             short="H",
             aliases=("--hostfile", "--machinefile"),
-            has_twin=False,  # $RLINF_HOSTS is a source of its own, of lower priority than --hosts
+            has_twin=False,  # $RLINF_HOSTS is a separate source with a lower priority than --hosts
         ),
         Flag("nnodes", "N", "use the first N hosts only.", short="n", read=values.positive),
         Flag("local-nodes", "N", "N nodes on this machine, without ssh: for development.", read=values.positive),

@@ -7,7 +7,7 @@ import re
 
 from ..source_text import SourceSpan
 
-MAX_HOSTS = 65536  # most hosts of one entry; more are taken for a typing error
+MAX_HOSTS = 65536  # hosts of one entry; a larger number is probably a typing error
 
 _PIECE = re.compile(r"(?P<low>[0-9]{1,9})(?:-(?P<high>[0-9]{1,9}))?", re.ASCII)
 

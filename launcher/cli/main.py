@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words  # for errors until the words are parsed
+    as_json = "--json" in words  # decides the format of errors until the words are parsed
     try:
         options = parse(words, os.environ)
         as_json = options.json
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             version = {"event": "version", "version": __version__}
             return _print(json.dumps(version) if options.json else f"rlinf-launch {__version__}")
         if options.print_completion is not None:
-            from .completion import launch_script  # imported late: a run does not need argparse
+            from .completion import launch_script  # imported only here, because a run does not need argparse
 
             return _print(launch_script(options.print_completion))
         settings.check()
@@ -83,7 +83,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    terminal = Terminal()  # writes in a thread: an unread stderr must not block signals and losses
+    # It writes in a thread, so that an unread stderr cannot block the handling of signals and losses.
+    terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)
     report = make_report(as_json=options.json, verbosity=options.verbosity, stream=stream)
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RLinfAsyncError as error:
         report.error(str(error))
         return _LAUNCH_FAILED_CODE
-    except KeyboardInterrupt:  # before the event loop handled signals
+    except KeyboardInterrupt:  # Ctrl-C came before the event loop handled signals
         return INTERRUPTED
     finally:
         terminal.close()
@@ -265,7 +266,8 @@ def _signals(job: Job, report: Report) -> Iterator[None]:
 
 def _ending_signals() -> list[signal.Signals]:
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+    # Nohup sets SIGHUP to SIG_IGN, and the run must survive it.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
     return numbers
 
@@ -311,7 +313,7 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text + "\n")
         sys.stdout.flush()
-    except BrokenPipeError:  # as in `rlinf-launch --help | head`
+    except BrokenPipeError:  # the reader closed the pipe, as in `rlinf-launch --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

@@ -81,7 +81,7 @@ class Attachment:
         except (DeadlineExceeded, ClosedError, LaunchError) as error:
             self.silent[self.node] = str(error).replace(" of the driver (", " of rlinf-ctl (", 1)
             return False
-        if "nodes" not in self.welcome:  # nodes come up one after the other
+        if "nodes" not in self.welcome:  # the nodes are still starting
             self.silent[self.node] = f"{self} does not know of the other nodes yet: the run is being started"
             return False
         return True
@@ -113,7 +113,7 @@ class Attachment:
                 if asked is not None:
                     answers[node] = await self.request(asked, node)
             except DeadlineExceeded as error:
-                missing[node] = self.silent[node] = str(error)  # the node gets no further requests
+                missing[node] = self.silent[node] = str(error)  # requests skip this node from now on
             except (ClosedError, LaunchError) as error:
                 missing[node] = str(error)
 
@@ -145,7 +145,7 @@ class Attachment:
             try:
                 with connect(str(self.run.sockets[node]), waits=False) as sock:
                     pid, _ = peer_of(sock)
-            except (KeyError, AuthError, OSError):  # the daemon is on another machine, or has ended
+            except (KeyError, AuthError, OSError):  # the daemon runs on another machine or has ended
                 return "is it stopped?"
         state = _state_of(pid)
         if state in ("T", "t"):
@@ -190,7 +190,7 @@ def _settle(future: asyncio.Future[Any], value: Any) -> None:
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-        future.exception()  # marks it retrieved: asyncio would log one that is not awaited at this moment
+        future.exception()  # marks the exception as retrieved; asyncio would log it if nobody awaits the future now
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ _FIELDS: Final[dict[str, tuple[type, ...]]] = {
 
 
 class BadBundle(RLinfAsyncError):
-    """The file is no bundle of a run, or an incomplete one."""
+    """The file is not a bundle of a run, or an incomplete one."""
 
 
 def write_bundle(snapshot: RunSnapshot, path: Path, deadline: float = float("inf")) -> None:
@@ -87,7 +87,7 @@ def _checked(archive: zipfile.ZipFile) -> Iterator[zipfile.ZipInfo]:
         if name in seen or not (name == _FACTS or (name.startswith(_FILES) and is_of_a_run(name[len(_FILES) :]))):
             raise ValueError(f"a bundle has no file {name!r}, or not twice")
         seen.add(name)
-        left -= entry.file_size  # zipfile never reads more than that
+        left -= entry.file_size  # zipfile never reads more than this size
         if left < 0:
             raise ValueError(f"unpacked, it has more than {MAX_BYTES} bytes")
         yield entry

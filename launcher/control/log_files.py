@@ -39,7 +39,7 @@ class LogFile:
     rank: int
     stream: str
     path: Path
-    place: str = ""  # origin of a copy
+    place: str = ""  # where a copy comes from
     _position: int = 0
     _rest: list[bytes] = field(default_factory=list, repr=False)
 
@@ -49,7 +49,7 @@ class LogFile:
             size = os.fstat(file.fileno()).st_size
             if tail is not None:
                 self._position = _beginning_of_tail(file.fileno(), size, tail)
-            self._position = file.seek(min(self._position, size))  # the file is shorter if somebody has truncated it
+            self._position = file.seek(min(self._position, size))  # the file is shorter if it was truncated
             # Read to the present end only: a rank that writes without a pause would hold up all other logs.
             while block := file.read(min(_BLOCK_BYTES, size - self._position)):
                 self._position += len(block)
@@ -98,7 +98,7 @@ def _lost_nodes(run: LocalRun) -> dict[str, str]:
     files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
     for file in files.listing():
         if file.path.startswith("recorder/node-"):
-            with contextlib.suppress(OSError):  # the file was just removed
+            with contextlib.suppress(OSError):  # the file may just have been removed
                 facts.add(file.path, files.read(file.path, 0, file.nbytes))
     return facts.lost_nodes()
 
@@ -157,7 +157,8 @@ def chosen_logs(
     folders = {entry.name: entry for entry in log_dir.iterdir() if entry.is_dir()} if log_dir.is_dir() else {}
     known = {*groups, *folders, *(log.file.path.partition("/")[0] for log in remote)}
     if words is None:
-        names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}  # a live group's name wins
+        # On a conflict the name of a live group wins.
+        names = {group.replace("/", "_"): group for group in (*sorted(known), *groups)}
         found = [file for name, group in names.items() for file in _files_of(name, group, folders, remote)]
         if not found and not log_dir.is_dir():
             raise NoSuchRun(f"the logs are gone: {log_dir} is no folder")
@@ -223,7 +224,7 @@ async def _follow(
 ) -> None:
     """Print lines as they are written, until the run's daemon on this machine has ended."""
     changed = asyncio.Event()
-    changed.set()  # for lines written before the files were watched
+    changed.set()  # lines may have been written before the watch began
     watch = _watch_files([file.path for file in files])
     loop = asyncio.get_running_loop()
 
@@ -246,7 +247,7 @@ async def _follow(
             async with asyncio.TaskGroup() as tasks:
                 for log in reading:
                     tasks.create_task(log.follow())
-            if not attachment.lost.done():  # after the run's end every remote log has trouble
+            if not attachment.lost.done():  # after the run's end, reading a remote log always fails
                 _note_troubles(reading, output)
             for file in files:
                 for lines in file.read():
@@ -266,5 +267,5 @@ def _watch_files(paths: Sequence[Path]) -> int:
     if watch < 0:
         raise OSError(ctypes.get_errno(), "inotify_init1")
     for path in paths:
-        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # on failure the regular reads remain
+        libc.inotify_add_watch(watch, os.fsencode(path), _IN_MODIFY)  # if this fails, the periodic reads still work
     return watch

@@ -27,7 +27,7 @@ from .page_sections import sections_of
 from .recorded_run import RecordedRun
 from .run_view import split_ranks
 
-MAX_SPANS: Final = 300_000  # spans of a page over all processes; each process keeps its latest ones
+MAX_SPANS: Final = 300_000  # limit for a page over all processes; each process keeps its latest spans
 
 _SLACK_US: Final = 100_000
 """Delay by which an event may enter its ring after a later one, because its thread was not running."""

@@ -79,7 +79,7 @@ class PageFeed:
                 self._watched.clear()
 
     async def _look(self) -> RecordedRun:
-        """Return the run's present state with the latest verdict, or its last state if its files are gone."""
+        """Return the run's present state with the latest verdict, or its last state if its files were removed."""
         before = self._before or RecordedRun(self._run.run, time.time(), False, [])
         judges = time.monotonic() - self._judged_at >= _VERDICT_INTERVAL_S
         try:

@@ -13,7 +13,7 @@ from rlinf_async._recorder.state.timeline import Timeline
 from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
-MAX_STEPS: Final = 600  # changes of one series in a chart
+MAX_STEPS: Final = 600  # changes of one series shown in a chart
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300

@@ -30,7 +30,7 @@ ADDRESS: Final = "127.0.0.1"
 _HOSTS: Final = frozenset((ADDRESS, "localhost"))
 _MAX_HEAD_BYTES: Final = 16 << 10
 _MAX_CLIENTS: Final = 32
-_TIMEOUT_S: Final = 60.0  # seconds for a client's request, and for a client to receive a message
+_TIMEOUT_S: Final = 60.0  # limit for a client to send its request, and to receive a message
 
 _HEADERS: Final = (
     "Cache-Control: no-store",
@@ -115,7 +115,8 @@ class PageServer:
         assert self._feed is not None
         with self._feed.watched():
             news = asyncio.ensure_future(self._send_news(self._feed, writer))
-            gone = asyncio.ensure_future(reader.read())  # the client sends nothing more, so this is its end
+            # The client sends nothing more, so a read returns only when it disconnects.
+            gone = asyncio.ensure_future(reader.read())
             try:
                 await asyncio.wait({news, gone}, return_when=asyncio.FIRST_COMPLETED)
             finally:
@@ -135,7 +136,7 @@ class PageServer:
 
 def _is_here(host: str) -> bool:
     try:
-        return urlsplit(f"//{host}").hostname in _HOSTS  # with any port, because of tunnels
+        return urlsplit(f"//{host}").hostname in _HOSTS  # tunnels change the port, so any port is accepted
     except ValueError:
         return False
 

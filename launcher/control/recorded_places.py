@@ -47,14 +47,14 @@ def find_recorded(places: Sequence[Path]) -> list[LocalRun]:
     """Return runs with a run directory in these places, or with logs there or in the usual place, the latest last."""
     found = {run.run: run for run in find_runs(places)}
     for logs in _log_directories(dict.fromkeys([*places, Path(tempfile.gettempdir())])):
-        with contextlib.suppress(OSError):  # the directory was just removed
+        with contextlib.suppress(OSError):  # the directory may just have been removed
             run = found.setdefault(logs.name, LocalRun(logs.name, logs.stat().st_mtime))
             run.logs = run.logs or logs
     return sorted(found.values(), key=lambda run: (run.since, run.run))
 
 
 def _log_directories(places: Sequence[Path] | dict[Path, None]) -> Iterator[Path]:
-    # Made by ``launcher/daemon/run_logs.py``; other users' directories are left out.
+    # Made by ``launcher/daemon/run_logs.py``; other users' directories are omitted.
     for place in places:
         for parent in sorted(place.glob(f"rlinf-logs-{os.getuid()}*")):
             if _is_own(parent):
@@ -69,7 +69,7 @@ def _run_in(directory: Path, known: Sequence[LocalRun]) -> LocalRun:
     """Return the latest run with logs in a directory, which the user may have chosen."""
     found = []
     for node in node_facts(RunFiles(directory)):
-        with contextlib.suppress(ValueError, LookupError, TypeError):  # another program's file
+        with contextlib.suppress(ValueError, LookupError, TypeError):  # the file may belong to another program
             found.append((float(node["began"]), str(node["run"])))
     if not found:
         raise NoSuchRun(f"there is no log of a run in {directory}")

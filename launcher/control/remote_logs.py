@@ -44,7 +44,7 @@ class RemoteLog:
             pass
 
     async def follow(self) -> None:
-        """Copy what was written since the last call."""
+        """Copy the text written since the last call."""
         while not self.trouble and await self._copy_piece():
             pass
 

@@ -51,7 +51,7 @@ async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdic
         read_by=began + timeout * _READ,
     )
     if not run.is_alive:
-        snapshot.is_alive = False  # also on other machines: the launcher has ended their nodes
+        snapshot.is_alive = False  # the launcher has ended the nodes, including those on other machines
     if not wants_verdict:
         snapshot.missing[VERDICT] = _UNASKED
     await asyncio.to_thread(write_bundle, snapshot, path, began + timeout * _WRITTEN)

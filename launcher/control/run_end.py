@@ -57,7 +57,7 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
     """End a run in order and wait for its daemons on this machine; return True if they have ended.
 
     Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  The process of a
-    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it goes on
+    ``Cluster`` that started its nodes itself is not asked: its daemons, all on this machine, end, and it continues
     without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
@@ -69,7 +69,7 @@ async def down(attachment: Attachment, output: TextOutput) -> bool:
             lambda node: operations.EndRun(by) if node in run.sockets and node != attachment.node else None
         )
         by_launcher = any(answers.values())
-        with contextlib.suppress(ClosedError):  # it may end before its answer leaves
+        with contextlib.suppress(ClosedError):  # the daemon may exit before its answer is sent
             by_launcher = await attachment.request(operations.EndRun(by)) or by_launcher
         ended = await _has_ended(attachment, pidfd) and not missing
     finally:

@@ -131,7 +131,7 @@ def ended_text(run: LocalRun) -> str:
 
 
 def end_text(run: LocalRun) -> str:
-    """Describe when a run without a local daemon has ended, and where it may go on.
+    """Describe when a run without a local daemon has ended, and where it may continue.
 
     The time is that of the last change of its logs; if these are unknown, the start of the run.
     """
@@ -151,7 +151,8 @@ def other_hosts(run: LocalRun) -> list[str]:
 def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
     """Yield the facts that nodes have written beside their logs, also those of other runs in the same directory."""
     for file in files.listing():
-        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # another program's file, or truncated
+        # The file may be truncated or belong to another program.
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
             if file.path.startswith("recorder/node-"):
                 yield json.loads(files.read(file.path, 0, file.nbytes))
 
@@ -172,7 +173,7 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
     for entry in _entries(directory):
         node = _NODE_DIR.fullmatch(entry.name)
         path = entry / "node.sock"
-        with contextlib.suppress(OSError):  # the directory was just removed
+        with contextlib.suppress(OSError):  # the directory may just have been removed
             status = path.lstat()
             if node is None or status.st_uid != os.geteuid():
                 continue
@@ -180,7 +181,7 @@ def _add_nodes(found: dict[str, LocalRun], name: str, directory: Path) -> None:
             run.since = min(run.since, status.st_mtime)
             run.sockets[int(node[1])] = path
             run.is_alive = listens(path) or run.is_alive
-            if (entry / "logs").is_dir():  # made by ``boot_of`` of ``launcher/daemon/boot.py``
+            if (entry / "logs").is_dir():  # ``boot_of`` of ``launcher/daemon/boot.py`` creates this directory
                 run.logs = (entry / "logs").resolve()
 
 
@@ -190,6 +191,6 @@ def listens(path: Path) -> bool:
         connect(str(path), waits=False).close()
     except (AuthError, ConnectionError, FileNotFoundError):
         return False
-    except OSError:  # its backlog is full, or this process lacks descriptors: the run may be alive
+    except OSError:  # the run may be alive: the daemon's backlog may be full, or this process may lack descriptors
         return True
     return True

@@ -15,7 +15,7 @@ from rlinf_async._recorder.state.ring_contents import RingContents
 
 from .recorded_run import RecordedRun
 
-MAX_BYTES: Final = 2 << 30  # largest size of all files in a snapshot
+MAX_BYTES: Final = 2 << 30  # limit for all files of a snapshot together
 
 
 @dataclass
@@ -78,7 +78,7 @@ class RunSnapshot:
             if path.endswith(".ring"):
                 try:
                     ring = RingContents.read(self.files[path])
-                    if ring.identity["run"] == self.run:  # a directory chosen by the user may contain earlier runs
+                    if ring.identity["run"] == self.run:  # a directory chosen by the user may also contain earlier runs
                         yield ring
                 except (ValueError, LookupError, TypeError, RecursionError) as error:
                     missing[path] = f"{type(error).__name__}: {error}"

@@ -47,7 +47,7 @@ async def add_scripts(runs: Sequence[LocalRun], timeout: float) -> None:
 def _working_directory_of(pid: int) -> str:
     try:
         return f" in {Path(f'/proc/{pid}/cwd').readlink()}"
-    except OSError:  # it has ended, or is on another machine
+    except OSError:  # the daemon has ended or runs on another machine
         return ""
 
 

@@ -24,7 +24,7 @@ from .run_status import status_data
 from .run_view import RunView, look
 from .stuck_verdict import look_twice, verdict_data
 
-LOG_BYTES: Final = 256 << 10  # bytes from the end of each log
+LOG_BYTES: Final = 256 << 10  # only the end of each log is copied
 
 VERDICT: Final = "its verdict"  # key of the verdict in missing
 _NO_TIME: Final = "there was no time to read it"
@@ -56,7 +56,7 @@ async def take_snapshot(
             # A daemon that listens without an answer is stopped or starting: its run has not ended.
             snapshot.is_alive = None if any(map(listens, run.sockets.values())) else False
     elif await asyncio.to_thread(other_hosts, run):
-        snapshot.is_alive = None  # the state of daemons on other machines is unknown
+        snapshot.is_alive = None  # this process cannot see whether daemons on other machines are alive
     if logs is None:
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
@@ -124,7 +124,7 @@ async def _fetch_of(attachment: Attachment, node: int, files: list[RunFile], sna
                 await attachment.request(operations.ReadRunFile(file.path, offset, nbytes), node)
                 for offset, nbytes in _pieces(file)
             ]
-        except LaunchError as error:  # this file only: it is gone, or its disk is broken
+        except LaunchError as error:  # only this file failed: it was removed, or its disk is broken
             snapshot.missing[file.path] = str(error)
         except (DeadlineExceeded, ClosedError) as error:
             snapshot.missing |= {each.path: str(error) for each in files[number:]}
@@ -156,5 +156,5 @@ def _pieces(file: RunFile) -> Iterator[tuple[int, int]]:
 def _whole(file: RunFile, pieces: list[bytes]) -> bytes:
     data = b"".join(pieces)
     if file.is_log and file.nbytes > LOG_BYTES and b"\n" in data:
-        return data.partition(b"\n")[2]  # without the truncated first line
+        return data.partition(b"\n")[2]  # the first line may be truncated
     return data

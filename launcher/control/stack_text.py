@@ -68,7 +68,7 @@ def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
     awaited = {name for each in process.activities for name in each.awaits}
     shown: set[str] = set()
     roots = [each for each in process.activities if each.name not in awaited] or process.activities
-    for activity in (*roots, *process.activities):  # activities in a cycle are reached from no root
+    for activity in (*roots, *process.activities):  # the second part covers cycles of activities, which no root reaches
         yield from _lines_of(activity, by_name, shown, 1)
 
 

@@ -52,7 +52,7 @@ class TextOutput:
         self._write("\n".join(lines))
 
     def _wrapped(self, titles: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]) -> str:
-        # Only where lines wrap: rich's import and layout take longer than all else for hundreds of rows.
+        # Used only where lines wrap: for hundreds of rows, rich's import and layout take longer than all else.
         from rich.console import Console
         from rich.table import Table
         from rich.text import Text

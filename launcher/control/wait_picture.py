@@ -1,4 +1,4 @@
-"""Picture of a verdict's wait graph: boxes of similar processes, arrows to what they wait for, and a layout."""
+"""Picture of a verdict's wait graph: boxes of similar processes, arrows to the awaited objects, and a layout."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def daemon(data: bytes, leave_to_guardian: int, sign_of_life: SignOfLife) -> int
     try:
         if not boot.config.hidden:
             templates.get()
-        boot.logs.prune(int(settings.KEPT_RUNS()))  # in parallel with the template's import of torch
+        boot.logs.prune(int(settings.KEPT_RUNS()))  # runs while the template imports torch
         _live(boot, templates, sign_of_life)
     except Exception as error:
         own_logger(__name__).exception("the daemon failed")

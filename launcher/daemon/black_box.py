@@ -70,7 +70,7 @@ class BlackBox:
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             _write(fresh, os.O_TRUNC, json.dumps(record, default=str))
-            fresh.replace(path)  # atomic: readers see the whole file or none
+            fresh.replace(path)  # the replacement is atomic, so readers see a complete file or none
         except OSError as error:
             logger.debug("the node's facts are not kept: %s", error)
             with contextlib.suppress(OSError):
@@ -104,11 +104,12 @@ class BlackBox:
 
 
 def _versions() -> dict[str, str]:
-    from importlib import metadata  # imported late: slow, and the run must not wait for it
+    from importlib import metadata  # slow to import, and the run must not wait for it
 
     found = {}
     for name, package in _PACKAGES.items():
-        with contextlib.suppress(metadata.PackageNotFoundError):  # a checkout that is not installed
+        # The package is not installed if it runs from a checkout.
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(package)
     return found
 

@@ -50,7 +50,8 @@ def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
     """Create a node's directories; return its boot configuration.  Raises AuthError (another user's) or LaunchError."""
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
-    with contextlib.suppress(OSError):  # the link only helps an operator to find the logs; a full disk forbids it
+    # A full disk may prevent the link, which only helps an operator to find the logs.
+    with contextlib.suppress(OSError):
         if logs.path != run_dir / "logs":
             (run_dir / "logs").symlink_to(logs.path.absolute())
     return Boot(config, run_dir, logs, rest_of_stdin)
@@ -61,7 +62,8 @@ def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
     places = [] if prepared is None else [Path(prepared)]
     refused = []
     if prepared is None and (runtime := os.environ.get("XDG_RUNTIME_DIR")):
-        places.append(Path(runtime).absolute() / f"rlinf-{run}")  # absolute: workers change their working directory
+        # Workers change their working directory, so the path must be absolute.
+        places.append(Path(runtime).absolute() / f"rlinf-{run}")
     if prepared is None:
         try:
             places.append(Path(tempfile.gettempdir()) / f"rlinf-{os.getuid()}-{run}")

@@ -4,9 +4,9 @@ A caller reports a direct call and its answer some milliseconds later.  So befor
 calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, and at most
 ``RLINF_CALL_CHECK_S`` if a caller does not respond::
 
-    daemon ── "check_calls": what you called, and is owed ──► caller
-    daemon ◄── PENDING: what has not been told yet ──────────── caller
-    daemon ◄── "calls_checked": what has been answered ────── caller
+    daemon ── "check_calls": the calls that are open ──────► caller
+    daemon ◄── PENDING: calls not reported yet ────────────── caller
+    daemon ◄── "calls_checked": answered calls ───────────── caller
 """
 
 from __future__ import annotations

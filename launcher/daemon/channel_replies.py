@@ -39,7 +39,7 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about a lack of descriptors for items
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about too few descriptors for the items
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
@@ -158,7 +158,7 @@ class ChannelReplies:
                     self.flush(hosted, get.consumer)
             return
         self._note(hosted, get.consumer, has_got=True)
-        self.flush(hosted, get.consumer)  # keeps the order: earlier small items leave first
+        self.flush(hosted, get.consumer)  # earlier small items must be sent first, to keep their order
         self.give(hosted, get.consumer, get.number, items)
 
     def give(self, hosted: HostedChannel, target: int, number: int, items: Sequence[Item]) -> None:

@@ -146,7 +146,7 @@ class Channels:
             self._replies.send(source, hosted.number, "failed", [number, "OSError", why])
 
     def _taken(self, hosted: HostedChannel, source: int, taken: Sequence[Sequence[int]]) -> None:
-        for each in taken:  # check all before applying any
+        for each in taken:  # all are checked before any is applied
             if len(each) != 2 or type(each[0]) is not int or type(each[1]) is not int:
                 raise TypeError(f"a get and how many of its items are taken were expected, got {each!r}")
         steps = hosted.queue.taken(source, taken)
@@ -163,7 +163,7 @@ class Channels:
                     try:
                         ask(hosted, source, *request)
                     except TypeError as error:
-                        nonsense = nonsense or error  # the other requests are carried out
+                        nonsense = nonsense or error  # the other requests of the frame are still processed
             if taken:
                 self._taken(hosted, source, taken)
             if nonsense is not None:
@@ -173,7 +173,7 @@ class Channels:
         elif kind == "cancel":
             (number,) = _numbers(facts)
             self._follow(hosted, queue.cancel(source, number))
-            self._replies.flush(hosted, source)  # a put accepted before the cancel is reported as accepted first
+            self._replies.flush(hosted, source)  # a put accepted before the cancel must be reported as accepted first
             self._replies.send(source, hosted.number, "cancelled", facts)
         elif kind == "skip":
             (number,) = _numbers(facts)
@@ -189,7 +189,7 @@ class Channels:
         elif kind in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            queue.client(source)  # registered as a client: it gets "gone" if the queue ends before the answer
+            queue.client(source)  # a registered client is notified if the queue ends before the answer
             self._answer(hosted, source, kind, question, key)
 
     def _answer(self, hosted: HostedChannel, source: int, kind: str, question: int, key: bytes) -> None:
@@ -272,7 +272,8 @@ class Channels:
                 except OSError as full:
                     text = self._cannot_give(hosted, full, len(subject.items))
                     self._replies.send(subject.consumer, hosted.number, "failed", [subject.number, *text])
-                    steps += hosted.queue.cancel(subject.consumer, subject.number)  # processed later in this loop
+                    # The steps are processed later in this loop.
+                    steps += hosted.queue.cancel(subject.consumer, subject.number)
                 else:
                     if subject.lease_s:
                         # The timer holds the queue's number and not the queue: a closed queue and its items would

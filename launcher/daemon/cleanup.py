@@ -16,7 +16,7 @@ logger = own_logger(__name__)
 
 
 def run_all(owner: str, parts: Iterable[Callable[[], object]]) -> None:
-    """Call every part in order; log the exception of a part, with ``owner``, and go on with the next one."""
+    """Call every part in order; log the exception of a part, with ``owner``, and continue with the next one."""
     for part in parts:
         try:
             part()

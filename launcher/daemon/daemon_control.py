@@ -22,7 +22,7 @@ class DaemonControl(Protocol):
     """Interface of a node to the process that started it, and to its own process."""
 
     def send(self, event: dict[str, Any]) -> None:
-        """Send an event to the launcher; dropped if the launcher is gone."""
+        """Send an event to the launcher; dropped if the launcher has ended."""
 
     def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the launcher's commands until the lifeline is cut."""

@@ -50,7 +50,7 @@ class DebugRelay:
         """Record that a rank stopped in the debugger, or continues; the rank's daemon informs the others."""
         if frames.number_of(requester.endpoint):
             op = operations.RankStopped(requester.endpoint, op.name, op.where, op.attached)
-        # A request runs as a task and may start after the rank was dropped; its stop would extend deadlines for ever.
+        # A request runs as a task and may start after the rank was dropped; its stop would extend deadlines forever.
         # tests/launcher/daemon/test_debug_relay.py::test_a_stop_reported_after_its_ranks_end_is_ignored
         if op.where and op.endpoint in self._gone:
             return

@@ -14,7 +14,7 @@ from rlinf_async._wire.unix import Connection
 
 from .worker_process import WorkerProcess
 
-MAX_QUEUED_BYTES: Final = 4 << 20  # queued bytes of an endpoint beyond which its workers' output lines are left out
+MAX_QUEUED_BYTES: Final = 4 << 20  # above this many queued bytes, output lines of the endpoint's workers are dropped
 
 
 class Endpoint:
@@ -104,7 +104,7 @@ class Endpoint:
             report = frames.unpack(self.exit_report)
             return frames.pack({**report, "execution": execution.value, "methods": [*report["methods"], method]})
         key = (self.exit_report, execution)
-        if key not in self._deaths:  # cached: thousands of calls may share one answer
+        if key not in self._deaths:  # cached, because thousands of calls may share one answer
             self._deaths[key] = frames.pack({**frames.unpack(self.exit_report), "execution": execution.value})
         return self._deaths[key]
 
@@ -115,7 +115,7 @@ class Endpoint:
             self.connection.send(frame, fds)
 
     def send_lines(self, frame: frames.Frame) -> None:
-        """Send an ``output`` event, or count its lines as left out while the endpoint is far behind.
+        """Send an ``output`` event, or count its lines as dropped while the endpoint is far behind.
 
         After the first omitted line all lines are omitted until the socket is empty, so that the note of the omission
         stands where the lines are missing.

@@ -52,8 +52,8 @@ class HostedExperience(HostedChannel):
         self._alarm: asyncio.TimerHandle | None = None
         self._question: asyncio.Future[Any] | None = None
         self._has_ended = False
-        self._away = 0  # endpoint of the trainer's process that ended last, or of its replacement
-        self._is_closed = False  # true if the group of the _away process is closed
+        self._away = 0  # the endpoint of the trainer process that ended last, or of its replacement
+        self._is_closed = False  # whether the group of the _away process is closed
         if options.durable:
             description = f"experience '{name}' on node {router.node}"
             self.store = SampleStore(options.durable, description, loop, self._written)
@@ -136,12 +136,12 @@ class HostedExperience(HostedChannel):
             self._away = op.entry["endpoint"]
         elif "pid" in op.report:
             self._end_wishes(str(WorkerDied.from_exit_report({**op.report, "returns": False})))
-        else:  # a process of a lost node: its exit was not observed
+        else:  # its node was lost, so its exit was not observed
             self._end_wishes(f"rank {op.rank} of group '{op.group}' {op.report['reason']}")
 
     def note_close(self, endpoint: int) -> None:
         if endpoint == self._away:
-            self._is_closed = True  # the answer to an open question still brings its last words
+            self._is_closed = True  # the answer to an open question still contains the last data of the process
             if self._question is None or self._question.done():
                 self._end_wishes("its group was closed")
 
@@ -186,9 +186,8 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Publisher, name of the weights and latest version by group, of groups here and of those that experiences here
-        follow."""
-        self._followers: dict[str, set[int]] = {}  # other nodes with an experience of a group, by group
+        """Publisher, name of the weights and latest version of each group here, or followed by an experience here."""
+        self._followers: dict[str, set[int]] = {}  # other nodes with an experience of the group, by group
 
     def _find(self, number: int) -> HostedExperience:
         hosted = self._channels.hosted(number)
@@ -251,7 +250,7 @@ class Experiences:
             return []
         setter, name, _ = self._published.get(op.group, (0, op.name, 0))
         if name != op.name and setter not in self._gone:
-            return []  # of several models that a group publishes, the first one counts
+            return []  # if a group publishes several models, the first one counts
         self._published[op.group] = (requester.endpoint, op.name, op.version)
         nodes = set(self._followers.get(op.group, ()))
         for hosted in self.all():
@@ -295,7 +294,7 @@ class Experiences:
 
     def drop_owner(self, gone: int) -> None:
         node_link = self._router.node_links.get(frames.node_of(gone))
-        if node_link is None or node_link.lost is None:  # on a lost node: the group may start the rank elsewhere
+        if node_link is None or node_link.lost is None:  # the group may restart a rank of a lost node elsewhere
             for hosted in self.all():
                 hosted.note_close(gone)
 

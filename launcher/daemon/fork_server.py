@@ -30,7 +30,7 @@ from .process_state import state_of
 
 PACKET_BYTES: Final = 512 * 1024
 
-_REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messages that answer no request
+_REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messages that do not answer a request
 
 _Answer = asyncio.Future[dict[str, Any]]
 
@@ -51,7 +51,7 @@ _MAX_TAIL_LINE_CHARS: Final = 400
 def open_log(path: Path | None) -> int | None:
     """Open a template's log for appending; return None to let the template share this process's output."""
     if path is not None:
-        with contextlib.suppress(OSError):  # a full disk, for example
+        with contextlib.suppress(OSError):  # the disk may be full, for example
             return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     return None
 
@@ -90,7 +90,7 @@ def control_pair() -> tuple[socket.socket, socket.socket]:
 class ForkServer:
     """Requests to one process that forks workers; the workers become children of this daemon."""
 
-    doing = "importing torch"  # activity until it is ready, for error texts
+    doing = "importing torch"  # the activity until the template is ready, for error texts
 
     def __init__(self, python: str, control: socket.socket, pid: int, open_files: int, log: Path | None) -> None:
         """Watch a process that was started already.
@@ -165,7 +165,7 @@ class ForkServer:
         assert self._loop is not None
         while self._to_send:
             packet, fds, answer = self._to_send.popleft()
-            if answer.done():  # cancelled: its descriptors are closed
+            if answer.done():  # the request was cancelled and its descriptors are closed
                 continue
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
             try:
@@ -179,8 +179,8 @@ class ForkServer:
                     self._to_send.appendleft((packet, fds, answer))
                     if error.errno in PASSING:
                         self._loop.call_later(RETRY_S, self._write_again)
-                    break  # it is dead; its pidfd reports that
-                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # as net.core.wmem_max allows
+                    break  # the template is dead, which its pidfd reports
+                limit = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # net.core.wmem_max limits it
                 answer.set_exception(LaunchError(_too_large(frames.unpack(packet), len(packet), limit)))
                 self._arm_timeout()
                 continue
@@ -247,7 +247,7 @@ class ForkServer:
         doing = self.doing if self.facts is None else "forking a worker"
         silent = f"the worker template (pid {self.pid}) has said nothing for {seconds:g} s while {doing}"
         self._fail(silent + _log_tail(self._log))
-        self._kill()  # its pidfd triggers the rest
+        self._kill()  # the template's pidfd then triggers the cleanup
 
     def _fail(self, reason: str) -> None:
         if self._death is None:
@@ -288,7 +288,7 @@ class ForkServer:
             os.kill(pid, signal.SIGKILL)
             try:
                 pidfd = os.pidfd_open(pid)
-            except OSError:  # no descriptor is free: wait for its end right here
+            except OSError:  # no descriptor is free for a pidfd, so wait for the exit here
                 os.waitpid(pid, 0)
                 return
             self._strays[pid] = pidfd
@@ -317,7 +317,7 @@ class ForkServer:
         """End the template; the workers forked from it live on."""
         if self._pidfd >= 0 and not self._has_ended:
             self._kill()
-            os.waitpid(self.pid, 0)  # by pid: uvloop has made the pidfd non-blocking
+            os.waitpid(self.pid, 0)  # waitid(P_PIDFD) would not block, because uvloop has made the pidfd non-blocking
         self._fail("this node is closing")
         self._release()
         for pid in list(self._strays):

@@ -42,7 +42,7 @@ class Holdback:
         is_last: bool = False,
     ) -> list[Any]:
         """Add a frame; return the source's frames that may pass now, in order."""
-        if not self._held:  # the common case
+        if not self._held:  # usually nothing is held back
             if transfer is None:
                 return [frame]
         elif is_last and self._holds(source):

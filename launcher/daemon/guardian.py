@@ -40,7 +40,7 @@ TRACKERS_S: Final = 3.0
 
 _ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 
-_ORDERLY_END_S: Final = 4.0  # seconds for the daemon's orderly end after the lifeline was cut
+_ORDERLY_END_S: Final = 4.0  # limit for the daemon's orderly shutdown after the lifeline was cut
 
 _GRACE_S: Final = 0.5
 """Seconds for a sign of life of a silent daemon once its guardian runs; the machine itself may have been suspended."""
@@ -111,7 +111,8 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     os.close(write_end)
     for number in (*_ENDING, signal.SIGINT):
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # the preflight, which exec'ed this program, may have blocked some
+    # The preflight, which exec'ed this program, may have blocked signals.
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     # SIGUSR1 kills the daemon at once: it is lost, and may be stopped.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
@@ -124,7 +125,7 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
 
 
 def _signal(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended, and the cleanup is running
+    with contextlib.suppress(ProcessLookupError):  # the daemon has ended, and the cleanup is running
         os.kill(pid, number)
 
 
@@ -150,20 +151,20 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may be gone."""
+    """Kill processes that were attached to sockets in these folders, with descendants: the launcher may have ended."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user
             if place.name.isdigit() and not marks.isdisjoint((place / "environ").read_bytes().split(b"\0")):
                 pid = int(place.name)
-                if not is_tracker(pid):  # a tracker ends after the last process that it works for
+                if not is_tracker(pid):  # a tracker ends by itself after its last client process
                     os.kill(pid, signal.SIGKILL)
 
 
 def remove(paths: list[str]) -> None:
     for path in paths:
         shutil.rmtree(path, ignore_errors=True)
-        with contextlib.suppress(OSError):  # another node of this run has its folder there
+        with contextlib.suppress(OSError):  # another node of this run may have its folder there
             Path(path).parent.rmdir()
 
 
@@ -205,7 +206,7 @@ def sweep() -> dict[int, int]:
         if not workers:
             _await_ends(found, TRACKERS_S)
         for child in workers or found:
-            with contextlib.suppress(PermissionError):  # it runs as another user and cannot be killed
+            with contextlib.suppress(PermissionError):  # a process of another user cannot be killed
                 os.kill(child, signal.SIGKILL)
         try:
             pid, status = os.waitpid(-1, 0)

@@ -14,7 +14,7 @@ from .router import Router
 
 logger = own_logger(__name__)
 
-LATER: Final = object()  # result of a handler that answers its request later
+LATER: Final = object()  # returned by a handler that answers its request later
 
 
 class Requester(NamedTuple):

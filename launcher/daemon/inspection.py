@@ -49,17 +49,17 @@ from .stack_reader import StackReader
 
 _PARTS: Final = frozenset({"activities", "queues", "oldest"})
 
-_OLDEST: Final = 5  # open calls per process in a report with the part oldest; a process may owe thousands
+_OLDEST: Final = 5  # open calls per process in the part "oldest" of a report; a process may owe thousands
 
-_ENDED: Final = "ended"  # prefix of the state of a dead process, here and in process_state.py
+_ENDED: Final = "ended"  # prefix of a dead process's state, here and in process_state.py
 
 _ACTIVITIES_PER_TURN: Final = 64
 
-_WITNESS_S: Final = 0.5  # seconds for the thread that answers for a blocked loop; it may have to wait for Python's lock
+_WITNESS_S: Final = 0.5  # limit for the thread that answers for a blocked loop; it may have to wait for the GIL
 
-_MAX_LEFT: Final = 8  # departed drivers that are remembered; a notebook may attach and leave often
+_MAX_LEFT: Final = 8  # number of departed drivers to remember; a notebook may attach and detach often
 
-_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes: some 1 MiB at 70 bytes each
+_MAX_CALLS: Final = 1 << 14  # open calls in one answer, shared evenly by its processes; at 70 bytes each about 1 MiB
 
 _MAX_TOLD_BYTES: Final = 6 << 20  # bytes of all activities in one answer; a frame holds at most 8 MiB
 
@@ -209,7 +209,7 @@ class Inspection:
             told[endpoint] = _ProcessAnswer([to_data(thread) for thread in threads], f"does not answer{state}{why}")
         return told
 
-    # -- what is known here -------------------------------------------------------------------------------------
+    # -- known state -------------------------------------------------------------------------------------
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
         """Return the requested processes of the run, and the fate of missing ones by endpoint."""
@@ -290,7 +290,7 @@ def _wake_witness(endpoint: Endpoint) -> bool:
         # The number may belong to another file by now, even to a pipe of the user's: the price is a stray byte in that
         # pipe, and only in a process that has closed descriptors that it does not own.
         return stat.S_ISFIFO(os.fstat(fd).st_mode) and os.write(fd, b"\0") == 1
-    except OSError:  # a full pipe: nothing reads from it
+    except OSError:  # the pipe is full, so nothing reads from it
         return False
     finally:
         os.close(fd)

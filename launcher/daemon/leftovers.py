@@ -25,7 +25,7 @@ logger = own_logger(__name__)
 SESSIONS: Final = "sessions"
 """File in a node's folder with the sessions of its workers, one per line: number, start of its leader, boot."""
 
-_AGAIN_S: Final = 0.1  # seconds until a failed search is repeated, after a lack of descriptors
+_AGAIN_S: Final = 0.1  # seconds until a search that failed for lack of descriptors is repeated
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -37,9 +37,9 @@ def note_session(session: int, pid: int, environment: Mapping[str, str]) -> None
     """
     if PARENT_SOCKET not in environment:
         return
-    start = start_of(session) or start_of(pid)  # the leader of the session may have ended already
+    start = start_of(session) or start_of(pid)  # the session's leader may have ended already
     with (
-        contextlib.suppress(OSError),  # a full disk: a sweep still finds most processes by their environment
+        contextlib.suppress(OSError),  # even if the disk is full, a sweep finds most processes by their environment
         Path(environment[PARENT_SOCKET]).with_name(SESSIONS).open("a") as file,
     ):
         file.write(f"{session} {start} {_BOOT_ID.read_text().strip()}\n")
@@ -79,7 +79,7 @@ class Leftovers:
     def _sweep(self) -> None:
         try:
             self._kill_left()
-        except OSError as error:  # no descriptor is free: without a retry the group's close would wait for ever
+        except OSError as error:  # no descriptor is free; without a retry the group's close would wait forever
             logger.warning("the processes that worker %d has left cannot be watched yet: %s", self._worker, error)
             self._loop.call_later(_AGAIN_S, self._sweep)
 
@@ -117,7 +117,8 @@ class Leftovers:
         return int(start_of(pid) or 0) >= self._start > 0
 
     def _watch(self, pid: int) -> bool:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended, or runs as another user now
+        # The process has ended, or now runs as another user.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, 0)
             pidfd = self._ending[pid] = os.pidfd_open(pid)
             self._loop.add_reader(pidfd, self._ended, pid)
@@ -131,7 +132,7 @@ class Leftovers:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
         remove_cuda_files(pid)
-        self._sweep()  # its orphans are children of this daemon now
+        self._sweep()  # orphans of the process are children of this daemon now
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:

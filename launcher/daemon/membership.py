@@ -6,8 +6,8 @@ it reaches two nodes that do not reach each other, it declares the one of higher
 reaches every node before any consequence of it, and drivers and the launcher get it from their own node, so all of them
 see the losses in the same order.
 
-A node that node 0 does not reach, or has declared lost, must not go on: it is *cut off* and ends itself.  If the daemon
-of node 0 itself has ended, no decision can come, and each node goes by its own links.
+A node that node 0 does not reach, or has declared lost, must not continue: it is *cut off* and ends itself.  If the
+daemon of node 0 itself has ended, no decision can come, and each node goes by its own links.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Membership:
         self.epoch = op.epoch
         if op.node == self._router.node:
             self.on_cut_off(f"node 0 has declared it lost: {op.reason}")
-        elif (node_link := self._router.node_links.get(op.node)) is not None:  # None: lost before its link was up
+        elif (node_link := self._router.node_links.get(op.node)) is not None:
+            # It is None if the node was lost before its link was established.
             self._lose(node_link, op.reason)
 
     async def set_lease(self, requester: Requester, op: operations.SetLease) -> None:

@@ -41,7 +41,7 @@ from .worker_process import WorkerProcess
 
 logger = own_logger(__name__)
 
-LOG_DIR: Final = "RLINF_LOG_DIR"  # environment variable that tells workers where this node's logs are
+LOG_DIR: Final = "RLINF_LOG_DIR"  # this environment variable tells workers where this node's logs are
 
 _ACCEPT_AGAIN_S: Final = 0.1  # seconds until the next accept after one that failed for lack of descriptors or memory
 
@@ -141,8 +141,10 @@ class Node:
                 raise LaunchError(self._fenced_for)
         finally:
             if self._sign_of_life is not None:
-                self._sign_of_life.wind_up(0)  # disarmed: the loop no longer winds the timer up during the cleanup
-            self._loop.remove_reader(listener.fileno())  # before close(): uvloop aborts on a reader of a closed file
+                # The loop no longer winds the timer up during the cleanup, so it must not fire.
+                self._sign_of_life.wind_up(0)
+            # Must precede close(), because uvloop aborts on a reader of a closed file.
+            self._loop.remove_reader(listener.fileno())
             listener.close()
             self._service.groups.close_stores()
             self._service.traces.close()
@@ -192,7 +194,7 @@ class Node:
     def _add_node_link(self, link: Any) -> None:
         if self._stop.is_set():
             # This node may have closed its links already.  The new link's sender of bodies would then never end, and
-            # the task group of this node would wait for it for ever.
+            # the task group of this node would wait for it forever.
             # tests/launcher/daemon/test_node.py::test_a_link_that_comes_while_the_node_ends_is_closed
             self._start(link.close(), f"closing the link to node {link.peer}")
             return
@@ -246,7 +248,7 @@ class Node:
         self._add_node_link(await self._network.dial(peer["node"], peer["address"]))
 
     def _from_node(self, node_link: NodeLink, frame: list[Any], fds: list[int]) -> None:
-        if node_link.lost is not None:  # a node out of the run: its link is about to be closed
+        if node_link.lost is not None:  # the node is out of the run, and its link is about to be closed
             close_fds(fds)
             return
         if frame[0] == frames.GONE:
@@ -280,7 +282,7 @@ class Node:
         self._start(node_link.close(), f"closing the link to node {node_link.node}")
 
     def _on_cut_off(self, reason: str) -> None:
-        """End this node: the others go on without it and may start its ranks elsewhere."""
+        """End this node: the others continue without it and may start its ranks elsewhere."""
         # The workers are killed first, since their replacements may be running.  The rest ends in order within seconds;
         # then the kernel kills this process, and the guardian the remaining ones.  No step needs the lifeline, for it
         # may seem intact for hours after a network failure.
@@ -357,7 +359,7 @@ class Node:
                 f"protocol {frames.PROTOCOL} of the daemon ({sys.executable}): both must be the same version"
             )
             self._router.send_event(endpoint.id, "refused", {"error": ["VersionMismatch", text]})
-            self._loop.call_soon(self._driver_gone, endpoint)  # once the "refused" event has been sent
+            self._loop.call_soon(self._driver_gone, endpoint)  # runs after the "refused" event has been sent
             return
         parent = None
         if facts.get("role") == "worker":
@@ -369,7 +371,7 @@ class Node:
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         elif facts.get("role") == "operator":
-            endpoint.role = "operator"  # an observer, not a process of the run
+            endpoint.role = "operator"  # an operator only observes and is not a process of the run
         endpoint.note_hello(facts)
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)
@@ -389,7 +391,8 @@ class Node:
         if endpoint.connection is not None:
             endpoint.connection.drain()  # reads its last frames
             endpoint.connection.close()
-            endpoint.connection = None  # breaks the reference cycle; the collector would keep both for long
+            # Breaks the reference cycle, which the garbage collector would free only much later.
+            endpoint.connection = None
         if endpoint.root is not None:
             self._service.end_sub_worker(endpoint)
         else:
@@ -414,7 +417,7 @@ class Node:
             task.close()
             work.close()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     async def _end_run(self, requester: Requester, op: operations.EndRun) -> bool:
         """Ask the launcher to end the run, or end this node if there is none.  Return True if there is a launcher."""
@@ -422,11 +425,11 @@ class Node:
         if self._boot.config.launched:
             self._send_to_launcher({"event": "end_run", "by": op.by})
         else:
-            self._loop.call_soon(self._on_sigterm)  # after the answer has left
+            self._loop.call_soon(self._on_sigterm)  # runs after the answer has been sent
         return self._boot.config.launched
 
     def _on_sigterm(self) -> None:
-        """End the node: the guardian is gone or forwards SIGTERM, or a sweep has left a note for the launcher."""
+        """End the node: the guardian has exited or forwards SIGTERM, or a sweep has left a note for the launcher."""
         note = self._boot.socket_path.with_name(_SWEPT_BY)
         with contextlib.suppress(OSError):
             self._send_to_launcher({"event": "swept", "by": note.read_text()})

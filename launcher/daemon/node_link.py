@@ -156,7 +156,7 @@ class NodeLink:
             return
         for frame in received:
             body = frame[-1]
-            if type(body) is not list and self._holdback.is_empty:  # nearly always
+            if type(body) is not list and self._holdback.is_empty:  # true for nearly every frame
                 self._on_frame(self, frame, [])
                 continue
             transfer = body[0] if isinstance(body, list) and frame[0] in _WITH_BODY else None
@@ -225,7 +225,7 @@ class NodeLink:
     def _shortage(self, size: int, error: Exception) -> str:
         return f"{size} bytes from node {self.node} could not be taken in: {error}{limit_met(error)}"
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     @property
     def peer_has_ended(self) -> bool:

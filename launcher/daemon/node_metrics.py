@@ -35,7 +35,7 @@ _PROCESSES_PER_TURN: Final = 32
 
 MAX_CELLS_PER_NODE: Final = 1 << 15  # metric cells served per node; more would not fit into one frame
 
-Samples = dict[str, list[list[Any]]]  # rows by metric: label values without node, then the value
+Samples = dict[str, list[list[Any]]]  # rows by metric: label values without the node, then the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
@@ -43,7 +43,7 @@ def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:
     try:
         with open(ring_path(log_dir, endpoint), "rb", buffering=0) as file:
             file.seek(CELLS_AT)
-            if not has_metrics(file.read(CELL.size)):  # the common case, with hundreds of ranks per scrape
+            if not has_metrics(file.read(CELL.size)):  # with hundreds of ranks per scrape most files have no metrics
                 return []
             file.seek(0)
             return metrics_of(file.read(SLOTS_AT))
@@ -116,12 +116,12 @@ class NodeMetricsReader:
         away: dict[str, int] = defaultdict(int)
         for endpoint in self._router.endpoints.values():
             if endpoint.process is not None:
-                ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # a dead group counts 0
+                ranks[endpoint.process.setup.group] += _is_alive(endpoint)  # a dead group must appear with 0
                 away[endpoint.process.setup.group] += endpoint.is_away
         samples[table.RANKS.name] = [[group, count] for group, count in ranks.items()]
         samples[table.AWAY.name] = [[group, count] for group, count in away.items()]
         families = (table.CHANNEL_ITEMS, table.CHANNEL_BYTES, table.CHANNEL_PUTS, table.CHANNEL_GETS)
-        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # sums channels that reused one name
+        channels: dict[tuple[MetricFamily, str], int] = defaultdict(int)  # sums the channels that used one name in turn
         for channel, values in self._channels.measures():
             for family, value in zip(families, values, strict=True):
                 channels[family, channel] += value

@@ -2,7 +2,7 @@
 
 The kernel's log names the killed process, and is decisive if it is readable and reaches back far enough.  A cgroup's
 counter says only that *some* process of it was killed, so each counted kill explains one death.  The machine's counter
-is no evidence, only a possibility.
+is not evidence, only a possibility.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Final
 KERNEL_LOG: Final = Path("/dev/kmsg")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
-_INITIAL_PIDS: Final = "pid:[4026531836]"  # pid namespace whose numbers the kernel's log contains (PROC_PID_INIT_INO)
-_CLOCK_SLACK_S: Final = 0.1  # largest difference between the kernel log's clock and the monotonic one
+# The initial pid namespace (PROC_PID_INIT_INO); the kernel's log contains pids of this namespace.
+_INITIAL_PIDS: Final = "pid:[4026531836]"
+_CLOCK_SLACK_S: Final = 0.1  # maximum difference between the kernel log's clock and the monotonic clock
 
 _KILLED: Final = re.compile(rb"^\d+,\d+,(\d+),[^;]*;.*Killed process (\d+) ", re.MULTILINE)
 _RECORD: Final = re.compile(rb"^\d+,\d+,(\d+),", re.MULTILINE)
 
-_explained = 0  # kills in the cgroup's counter that were used to explain a death
+_explained = 0  # how many kills of the cgroup's counter already explain a death
 
 
 @dataclass(frozen=True)
 class MemoryKills:
-    """Counters at the start of a process; None for an unreadable one."""
+    """Counts of memory kills at the start of a process; None if the counter is unreadable."""
 
     when: float
     cgroup: int | None
@@ -84,7 +85,7 @@ def _read_kernel_log() -> bytes:
                     if not (piece := os.read(descriptor, 8192)):
                         break
                     pieces.append(piece)
-        except BlockingIOError:  # end of the log
+        except BlockingIOError:  # the end of the log is reached
             pass
         finally:
             os.close(descriptor)

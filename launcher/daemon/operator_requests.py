@@ -85,7 +85,8 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
     pid = endpoint.pid if process is None else process.pid
     environment: Mapping[str, str] = {} if process is None else process.setup.spec["env"]
     return {
-        "command": command_of(pid) if process is None else "",  # a worker's command line is its template's
+        # A worker's command line is that of its template and says nothing.
+        "command": command_of(pid) if process is None else "",
         "log": "" if process is None else str(process.log),
         "devices": [device for device in environment.get("VISIBLE_DEVICES", "").split(",") if device],
         "memory": resident_bytes(pid),

@@ -61,7 +61,7 @@ class Ports:
             ports = [port for port in self._ports if port <= (op.max_port or port)]
             if not ports:
                 raise ValueError(f"max_port_num={op.max_port} is below --port-range {self._ports[0]}-{self._ports[-1]}")
-        first = random.randrange(len(ports))  # avoids the last run's ports, whose connections may linger
+        first = random.randrange(len(ports))  # connections to the last run's ports may linger
         for index in range(min(_MAX_TRIES, len(ports))):
             port = ports[(first + index) % len(ports)]
             if port in self._leases.owners or (mark := promise(port)) is None:
@@ -96,7 +96,7 @@ class Ports:
                     probe.bind((address, port))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # a lack of descriptors says nothing about this port, nor about thousands of further ones
+                raise  # the lack of descriptors would make every other port fail, too
             return False
         return True
 

@@ -124,8 +124,8 @@ class PreloadedTemplate(ForkServer):
         seconds = settings.PRELOAD_TIMEOUT_S()
         self._deadline = loop.call_later(seconds, self._too_late, seconds)
         self.watch(loop)
-        with contextlib.suppress(OSError):  # it has ended; its pidfd reports that
-            control.send(b"\0")  # the intermediate process is gone: this daemon is the parent now
+        with contextlib.suppress(OSError):  # the template may have ended, which its pidfd reports
+            control.send(b"\0")  # the intermediate process has exited, so this daemon is now the template's parent
 
     def _on_report(self, facts: dict[str, Any]) -> None:
         if "importing" in facts:
@@ -163,7 +163,7 @@ class PreloadedTemplate(ForkServer):
     def end(self) -> None:
         """Kill the process; the workers forked from it live on."""
         self._fail("it is not needed any more")
-        self._kill()  # its pidfd triggers the rest
+        self._kill()  # the template's pidfd then triggers the cleanup
 
     def describe(self) -> str:
         if not self.outcome.done():
@@ -179,7 +179,7 @@ class Preloads:
 
     def __init__(self, next_log: Callable[[], Path | None]) -> None:
         self._next_log = next_log
-        self._made: dict[_Key, PreloadedTemplate] = {}  # templates in order of their last use
+        self._made: dict[_Key, PreloadedTemplate] = {}  # templates in order of last use
         self._refused: dict[tuple[str, Surroundings], str] = {}
         self._forking = asyncio.Lock()
 
@@ -211,7 +211,7 @@ class Preloads:
                 changed = refusal is None and (await template.ask({"changed_files": True}))["changed_files"]
                 if refusal is None and not changed:
                     self._made[key] = self._made.pop(key, template)
-                    template.users += 1  # the caller's
+                    template.users += 1  # the caller uses the template, too
                     return template
             finally:
                 self._leave(template)

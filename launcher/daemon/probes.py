@@ -30,7 +30,7 @@ class Probes:
         self._node = node
         self._local_path = local_path
         self._environment = dict(environment)
-        self._gpus: list[str] = []  # ids of GPUs of a maker whose tools report their use
+        self._gpus: list[str] = []  # ids of the GPUs whose vendor tools report utilization
         self._renderers: asyncio.Future[dict[str, int]] | None = None
         self._inquiries: set[ProbeProcess] = set()
 

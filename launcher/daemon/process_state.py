@@ -24,13 +24,14 @@ _CPU_TIMES: Final = slice(11, 13)
 _START_TIME: Final = 19
 _START_STACK: Final = 25
 
-_PF_EXITING: Final = 0x4  # flag of an exiting process, set before its descriptors are closed
+_PF_EXITING: Final = 0x4  # kernel flag of an exiting process, set before its descriptors are closed
 
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
-Image = tuple[str, str]  # program and start address of the stack; a fork keeps both, exec changes at least the second
+# A process's program and start address of the stack; fork keeps both, exec changes at least the second.
+Image = tuple[str, str]
 
 
 def image_of(pid: int) -> Image | None:
@@ -48,7 +49,7 @@ def state_of(pid: int, image: Image | None) -> str:
         found = [_STATES.get(stat[_STATE], "")]
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return "ended"
-    except OSError:  # a lack of descriptors here must not pass for the end of the process
+    except OSError:  # a lack of descriptors here must not be taken for the end of the process
         return ""
     with contextlib.suppress(OSError, IndexError):
         if image is not None and (now := _image(pid, stat)) != image:

@@ -74,7 +74,7 @@ class ProfiledStarter:
                 process = self._start(other.fileno(), spec["env"], fds)
             except OSError as error:
                 raise LaunchError(f"a profiled worker could not be started: {error} ({self._command[0]})") from error
-        process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
+        process.returncode = 0  # the pidfd's owner reaps the process, so Popen must not wait for it
         return process.pid
 
     def _start(self, control: int, environment: Mapping[str, str], fds: Sequence[int]) -> subprocess.Popen[bytes]:

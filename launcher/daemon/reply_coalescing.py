@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from rlinf_async._core.frames import OK
 
-MAX_DELAY_S: Final = 0.001  # longest delay of a reply that waits for those of the other ranks
+MAX_DELAY_S: Final = 0.001  # limit for how long a reply waits for the replies of other ranks
 
-Answer = tuple[Any, list[int]]  # A REPLY frame with its descriptors
+Answer = tuple[Any, list[int]]  # a REPLY frame and its descriptors
 
 
 class ReplyCoalescing:

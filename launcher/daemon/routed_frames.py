@@ -13,7 +13,7 @@ from rlinf_async._core.segment import close_fds, write_segment
 
 _INT: Final = frozenset({int})
 
-_MAX_INLINE_BYTES: Final = 4 << 20  # largest body that stays in the frame without a free descriptor
+_MAX_INLINE_BYTES: Final = 4 << 20  # the largest body that may be sent inside the frame if no descriptor is free
 
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:
@@ -48,7 +48,7 @@ def slots_of(route: list[list[Any]]) -> list[int]:
 
 
 def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
-    """True if a CALL, REPLY or MESSAGE may go on; a malformed one would fail in its receiver, not here."""
+    """True if a CALL, REPLY or MESSAGE may continue; a malformed one would fail in its receiver, not here."""
     body = frame[-1]
     if frame[0] == frames.CALL and not frames.is_call_sound(frame):
         return False

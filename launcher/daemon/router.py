@@ -115,7 +115,7 @@ class Router:
             slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
                 # The worker answered on a direct socket that lost the answer, and has sent SETTLED since, so the call
-                # is not pending here.  Dropping the repeated answer would leave the caller waiting for ever.  Only a
+                # is not pending here.  Dropping the repeated answer would leave the caller waiting forever.  Only a
                 # worker whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
@@ -124,7 +124,7 @@ class Router:
                 close_fds(fds)
                 logger.warning("%r answered a call that it had not got", source)
                 return
-            frame[5] = slot  # the recorded slot: the worker's own claim is not trusted
+            frame[5] = slot  # the worker's own claim of its slot is not trusted
             if frame[6] in frames.FINAL:
                 source.pending_calls.complete(frame[3], frame[4])
                 self._gather(frame, fds)
@@ -448,7 +448,8 @@ class Router:
         self.end_resumptions(endpoint)
         if endpoint.connection is not None:
             endpoint.connection.close()
-            endpoint.connection = None  # frees its buffers: the endpoint of a supervised rank lives on
+            # Frees the connection's buffers, since the endpoint of a supervised rank lives on.
+            endpoint.connection = None
 
     def drop_caller(self, source: int) -> None:
         for _, fds in self._coalescing.drop(source):

@@ -15,7 +15,7 @@ from typing import Final
 
 from rlinf_async._recorder.run_files import bundle_name, usual_log_parent
 
-_MAX_REMOVED_RUNS: Final = 50  # runs that one start removes at most, so that thousands of old ones do not delay it
+_MAX_REMOVED_RUNS: Final = 50  # one start removes at most this many runs, so that thousands of old ones do not delay it
 
 LATEST: Final = "latest"
 
@@ -47,7 +47,7 @@ class RunLogs:
             self.path = self._open(self._parent, run)
             if refused:
                 self.note = f"{refused}: it is left alone, and the logs of this run are in {self.path}"
-        except OSError as error:  # a full or read-only disk: a run does not fail for lack of logs
+        except OSError as error:  # the disk may be full or read-only, but a run must not fail for lack of logs
             self._parent = None
             self.path = spare
             self.note = f"no logs can be kept: {error}; those of this run are in {spare} and end with it"
@@ -57,10 +57,11 @@ class RunLogs:
         # removal: otherwise a prune could take a run that is starting, and not locked yet, for a dead one.
         with _locked(parent):
             path = parent / run
-            with contextlib.suppress(FileExistsError):  # another node of this run on the same machine
+            # Another node of this run on the same machine may have created it.
+            with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             self._lock = os.open(path, _DIRECTORY)
-            with contextlib.suppress(OSError):  # a file system without locks: nothing is ever pruned there
+            with contextlib.suppress(OSError):  # without locks in this file system, nothing is ever pruned there
                 fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             _point(parent / LATEST, run)
         return path
@@ -151,7 +152,7 @@ def _lock_dead(path: Path, stack: contextlib.ExitStack) -> bool:
 
 def _point(link: Path, target: str) -> None:
     fresh = link.with_name(f".{link.name}-{os.getpid()}")
-    with contextlib.suppress(OSError):  # the user has something else under that name
+    with contextlib.suppress(OSError):  # the user may have another file with that name
         fresh.symlink_to(target)
         try:
             fresh.replace(link)

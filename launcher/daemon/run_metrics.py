@@ -45,7 +45,7 @@ class RunMetrics:
                 raise ConfigError(
                     f"this run's metrics are served at {self.address} already: they cannot be at {op.address} as well"
                 )
-            from .metrics_server import MetricsServer  # imported late: its library takes 0.1 s
+            from .metrics_server import MetricsServer  # imported late, because its library takes 0.1 s
 
             host, port = split_endpoint(op.address)
             server = MetricsServer(self._ask)
@@ -59,7 +59,7 @@ class RunMetrics:
                     "configuration or metrics= of Cluster()"
                 ) from error
             self._asked, self._server = op.address, server
-            self._welcome()["metrics"] = self.address  # for operators
+            self._welcome()["metrics"] = self.address  # operators read the address there
             logger.info("metrics are served at http://%s/metrics", self.address)
             return self.address
 

@@ -29,7 +29,7 @@ from .channel_replies import SegmentFile
 
 logger = own_logger(__name__)
 
-_MAX_CHANGES: Final = 256  # changes in one transaction; each is reported after the whole transaction
+_MAX_CHANGES: Final = 256  # changes in one transaction; each is reported only after the whole transaction
 
 _LOCK_WAIT_S: Final = 2.0
 """Seconds to wait for the lock of a process that was just killed, or of an experience that was just closed."""
@@ -101,7 +101,7 @@ class SampleStore:
         try:
             self._loop.call_soon_threadsafe(callback, argument)
         except RuntimeError:
-            pass  # the loop is closed: the daemon is ending
+            pass  # the loop is closed because the daemon is ending
 
     def _next(self) -> list[Change]:
         """Wait for changes; return all queued ones, or an empty list at the end."""
@@ -137,7 +137,7 @@ class SampleStore:
                 _carry_out(connection, change)
             connection.execute("COMMIT")
         except Exception as error:
-            with contextlib.suppress(sqlite3.Error):  # else the next BEGIN fails and reports the error
+            with contextlib.suppress(sqlite3.Error):  # if this fails, the next BEGIN fails too and reports the error
                 connection.rollback()
             return OSError(f"{self._owner} could not write to {self._path}: {error}; make room there")
         return None
@@ -169,8 +169,8 @@ def _lack(path: str) -> str:
 
 def _read(connection: sqlite3.Connection) -> tuple[dict[str, int], list[Row]]:
     """Lock the file, create its tables, and read its contents."""
-    connection.execute("PRAGMA page_size=16384")  # for a new file: samples are larger than usual rows
-    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # before WAL, so that no other process can even read
+    connection.execute("PRAGMA page_size=16384")  # takes effect in a new file only; samples are larger than usual rows
+    connection.execute("PRAGMA locking_mode=EXCLUSIVE")  # must precede WAL, so that no other process can even read
     connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("BEGIN IMMEDIATE")

@@ -103,7 +103,7 @@ class StuckRanks:
 
 
 class DaemonService:
-    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner is gone.
+    """Handlers of a daemon's control requests; ``abandon`` closes a group whose owner has ended.
 
     Every process of this node gets ``welcome``, facts of the run, when it attaches, and facts of the ``lost`` nodes.
     """
@@ -272,9 +272,10 @@ class DaemonService:
             if not frames.node_of(requester.endpoint):
                 for node in nodes:
                     if node != frames.node_of(op.was):
-                        self.router.request(node, op)  # for its experiences only: the owner need not wait
+                        # The request only serves experiences on that node, so the owner need not wait.
+                        self.router.request(node, op)
                 nodes = [node for node in nodes if node == frames.node_of(op.was)]
-            with contextlib.suppress(TimeoutError):  # a node is unreachable at the moment
+            with contextlib.suppress(TimeoutError):  # a node may be unreachable at the moment
                 async with asyncio.timeout(_RETURN_ANSWER_S):
                     await asyncio.gather(*(self.router.ask(node, op) for node in nodes), return_exceptions=True)
         elif requester.endpoint != frames.endpoint(0, 0):
@@ -327,7 +328,7 @@ class DaemonService:
     def _note_death(self, name: str, report: Mapping[str, Any]) -> None:
         self.black_box.death(name, report["pid"], report["verdict"], report["last_words"])
 
-    # -- those who are gone -------------------------------------------------------------------------------------
+    # -- ended processes -------------------------------------------------------------------------------------
 
     def end_sub_worker(self, endpoint: Endpoint) -> None:
         report = self.sub_workers.end(endpoint)
@@ -341,7 +342,7 @@ class DaemonService:
         """Free all that an endpoint of this node owned, on all nodes; state shared with its group only if ``ended``."""
         frame = (frames.GONE, 0, frames.endpoint(self._site.node, 0), gone, ended)
         parts = (
-            lambda: self._confirm_taken(gone),  # first: unconfirmed items return to their queues afterwards
+            lambda: self._confirm_taken(gone),  # must come first: unconfirmed items return to their queues afterwards
             lambda: self.router.broadcast(frame),
             lambda: self.drop_owner(gone, ended=ended),
         )

@@ -13,7 +13,7 @@ from rlinf_async._recorder.state.event_ring import HEADER, NAMES_AT, EventKind, 
 from rlinf_async._recorder.state.span_log import MAX_RECORD_BYTES, RECORDS_AT, WORDS, WORDS_AT
 from rlinf_async._trace.state.tracks import Tracks
 
-_PIECE_BYTES: Final = 1 << 14  # bytes of a span log parsed before other tasks of the loop get a turn; some 200 spans
+_PIECE_BYTES: Final = 1 << 14  # bytes of a span log to parse before other tasks of the loop get a turn; about 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
 """Clock difference in nanoseconds above which a process has a monotonic clock of its own (a time namespace)."""

@@ -21,12 +21,12 @@ from rlinf_async._inspection.state import stack_dump
 from .endpoint import Endpoint
 from .process_state import catches
 
-TIMEOUT_S: Final = 1.0  # seconds for a dump; the text received by then counts
+TIMEOUT_S: Final = 1.0  # limit for a dump; the text received by then is used
 
-_QUIET_S: Final = 0.1  # seconds without a byte that end a dump, since no text marks its end
+_QUIET_S: Final = 0.1  # seconds of silence after which a dump is complete, since no text marks its end
 
 _PIECE_BYTES: Final = 1 << 16
-_MAX_BYTES: Final = 1 << 20  # largest dump; 100 threads, faulthandler's maximum, take less
+_MAX_BYTES: Final = 1 << 20  # maximum size of a dump; 100 threads, faulthandler's maximum, need less
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,8 @@ class SubWorkers:
             for endpoint in self._router.endpoints.values()
             if endpoint.process is not None and endpoint.process.exit_status is None
         }
-        for ancestor in (pid, pid):  # twice, for a parent that ended between two reads of /proc
+        # A second read finds the new parent if the old one ended between two reads of /proc.
+        for ancestor in (pid, pid):
             while ancestor > 1:
                 ancestor = _parent_of(ancestor)
                 if ancestor in workers:

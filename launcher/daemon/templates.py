@@ -49,7 +49,7 @@ def template_command(flags: Sequence[str]) -> list[str]:
 
 
 class Template(ForkServer):
-    """A process that imports torch at once, while the daemon goes on; ``fork`` waits for the import."""
+    """A process that imports torch at once, while the daemon continues; ``fork`` waits for the import."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Template(ForkServer):
             other.close()
             if output is not None:
                 os.close(output)
-        process.returncode = 0  # the pidfd reaps it; Popen must not wait for it, too
+        process.returncode = 0  # the pidfd's owner reaps the process, so Popen must not wait for it
         super().__init__(python, own, process.pid, open_files, log)
 
     def _on_report(self, facts: dict[str, Any]) -> None:

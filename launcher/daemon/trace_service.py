@@ -40,7 +40,7 @@ from .span_tail import SpanTail
 
 logger = own_logger(__name__)
 
-_INTERVAL_S: Final = 0.25  # seconds between two rounds; a process must not fill its span log within them
+_INTERVAL_S: Final = 0.25  # seconds between two rounds; a process must not fill its span log in that time
 
 _CLOCK_SAMPLES: Final = 64
 """Clock readings in a row; the one with the shortest round trip counts.  On busy processors most round trips take
@@ -69,7 +69,7 @@ class Traces:
         self._log_dir = log_dir
         self._welcome = welcome
         self._gone = gone
-        self._tails: dict[str, SpanTail] = {}  # readers of span logs of this node's processes, by file name
+        self._tails: dict[str, SpanTail] = {}  # readers of the span logs of this node's processes, by file name
         self._seen_files: set[str] = set()
         self._file: TraceFile | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -159,7 +159,8 @@ class Traces:
         self._router.ask(self._router.node, operations.CollectTrace()).add_done_callback(self._end_round)
 
     def _end_round(self, done: asyncio.Future[None]) -> None:
-        if not done.cancelled() and done.exception() is None:  # else the writing node is lost, or the error is logged
+        # After an error there is no next round: the writing node was lost, or the error is logged.
+        if not done.cancelled() and done.exception() is None:
             self._wait()
 
     async def collect_trace(self, requester: Requester, op: operations.CollectTrace) -> None:
@@ -169,7 +170,8 @@ class Traces:
         home = facts["node"]
         async with self._turns:
             for batch in self._batches():
-                if home == self._router.node:  # no request: spans already read must not be lost at this daemon's end
+                # A local call, because a request would be dropped at this daemon's end, with spans already read.
+                if home == self._router.node:
                     self._write(home, batch)
                     await asyncio.sleep(0)  # other tasks of the daemon are more urgent
                 else:
@@ -180,10 +182,12 @@ class Traces:
         with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and entry.name not in self._seen_files:
-                    with contextlib.suppress(OSError, ValueError):  # the file is incomplete: its process creates it now
+                    # The file is incomplete because its process is creating it now.
+                    with contextlib.suppress(OSError, ValueError):
                         self._find(entry)
         for name, tail in list(self._tails.items()):
-            has_ended = tail.identity["endpoint"] in self._gone  # before the read, which then gets its last spans
+            # Must precede the read: only then does the read get the last spans of a process that has ended.
+            has_ended = tail.identity["endpoint"] in self._gone
             identity = [tail.identity["endpoint"], tail.identity["process"], tail.identity["pid"], tail.shift]
             try:
                 tail.aim()
@@ -191,7 +195,7 @@ class Traces:
                     yield [*identity, *tail.take()]
             except FileNotFoundError:
                 has_ended = True
-            except OSError:  # no descriptor is free: the next round reads the rest
+            except OSError:  # no descriptor is free, and the next round reads the rest
                 has_ended = False
             except (TypeError, ValueError, KeyError, msgpack.UnpackException) as error:
                 logger.warning("the spans of %s cannot be read any further: %s", tail, error)

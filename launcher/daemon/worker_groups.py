@@ -50,7 +50,7 @@ class LocalGroup:
     Attributes:
         number: number of the group's registered name; another group of the same name has another one.
         supervised: the owner restarts dead workers.
-        close_grace: seconds for the workers' end if the owner is gone.
+        close_grace: seconds for the workers' end if the owner has ended.
         former: dead workers whose rank was started again.
         past: endpoints dropped from ``former``; they may own channels that live as long as the group.
         spawning: open requests that start workers.
@@ -99,7 +99,7 @@ class WorkerGroups:
     """Workers of one node: started, and ended with their groups.
 
     Args:
-        abandon: closes a group whose owner is gone.
+        abandon: closes a group whose owner has ended.
         greet: sends the first frame to an endpoint.
         on_died: called at each worker's end, expected or not.
         forget: frees the state of an ended endpoint of this node.
@@ -175,7 +175,8 @@ class WorkerGroups:
         try:
             for earlier in [each for each in self.by_number.values() if (each.name, each.owner) == (group.name, owner)]:
                 if earlier.closed is not None and earlier is not group:
-                    await asyncio.shield(earlier.closed)  # its workers still have the devices and ports
+                    # Workers of the earlier group still have the devices and ports.
+                    await asyncio.shield(earlier.closed)
             return await self._spawn_in(group, op)
         finally:
             group.spawning -= 1
@@ -195,7 +196,7 @@ class WorkerGroups:
 
     async def _spawn_in(self, group: LocalGroup, op: operations.Spawn) -> list[list[Any]]:
         name, owner = group.name, group.owner
-        self._check_wanted(group)  # first: an ending node must not start a template and wait for its imports
+        self._check_wanted(group)  # must come first: an ending node must not start a template and wait for its imports
         self._replace_dead(group, [worker["rank"] for worker in op.workers])
         place = prepare(self._site.environment, op.env, op.node_env, op.python, self._site.name, op.script_env)
         plain = self._templates.get({**place.own, **place.special}, place.python)
@@ -249,7 +250,7 @@ class WorkerGroups:
         del group.former[:-_MAX_FORMER]
 
     def _check_wanted(self, group: LocalGroup) -> None:
-        """Raise LaunchError if the group is closed, its owner is gone, or the node is ending."""
+        """Raise LaunchError if the group is closed, its owner has ended, or the node is ending."""
         if group.closed is not None or group.owner in self._gone or self.closing:
             raise LaunchError(f"group '{group.name}' was closed while its workers were started")
 
@@ -272,7 +273,7 @@ class WorkerGroups:
         """End a worker of a failed launch; return once it is reaped."""
         assert endpoint.process is not None
         if endpoint.exit_report is not None:
-            self._forget(endpoint.id)  # already dead: its channels were kept for the group
+            self._forget(endpoint.id)  # it has died, and its channels were kept for the group until now
         endpoint.process.closing = True
         endpoint.process.kill()
         await asyncio.shield(endpoint.process.ended)
@@ -340,7 +341,8 @@ class WorkerGroups:
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
-            on_closed=lambda reason: None,  # the pidfd reports the death; a child may keep the socket open
+            # The pidfd reports the death; a child of the process may keep the socket open.
+            on_closed=lambda reason: None,
         )
         self._greet(endpoint)
         endpoint.connection.open()
@@ -354,7 +356,7 @@ class WorkerGroups:
             await self.close_group(group, op.grace)
 
     async def close_group(self, group: LocalGroup, grace: float) -> None:
-        """End a group; return once its workers and their leftover processes are gone."""
+        """End a group; return once its workers and their leftover processes have ended."""
         if group.closed is not None:
             await asyncio.shield(group.closed)
             return
@@ -371,7 +373,7 @@ class WorkerGroups:
             for endpoint in group.workers:
                 assert endpoint.process is not None
                 if endpoint.exit_report is not None:
-                    self._forget(endpoint.id)  # its channels were kept for the group
+                    self._forget(endpoint.id)  # its channels were kept for the group until now
                 endpoint.process.closing = True
                 endpoint.send((frames.STOP, 0, me, max(0.0, grace)))
                 processes.append(endpoint.process)

@@ -97,7 +97,7 @@ class WorkerOutput:
         view = memoryview(data)
         try:
             while self._log_fd is not None and view:
-                view = view[os.write(self._log_fd, view) :]  # a nearly full disk takes a part
+                view = view[os.write(self._log_fd, view) :]  # a nearly full disk may take only a part
         except OSError as error:
             self.log_error = _reason(error)
         self.lost_bytes += len(view)

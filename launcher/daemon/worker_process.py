@@ -50,7 +50,7 @@ class WorkerSetup:
 
 
 class WorkerProcess:
-    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants gone."""
+    """A worker; ``ended`` resolves to its exit status once it is dead, its output read and its descendants ended."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, setup: WorkerSetup, node: str, log_dir: Path) -> None:
         self._loop = loop
@@ -62,7 +62,7 @@ class WorkerProcess:
         self.ended: asyncio.Future[ExitStatus] = loop.create_future()
         self.closing = False
         self._kill_reason = ""
-        self.image: Image | None = None  # program that the process runs from its fork on; None under a profiler
+        self.image: Image | None = None  # the program that the process runs after its fork; None under a profiler
         self._pidfd = -1
         self._memory_kills = MemoryKills.count()
         self._outputs: list[WorkerOutput] = []
@@ -137,7 +137,7 @@ class WorkerProcess:
         self._loop.remove_reader(self._pidfd)
         os.close(self._pidfd)
         self.exit_status = exit_status
-        # The leftovers first: they may write into the outputs for ever.
+        # The leftovers first: they may write into the outputs forever.
         closes = (output.close for output in self._outputs)
         run_all(f"worker {self.setup.name}", (self._leftovers.end, *closes, on_death))
 
@@ -146,7 +146,7 @@ class WorkerProcess:
             assert self.exit_status is not None
             self.ended.set_result(self.exit_status)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def kill(self, reason: str = "") -> None:
         """Kill the process; ``reason`` replaces the signal in the exit report."""
@@ -168,7 +168,8 @@ class WorkerProcess:
     def exit_report(self, methods: list[str]) -> dict[str, Any]:
         """Return the facts of the death, as ``WorkerDied`` takes them."""
         assert self.exit_status is not None
-        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""  # it may have died before the kill
+        # The process may have died before the kill.
+        reason = self._kill_reason if self.exit_status.signal == "SIGKILL" else ""
         return {
             "group": self.setup.group,
             "rank": self.setup.rank,

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rlinf_async.errors import ConfigError
 
-LARGE_BYTES: Final = 64 << 20  # size of an archive from which the launcher warns that it delays the start
+LARGE_BYTES: Final = 64 << 20  # from this size on, the launcher warns that the archive delays the start
 
 _SKIPPED_FOLDERS: Final = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _GIT_TIMEOUT_S: Final = 60.0
@@ -64,7 +64,7 @@ def pack(folder: Path) -> Archive:
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
-                if member is None:  # a socket; typeshed does not allow for None
+                if member is None:  # tarfile returns None for a socket, which typeshed does not know
                     left_out.append(name)
                 elif member.isfile() or member.islnk():
                     _add_file(tar, member, folder / name)
@@ -73,7 +73,7 @@ def pack(folder: Path) -> Archive:
                     tar.addfile(member)
                 else:
                     left_out.append(name)
-            if _is_our_checkout(folder):  # the launcher's folder gets its import name, since nothing is installed there
+            if _is_our_checkout(folder):  # nothing is installed there, so the folder gets the launcher's import name
                 link = tarfile.TarInfo("rlinf_launcher")
                 link.type, link.linkname = tarfile.SYMTYPE, "launcher"
                 tar.addfile(link)

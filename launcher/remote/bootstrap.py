@@ -31,9 +31,9 @@ exec(compile(read(int(read(10))),"shipped","exec"),g)
 g["main"](read)
 """
 
-BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'  # argument for python -c
+BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'  # the argument of python -c
 
-TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message: the interpreter is too old
+TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, which says that the interpreter is too old
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:

@@ -107,6 +107,7 @@ def _way(host: Host, options: Options) -> Connector:
     if options.local_nodes is not None or host.slurm is not None or is_here(host):
         python = host.python or options.python
         if python is not None and options.prologue is None:  # a prologue may put the named interpreter on the PATH
-            python = found_here(python) or str(Path(python).expanduser())  # a missing one fails with this path
+            # If nothing is found, the error names this path.
+            python = found_here(python) or str(Path(python).expanduser())
         return LocalConnector(python, prologue=options.prologue)
     return ssh_connector(host, options, sys.executable)

@@ -121,7 +121,8 @@ class HostSurvey:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
         try:
             if size and self.run_dir:
-                own = self.run_dir / f"node-{self.request['node']}"  # the daemon's directory, removed with it
+                # The daemon's directory is in the run's directory and removed with it.
+                own = self.run_dir / f"node-{self.request['node']}"
                 own.mkdir(0o700)
                 self.sync = own / "sync"
                 extract(archive, self.sync)
@@ -129,7 +130,7 @@ class HostSurvey:
             fix = "make room there, or ship less: what .gitignore names is left out"
             self.miss("--sync", f"cannot unpack into {self.sync}: {error}", fix)
         finally:
-            archive.drain()  # the launcher writes all of it before it reads the answer
+            archive.drain()  # the launcher writes the whole archive before it reads the answer
 
     def look(self) -> None:
         self.look_for_cwd()
@@ -330,7 +331,7 @@ def interface_address(name: str) -> Optional[str]:
     except OSError:
         return None
     for digits, _, _, scope, _, interface in rows:
-        if interface == name and scope in ("00", "10"):  # global, loopback; link-local needs a zone
+        if interface == name and scope in ("00", "10"):  # global and loopback addresses; a link-local one needs a zone
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return None
 

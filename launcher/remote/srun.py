@@ -45,8 +45,8 @@ class SrunConnector:
 
     host: Host
     argv: Sequence[str]
-    run_there: Sequence[str]  # prefix of every command that is run on the node
-    probe: Sequence[str]  # the same step without work, for the user to try by hand
+    run_there: Sequence[str]  # prefix of every command for the node
+    probe: Sequence[str]  # the same step without work, so that the user can try it by hand
     python: str
     prologue: str | None
 

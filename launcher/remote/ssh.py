@@ -31,7 +31,7 @@ class SshConnector:
 
     host: Host
     argv: Sequence[str]
-    probe: Sequence[str]  # the same ssh without work, for the user to try by hand
+    probe: Sequence[str]  # the same ssh command without work, so that the user can try it by hand
     python: str
     prologue: str | None
 

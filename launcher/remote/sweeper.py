@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
 _GRACE_S = 3.0
-_DEATH_S = 15.0  # seconds from SIGKILL to the end of a process; the kernel may have much memory to free
+_DEATH_S = 15.0  # limit from SIGKILL to the end of a process; the kernel may have to free much memory
 # The same values as in launcher/daemon/guardian.py.
 _TRACKERS = (b"resource_tracker import main", b"torch_shm_manager")
 _TRACKERS_S = 3.0
@@ -34,7 +34,7 @@ def main(read: Callable[[int], bytes]) -> None:
     run = request["run"]
     alive = [str(place) for place in sockets(run_dirs(run)) if answers(place)]
     tell(request, {"event": "looked", "alive": alive})
-    while read(1) != b"\n":  # read() ends this process if the launcher closes the connection
+    while read(1) != b"\n":  # read() exits this process if the launcher closes the connection
         pass
     ended: List[str] = []
     places = run_dirs(run)
@@ -49,7 +49,7 @@ def main(read: Callable[[int], bytes]) -> None:
     found = processes_of(run, sessions)
     while found and time.monotonic() < deadline:
         workers = [pid for pid in found if not is_tracker(pid)]
-        if not workers:  # trackers remove shared memory after its users' end, and then end themselves
+        if not workers:  # trackers remove shared memory after the end of its users, and then exit themselves
             wait(lambda: not processes_of(run, sessions), _TRACKERS_S)
         killed.update(found)
         send(workers or found, signal.SIGKILL)
@@ -112,7 +112,7 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
     """Return environments by pid of this user's processes with the run's id in them, or in one of these sessions.
 
-    This process is left out.  ``sessions`` maps session numbers to the start of their first process.
+    This process is omitted.  ``sessions`` maps session numbers to the start of their first process.
     """
     mark = f"RLINF_RUN_ID={run}".encode()
     found = {}
@@ -124,13 +124,13 @@ def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]
                     if (mark in environ or is_in(sessions, place)) and not is_dead(place):
                         found[int(place.name)] = environ
             except OSError:
-                continue  # it has just ended, or belongs to another user
+                continue  # the process has just ended, or belongs to another user
     return found
 
 
 def remove_cuda_files(pids: Iterable[int]) -> None:
     """Remove files of CUDA events that ended processes have shared; ``guardian.py`` explains why."""
-    for pid in pids:  # zombies may be among them
+    for pid in pids:  # some of the pids may be zombies
         for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -146,11 +146,11 @@ def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
     found = {}
     for path in [path for place in places for path in place.glob("node-*/sessions")]:
         for line in text_of(path).splitlines():
-            if len(line.split()) != 3:  # truncated by a full disk
+            if len(line.split()) != 3:  # a full disk truncated the line
                 continue
             number, start, its_boot = line.split()
             leader = start_of(Path("/proc") / number)
-            if its_boot == boot and leader in (0, int(start)):  # else the number was reused by another process
+            if its_boot == boot and leader in (0, int(start)):  # another process may have reused the number
                 found[int(number)] = int(start)
     worker = b"RLINF_WORKER="
     for pid, environ in processes_of(run, {}).items():
@@ -188,7 +188,7 @@ def is_dead(place: Path) -> bool:
 
 
 def text_of(path: Path) -> str:
-    """Return a file's text; empty if it is gone.  A process's name, cut after 15 bytes, may not be valid text."""
+    """Return a file's text; empty if it was removed.  A process's name, cut after 15 bytes, may not be valid text."""
     try:
         return path.read_text(errors="replace")
     except OSError:

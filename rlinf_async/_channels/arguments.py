@@ -19,12 +19,12 @@ _MAX_CACHED_KEYS: Final = 4096
 class RequestArguments:
     """Makes the requests of one ``Channel`` object from the arguments of its methods.
 
-    These methods raise before anything is sent: TypeError or ValueError for an argument that the channel cannot take,
+    The methods raise before any frame is sent: TypeError or ValueError for an argument that the channel cannot take,
     SerializationError for an item that cannot travel.
     """
 
     def __init__(self, channel: str, max_bytes: int | None, noun: str = "channel") -> None:
-        """Make a factory for the channel of that name; a local channel has ``max_bytes``, 0 without a bound."""
+        """Make a factory for a channel; ``max_bytes`` is set for local channels only, 0 meaning no bound."""
         self._channel = channel
         self._noun = noun
         self._max_bytes = max_bytes

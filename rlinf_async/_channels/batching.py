@@ -1,10 +1,10 @@
 """Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
-Batched requests leave at the end of the loop's turn, or as soon as there are enough of them, so that the daemon works
-on these while more follow. Without a running loop nothing is batched::
+Batched requests are sent at the end of the loop's turn, or as soon as there are enough of them, so that the daemon
+works on these while more follow. Without a running loop nothing is batched::
 
-    batching.may_wait(now)      many were just answered at once: their callers are likely to ask again
-    batching.gathers()          requests may be added now; they leave at the end of this turn
+    batching.may_wait(now)      several were answered together: their callers will probably send more
+    batching.gathers()          requests may be added now; they are sent at the end of this turn
     batching.gets.append(…)
     if batching.is_complete: batching.leave()
 """
@@ -24,25 +24,25 @@ from rlinf_async._waits.thread_gate import awaiting_loop
 T = TypeVar("T")
 
 MIN_BURST: Final = 4
-"""Number of requests answered together from which their callers are likely to ask again at once."""
+"""Minimum number of requests answered together that makes further requests in the same turn likely."""
 
 _BURST_WINDOW_S: Final = 200e-6
 
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
-"""Number of requests that do not wait for more: the daemon works on them while others follow. A large item has a frame
-of its own; several such frames leave together."""
+"""Number of requests at which a batch is sent without waiting for more: the daemon works on them while others follow. A
+large item has its own frame; several such frames are sent together."""
 
 
 Large = tuple[Put, bytes | int, Any]
 
 
 class Batching:
-    """Requests to one queue that wait to be sent; from any thread.
+    """Requests to one queue that wait to be sent. Any thread may call the methods.
 
     Attributes:
         puts, gets, large: requests in order.
-        taken: numbers of gets, with the number of their items that this process has.
+        taken: numbers of gets, each with the number of its items that this process has taken.
     """
 
     def __init__(
@@ -50,8 +50,7 @@ class Batching:
         unsent: dict[Callable[[], None], None],
         send: Callable[[list[Any], list[Any], list[Any], list[Large]], None],
     ) -> None:
-        """Make a batch. ``unsent`` has callbacks that the client runs before its loop blocks; ``send`` takes the four
-        lists."""
+        """Make a batch. ``unsent`` has callbacks to run before the client's loop blocks; ``send`` takes four lists."""
         self.puts: deque[Any] = deque()
         self.gets: deque[Any] = deque()
         self.taken: deque[tuple[int, int]] = deque()
@@ -73,7 +72,7 @@ class Batching:
             self._burst_until = clock.monotonic() + _BURST_WINDOW_S
 
     def may_wait(self, now: float) -> bool:
-        """True if a request may wait now, because others are likely to follow."""
+        """True if a request should wait now, because others will probably follow."""
         if not self._burst_until:
             return False
         if now > self._burst_until:

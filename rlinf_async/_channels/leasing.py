@@ -14,7 +14,7 @@ class LeasedItems(list[Any]):
     """Items of a lease.
 
     Attributes:
-        redelivered: True if an item had been handed to a consumer before, which did not confirm it.
+        redelivered: True if an earlier consumer received one of the items and did not confirm it.
     """
 
     def __init__(self, items: list[Any], redelivered: bool, confirm: Callable[[int], Work[None]]) -> None:
@@ -27,8 +27,8 @@ class LeasedItems(list[Any]):
         """Confirm the first ``count`` unconfirmed items; in a coroutine return a ``Work`` to await.
 
         Raises:
-            LeaseLost: the lease is over, and the items have gone back.
-            ValueError: at once, ``count`` exceeds the number of unconfirmed items.
+            LeaseLost: the lease has ended, and its items are back in the queue.
+            ValueError: ``count`` exceeds the number of unconfirmed items; raised immediately.
         """
         if type(count) is not int or not 1 <= count <= self.unconfirmed:
             most = self.unconfirmed

@@ -23,7 +23,7 @@ _ME: Final = 1
 
 
 class LocalQueue(QueueDestination):
-    """Queue of a local channel: carries out requests in the caller's thread, and hands items over as they are."""
+    """Queue of a local channel: executes requests in the caller's thread, and passes items on without copying them."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
@@ -41,7 +41,8 @@ class LocalQueue(QueueDestination):
 
     def start(self, request: QueueRequest[Any]) -> None:
         self._check_process()
-        self._withdraw_forgotten()  # dropped items must be back before the next request
+        # Return dropped items first: this request must find them in their places.
+        self._withdraw_forgotten()
         request.destination = self
         queue = self._queue
         with self._lock:
@@ -72,7 +73,8 @@ class LocalQueue(QueueDestination):
         self._follow(steps)
 
     def _check_process(self) -> None:
-        if self._pid != process.pid:  # a copy of the parent's queue would look like a shared one
+        # A forked child has a copy of the parent's queue, which would look like a shared one.
+        if self._pid != process.pid:
             raise process.forked(f"channel '{self.name}'", self._pid)
 
     def _enter(self, request: QueueRequest[Any]) -> int:
@@ -101,7 +103,8 @@ class LocalQueue(QueueDestination):
             self._withdraw(number)
 
     def recall(self, put: Put) -> bool:
-        with self._lock:  # another thread may just have admitted it
+        # Take the lock: another thread may just have admitted the put.
+        with self._lock:
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts
 

@@ -28,7 +28,7 @@ class QueueEnd:
     """Errors of all requests to a queue that has ended.
 
     Attributes:
-        put, get: the error of a put, and of a get.
+        put, get: error for later puts, and for later gets.
         closed: True if the channel was closed; False if the connection is lost and its contents are unknown.
     """
 
@@ -38,8 +38,7 @@ class QueueEnd:
 
     @classmethod
     def of_closed(cls, channel: str, why: str = "", noun: str = "channel") -> QueueEnd:
-        """Return the end of a closed channel. A ``why``, beyond a plain ``close()``, makes a loop over the items
-        raise."""
+        """Return the end of a closed channel; with a reason beyond ``close()``, loops over its items raise."""
         put, get = ClosedError(closed_to_puts(channel, why, noun)), closed_to_gets(channel, why, noun)
         return cls(put, ClosedError(get) if why else EndOfChannel(get), True)
 

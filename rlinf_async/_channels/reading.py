@@ -11,14 +11,14 @@ from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 
 WINDOW: Final = 16
-"""Items that a loop requests at once if it is the only reader."""
+"""Number of items that a loop requests at once if it is the only reader."""
 
 
 class ChannelItems:
     """Items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
 
-    The loop has an item when it begins with it. Items that it has not begun with still belong to the channel: they go
-    back to their places when the loop drops this object, or its process dies.
+    An item is the loop's once its iteration begins. Later items still belong to the channel: they return to their
+    places when the loop drops this object, or when its process dies.
     """
 
     def __init__(self, ask: Callable[[ChannelItems], Get[None]], channel: str) -> None:
@@ -42,13 +42,14 @@ class ChannelItems:
             due = self._due()
             if due is not None:
                 try:
-                    # Where items come faster than the loop takes them, other tasks still have their turns.
+                    # Yield to other tasks even if items arrive faster than the loop takes them.
                     await (asyncio.sleep(0) if due.done() else due)
                     self._arrived(due)
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    self._ahead = None  # the unawaited request is withdrawn; the next wait makes another
+                    # Forget the unawaited request, which is then withdrawn; the next wait makes another.
+                    self._ahead = None
                     raise
             found = self._take()
             if found:
@@ -86,11 +87,12 @@ class ChannelItems:
         self._current = due
 
     def _take(self) -> list[Any]:
-        """Return the next item in a list, empty if all items went back because the channel has other consumers."""
+        """Return the next item in a list, empty if all items were returned because the channel has other consumers."""
         current = self._current
         assert current is not None
         found = current.take_next()
-        # Request more only if one answer brought several items. Otherwise items are few, and other consumers may wait.
+        # Request more only if one answer brought several items. Otherwise items are scarce, and other consumers may
+        # need them.
         if self._ahead is None and 0 < current.left * 2 <= current.brought:
             self._ahead = self._ask(self)
         return found
@@ -98,8 +100,8 @@ class ChannelItems:
     # -- unread items -------------------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        # The gets' own finalizers would be too late: the thread that has just handed one over may still refer to it,
-        # and the next request of this thread would overtake the returned items.
+        # Return unread items here: the gets' own finalizers would run too late. The thread that has just handed over an
+        # item may still refer to its get, and this thread's next request would overtake the returned items.
         # tests/_channels/test_remote_queue.py::test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
         for get in (self._current, self._ahead):
             if get is not None and get.destination is not None and (get.left or not get.done()):

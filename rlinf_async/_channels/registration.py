@@ -1,6 +1,6 @@
 """Creates, finds, promises and closes channels by requests to daemons: queues on their nodes, names on node 0.
 
-A *roster* describes a channel: ``name``, ``number`` (rising by one, never reused), ``nodes`` that hold its queues,
+A *roster* describes a channel: ``name``, ``number`` (increasing by one, never reused), ``nodes`` that hold its queues,
 ``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel that is passed on before it has a roster:
 ``run``, ``maker`` (the endpoint that passes it on) and a unique ``name``.
 """
@@ -42,9 +42,9 @@ async def create(
         experience: options of an experience; None for a channel.
 
     Raises:
-        ConfigError: there is no such node; or the name belongs to an experience and this is a channel, or the other way
-            round.
-        NodeLost, ClosedError: a node, or this process's own connection, is gone.
+        ConfigError: there is no such node; or the name belongs to an experience and a channel was requested, or the
+        reverse.
+        NodeLost, ClosedError: a node, or this process's own connection, is lost.
     """
     welcome = await client.ready.async_wait()
     whose = f"{'channel' if experience is None else 'experience'} '{name}'"
@@ -69,7 +69,7 @@ async def create(
             await request.async_wait()
         known = await client.request(operations.Publish("channel", name, roster["number"], roster), node=0)
     except RLinfAsyncError:
-        await close(client, roster)  # no process will ever learn its number
+        await close(client, roster)  # no process has learned the queues' number, so nothing else would free them
         raise
     if known is None:
         return roster
@@ -81,7 +81,7 @@ async def create(
 
 
 async def find(client: NodeClient, name: str, timeout: float | None, *, is_experience: bool = False) -> Roster:
-    """Return the roster of that name, as ``find_name``. Raise ConfigError if the name belongs to the other kind."""
+    """Return a channel's roster, as ``find_name`` does; ConfigError if the name belongs to the other kind."""
     roster: Roster = await find_name(client, "channel", name, timeout, "experience" if is_experience else "channel")
     _check_kind(roster, is_experience)
     return roster
@@ -100,7 +100,7 @@ def _check_kind(roster: Roster, is_experience: bool) -> None:
 def promise(client: NodeClient) -> Promise:
     """Return a promise that travels in place of a channel without a number; ``keep`` must follow once it has one.
 
-    One thread at a time.
+    One thread at a time may call this.
 
     Raises:
         RuntimeError: this process does not have its endpoint yet.
@@ -121,18 +121,19 @@ def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) 
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return a promise's channel, None if it is closed or its maker is gone. Raise ClosedError if it has none."""
+    """Return a promise's channel; None if it is closed or its maker died. Raise ClosedError if creating it failed."""
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
-    if isinstance(found, str):  # as a closed one it would end a loop over its items, and nobody would learn why
+    if isinstance(found, str):
+        # Raise: reported as a closed channel, the failure would silently end a loop over its items.
         raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
     roster: Roster | None = found
     return roster
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return all queues' counts. Raise ClosedError if the channel is closed and empty, NodeLost if a node is lost."""
+    """Return all queues' counts, added up; ClosedError if the channel is closed and empty, NodeLost for a lost node."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

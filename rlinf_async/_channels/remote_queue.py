@@ -1,4 +1,4 @@
-"""Client-side proxy of a queue in a daemon: sends requests within the window, and settles them by the answers."""
+"""Client-side proxy of a queue in a daemon: sends requests within the window, and settles them with the answers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _TURN_S: Final = 1e-3
-"""Seconds during which a coroutine may put without waiting, before other tasks get a turn."""
+"""Duration for which a coroutine may put without pausing, before other tasks get a turn."""
 
 _LAST_WORD_S: Final = 1.0
-"""Seconds for which a queue may take to say whether a put was withdrawn in time."""
+"""Seconds to wait for a queue's answer whether a put was withdrawn in time."""
 
 
-# More than 30 methods: a put, a get and a query each start, get their answers, are withdrawn and end, in one order.
+# More than 30 methods: puts, gets and queries each start, are answered, are withdrawn and end, and all share one order.
 class RemoteQueue(QueueDestination):
     """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
 
@@ -65,16 +65,16 @@ class RemoteQueue(QueueDestination):
         """True for a bounded or closed channel, whose puts wait for their answers."""
         self._is_known_as_producer = False
         self._puts: dict[int, Put] = {}
-        """Puts without an answer, and puts that count as done once sent but are not in the kernel yet."""
+        """Unanswered puts, and puts that count as done once sent but have not reached the kernel yet."""
         self._gets: dict[int, Get[Any]] = {}
         self._queries: dict[int, QueueQuery] = {}
         self._lost = 0
-        """Items of puts that were done and are lost, which no operation has reported yet."""
+        """Number of items lost after their puts were done, and not yet reported by an operation."""
         self._paused_at = 0.0
         self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
         self._unobserved = 0
-        """Number of consecutive puts started before the result of the previous one was read: several are under way."""
+        """Number of consecutive puts, each started before the result of the previous one was read."""
         self._forgotten: deque[QueueRequest[Any]] = deque()
         self._withdrawing = threading.RLock()
         self._leases: weakref.WeakValueDictionary[int, Get[Any]] = weakref.WeakValueDictionary()
@@ -92,7 +92,8 @@ class RemoteQueue(QueueDestination):
             return
         request.destination = self
         if self._forgotten and self._client.closed is None:
-            self._withdraw_forgotten()  # dropped items must be back before the next request
+            # Return dropped items first: this request must find them in their places.
+            self._withdraw_forgotten()
         over = self._over
         if over is not None or self._lost:
             request.refuse(over or self._loss_error())
@@ -108,7 +109,8 @@ class RemoteQueue(QueueDestination):
             request.number = next(self._query_numbers)
             self._queries[request.number] = request
             self.tell(request.word, [request.number, *request.facts])
-        if self._over is not None:  # ended meanwhile: this request may have been missed
+        # The end may have come between the check above and here; its handler may then have missed this request.
+        if self._over is not None:
             request.refuse(self._over)
 
     def _start_put(self, put: Put) -> None:
@@ -129,7 +131,8 @@ class RemoteQueue(QueueDestination):
     def _leave(self, put: Put, has_room: bool = True) -> bool:
         """Send a put that has entered the window. Return False if that fails, or the put was withdrawn meanwhile."""
         number = put.number
-        self._puts[number] = put  # before packing: a withdrawal by another thread must find it
+        # Register the put before packing it: a withdrawal by another thread must find it.
+        self._puts[number] = put
         try:
             body, fds = pack_body(put.carried)
         except Exception as error:
@@ -146,7 +149,7 @@ class RemoteQueue(QueueDestination):
             is_over = put._done
             if not is_over and is_sent and has_room and cost(put.nbytes) <= self._window.size:
                 put.mode = frames.SENT
-                put.carried = None  # the item may be large, and must not live as long as the put
+                put.carried = None  # the item may be large: do not keep it as long as the put
         if is_over:
             close_fds(fds)
             self._skip(number)
@@ -157,8 +160,8 @@ class RemoteQueue(QueueDestination):
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
         """Send a put now, or at the end of the loop's turn in one frame with puts that are likely to follow.
 
-        More puts are likely if the caller has left the previous ones unawaited, if other tasks get a turn (below), or
-        if several were answered a moment ago.
+        More puts are likely if the caller has not awaited the previous ones, if other tasks get a turn (below), or if
+        several puts were answered a moment ago.
         """
         batching = self._batching
         small, several = not fds and put.nbytes <= frames.MAX_BATCHED_BYTES, False
@@ -167,7 +170,7 @@ class RemoteQueue(QueueDestination):
             self._unobserved = 0 if last is None or last.observed else self._unobserved + 1
             several = self._unobserved >= MIN_BURST
             if not several and put.since - self._paused_at > _TURN_S:
-                # Other tasks get a turn; if they put too, their puts leave in one frame with this one.
+                # Give other tasks a turn; if they put, too, their puts share a frame with this one.
                 self._paused_at = put.since
                 put.pauses = True
         # A put that counts as done must not overtake batched requests: its item would not be in the queue before
@@ -208,16 +211,16 @@ class RemoteQueue(QueueDestination):
         if get.is_lease:
             self._leases[number] = get
         if get.reader is not None and get.target[1] == frames.READ_SHARED:  # type: ignore[index]
-            # References without a callback to one object are one reference.
+            # Compare by identity: all weak references without a callback to one object are one object.
             if any(each.reader is not get.reader for each in self._gets_of_loops()):
                 get.target = [1, frames.READ_SHARED]
                 self._share()
                 self._withdraw_forgotten()
             self._reading[number] = get
         batching = self._batching
-        # A get that does not wait has a frame of its own, because the daemon reads the producers' sockets before it
-        # answers. Other gets are batched if several are under way: their caller is likely to ask for more in this turn
-        # of the loop.
+        # Send a get that does not wait in its own frame, because the daemon reads the producers' sockets before it
+        # answers. Batch other gets if several are in progress: their caller will probably request more in this turn of
+        # the loop.
         several = len(self._gets) > MIN_BURST
         waits = batching.gathers() if several else batching.may_wait(get.since)
         if waits and (get.target is None or not frames.is_for_now(get.target)):
@@ -231,8 +234,7 @@ class RemoteQueue(QueueDestination):
 
     def _share(self, *, is_told: bool = False) -> None:
         """Return the unread items of all loops, because there is another consumer."""
-        # A get that is under way behind these items would bring later ones before these are back, so it is withdrawn
-        # too.
+        # Withdraw a get in progress behind these items, too: it would bring later items before these are back.
         # tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]
@@ -285,36 +287,41 @@ class RemoteQueue(QueueDestination):
             self._note_return(request)
             request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
-                self.tell("taken", [(request.number, had)])  # now: another thread's report must not follow the cancel
+                # Report the taken items now: another thread's report must not follow the cancel.
+                self.tell("taken", [(request.number, had)])
             self._cancel(request.number)
 
     def _cancel(self, number: int) -> None:
-        self._batching.leave()  # the abandoned request may be batched
+        # Flush the batch first: it may contain the request to be cancelled.
+        self._batching.leave()
         self.tell("cancel", [number])
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
         if self._client.closed is not None:
-            return  # for example in a forked child: the item is the parent's
+            return  # a forked child, for example: the item belongs to the parent
         self._note_return(request)
         self._forgotten.append(request)
         try:
             self._client.loop.call_soon_threadsafe(self._withdraw_forgotten)
         except RuntimeError:
-            pass  # the connection is closed with its loop, so the daemon takes everything back
+            pass  # the connection was closed with its loop, so the daemon takes everything back
 
     def _note_return(self, request: QueueRequest[Any]) -> None:
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            if self._over is not None:  # ended meanwhile: the queue confirms nothing any more
+            # The queue may have ended meanwhile: then it confirms no more returns.
+            if self._over is not None:
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
     def _withdraw_forgotten(self) -> None:
-        with self._withdrawing:  # later requests wait until the withdrawals are sent
+        # Hold the lock, so that later requests wait until the withdrawals are sent.
+        with self._withdrawing:
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                if self._forgotten and self._forgotten[0] is request:  # a finalizer may have added one
+                # A finalizer may have appended meanwhile, but removes nothing: check the head.
+                if self._forgotten and self._forgotten[0] is request:
                     self._forgotten.popleft()
 
     def recall(self, put: Put) -> bool:
@@ -328,8 +335,7 @@ class RemoteQueue(QueueDestination):
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Note that the caller is about to have the items, where the daemon finds it if this process is killed from now
-        on."""
+        """Record, where the daemon finds it after a kill, that the caller is about to receive the items."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
@@ -345,7 +351,7 @@ class RemoteQueue(QueueDestination):
     # -- from the daemon ----------------------------------------------------------------------------------------
 
     def on_give(self, frame: list[Any], fds: list[int]) -> None:
-        """Handle a GIVE frame, which has one item."""
+        """Handle a GIVE frame, which carries one item."""
         _, _, _, _, _, number, more, weight, redelivered, body = frame
         if number >= 0:
             self._give(number, more, redelivered, body, fds)
@@ -360,7 +366,7 @@ class RemoteQueue(QueueDestination):
         if get is not None:
             get.deliver(body, fds, more, redelivered)
         elif fds:
-            close_fds(fds)  # it was abandoned, and the daemon has been told
+            close_fds(fds)  # the get was abandoned, and the daemon knows it
 
     def on_queue_frame(self, what: str, facts: Any) -> None:
         if what == "replies":
@@ -388,7 +394,7 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # it was recalled, and had no earlier answer
+            if put is not None:  # the put was recalled, and had no earlier answer
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])
@@ -422,7 +428,7 @@ class RemoteQueue(QueueDestination):
         if query is not None:
             query._settle(value)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _loss_error(self) -> QueueEnd:
         lost, self._lost = self._lost, 0
@@ -448,7 +454,8 @@ class RemoteQueue(QueueDestination):
         self._finish(QueueEnd.of_lost(error))
 
     def _finish(self, end: QueueEnd) -> None:
-        self._over = end  # first: requests that start meanwhile refuse themselves
+        # Set the end first: requests that start meanwhile then refuse themselves.
+        self._over = end
         self._client.giving_back.forget(self)
         self._batching.drop()
         self._log_loss()

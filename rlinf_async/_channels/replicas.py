@@ -90,12 +90,12 @@ class Queues:
 class Replicas:
     """Queues of one channel. Requests wait here, in order, until the queues are known.
 
-    A proxy is made at the first use of its queue, because only its users are told of its end.
+    A proxy is created at the first use of its queue, because a daemon reports the queue's end only to its users.
 
     Lifecycle: unknown (requests wait) -> open, or ended (they are refused).
 
     Attributes:
-        opening: done when the queues are known.
+        opening: settled once the queues are known.
     """
 
     def __init__(self, client: NodeClient) -> None:
@@ -129,12 +129,13 @@ class Replicas:
             raise copy_of(self._end.put)
 
     def start(self, request: QueueRequest[Any]) -> None:
-        """Send a request to the queue of its key, as soon as that is known."""
+        """Send a request to the queue of its key, as soon as that queue is known."""
+        # A known queue never changes, so this needs no lock; an unknown one is looked up again under the lock.
         queue = self._only or self._pins.get(request.key)
         if queue is not None:
             queue.start(request)
             return
-        request._loop = self._client.user_loop  # until it has a destination
+        request._loop = self._client.user_loop  # holds until the request has a destination
         with self._lock:
             queue = self._only or self._pins.get(request.key)
             if queue is not None:
@@ -159,7 +160,7 @@ class Replicas:
             await pinned.async_wait()
 
     def _find(self, key: bytes) -> None:
-        """Send the waiting requests of a key, after asking for its node if there are several."""
+        """Send the waiting requests of a key, after asking node 0 for the key's node if there are several nodes."""
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
             own_node = self._client.node
@@ -171,7 +172,8 @@ class Replicas:
         only = self._queue(nodes[0])
         self._send_held(key, only)
         if not self._waiting:
-            self._only = only  # last: no request may overtake the waiting ones
+            # Set the shortcut last: no request may overtake the waiting ones.
+            self._only = only
 
     def _pin(self, key: bytes, answer: Work[int | None]) -> None:
         """Use the node that node 0 has chosen for a key: that of the process which used the key first."""
@@ -184,14 +186,15 @@ class Replicas:
             if node is not None:
                 queue = self._queue(node)
                 self._send_held(key, queue)
-                self._pins[key] = queue  # last: no request may overtake the waiting ones
+                # Set the pin last: no request may overtake the waiting ones.
+                self._pins[key] = queue
             self._pinning.pop(key)._settle()
             for request in self._waiting.pop(key, ()):
                 request.refuse(end)
 
     def _send_held(self, key: bytes, queue: RemoteQueue) -> None:
         waiting = self._waiting[key]
-        while waiting:  # a request done at once may start another, which queues last
+        while waiting:  # a request that is done at once may start another, which queues last
             queue.start(waiting.pop(0))
         del self._waiting[key]
 

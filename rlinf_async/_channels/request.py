@@ -29,9 +29,9 @@ class QueueDestination:
 
     Attributes:
         name: name of the channel.
-        where: its location, for texts.
+        where: its location, for messages.
         channel: number of the channel; 0 for a local channel.
-        has_told_of_loss: True once the log says that a put without a waiter was refused by the closed channel.
+        has_told_of_loss: True once a warning was logged about an unawaited put that the closed channel refused.
     """
 
     name: str
@@ -40,7 +40,7 @@ class QueueDestination:
     has_told_of_loss = False
 
     def peer_activity(self, request: QueueRequest[Any]) -> slow_waits.PeerActivity | None:
-        """Describe how much is queued and how many requests wait."""
+        """Describe how many items are queued and how many requests wait."""
         return None
 
     @property
@@ -54,7 +54,7 @@ class QueueDestination:
         raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        """Withdraw an abandoned request soon. Takes no lock, as finalizers call it."""
+        """Schedule the withdrawal of an abandoned request. Takes no lock, because finalizers call it."""
         raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
@@ -64,26 +64,26 @@ class QueueDestination:
         raise NotImplementedError
 
     def recall(self, put: Put) -> bool:
-        """Withdraw a put whose deadline has passed. Return True if the queue decides later whether it was in time."""
+        """Withdraw a put whose deadline has passed. Return True if the queue will report whether it was in time."""
         return False
 
 
 class QueueRequest(Work[T]):
-    """Request to a queue, with a deadline of its own.
+    """Request to a queue, with its own deadline.
 
     Attributes:
         destination: its queue; None before the request is sent.
         number: its id there.
         key: canonical encoding of the key.
         since: start time in seconds of the monotonic clock.
-        opening: done when the channel is known, for requests that wait for it.
+        opening: settled once the channel is known, for requests that wait for that.
     """
 
     opening: Work[None] | None = None
     noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
-        """Make a request. ``verb`` with its preposition, ``channel`` and ``name``, the user's key, are for messages.
+        """Make a request. Messages use ``verb`` (with its preposition), ``channel`` and ``name``, the user's key.
 
         With a ``timeout`` of 0 the queue answers at once.
         """
@@ -106,7 +106,8 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        raise self._unawaited("asking for its truth")  # even if it is done, as that depends on timing
+        # Raise even if the request is done: that depends on timing.
+        raise self._unawaited("asking for its truth")
 
     def _whom(self) -> str:
         return f"{self.noun} '{self._said[1]}'"
@@ -130,7 +131,7 @@ class QueueRequest(Work[T]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _remaining(self) -> float | None:
-        if self._timeout == 0:  # the queue answers at once, but needs time for that
+        if self._timeout == 0:  # the queue answers at once, but the answer takes time
             return max(0.0, self._since + settings.CHANNEL_ANSWER_TIMEOUT_S() - clock.monotonic())
         return super()._remaining()
 
@@ -148,14 +149,13 @@ class QueueRequest(Work[T]):
         self.abandon(self._late(self._timeout))
 
     def reject(self, error: Exception) -> None:
-        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue means that the deadline has
-        passed."""
+        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue counts as a passed deadline."""
         if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
             error = self._late(self._timeout)
         self._settle(error=error)
 
     def refuse(self, end: QueueEnd) -> None:
-        # A copy: a raised error holds the frames that it passes through, and the queue keeps this error for later
+        # Copy the error: a raised one holds the frames that it passes through, and the queue keeps this one for later
         # requests.
         # tests/channel/test_ends.py::test_the_end_of_a_queue_keeps_nothing_of_those_who_were_told
         self._settle(error=copy_of(end.get))
@@ -170,17 +170,17 @@ class QueueRequest(Work[T]):
 
 
 class Put(QueueRequest[None]):
-    """Put of an item, done once the queue has accepted the item or is certain to accept it.
+    """Put of an item; done once the queue has accepted the item or is certain to accept it.
 
     After a failure the item is not in the queue, unless the error says that this is unknown.
 
     Attributes:
-        carried: the encoded item, or the item itself in a local queue; None once it has been packed for good.
+        carried: the encoded item, or the item itself in a local queue; None once it is packed and not needed any more.
         mode: as in a PUT frame.
         nbytes: size of the item.
         pauses: True lets other tasks run at the next await, even if the put is done.
-        observed: True once a caller has the result.
-        refused: True if a queue has refused the item, which is lost unless a caller is told.
+        observed: True once a caller has received the result.
+        refused: True if a queue has refused the item; unless a caller learns it, the item is lost silently.
     """
 
     _kind = "put"
@@ -209,7 +209,7 @@ class Put(QueueRequest[None]):
     # -- deadlines ----------------------------------------------------------------------------------------------
 
     def _expire(self) -> None:
-        # A put that has been sent may be accepted already, although the answer is late. The queue is asked to withdraw
+        # The queue may have accepted a sent put already, although its answer is late. The queue is asked to withdraw
         # it, and its answer decides whether the put failed or is done.
         # tests/_channels/test_remote_queue.py::
         # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
@@ -226,7 +226,7 @@ class Put(QueueRequest[None]):
         self.abandon(self._late(self._timeout))
 
     def end_unknown(self) -> None:
-        """Fail at the deadline; the queue has not said whether it has the item."""
+        """Fail at the deadline without an answer from the queue whether it has the item."""
         where = "" if self.destination is None else f", which {self.destination.where} has not said"
         self.abandon(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
 
@@ -258,7 +258,7 @@ class Put(QueueRequest[None]):
         if error is None or self.observed:
             return
         if isinstance(error, ClosedError):
-            # The channel was closed once, and all puts to it that nobody awaits end alike: the log says so once.
+            # All unawaited puts to a closed channel end alike: log that once per channel.
             if not self.refused or (self.destination is not None and self.destination.has_told_of_loss):
                 return
             if self.destination is not None:
@@ -270,17 +270,17 @@ class Get(QueueRequest[T]):
     """Get of an item or a batch.
 
     Items that have arrived are leased until a waiter has them. If the last waiter is cancelled before that, or no
-    reference to the get is left, they go back to their places in the queue.
+    reference to the get remains, they return to their places in the queue.
 
     Attributes:
-        target: as in a GET frame: the weight of a batch, in a list if it must be there at once; a list of the number
-            of items and of a mode, ``SOME`` if fewer will do; None for one item, ``NOW`` for one that is there.
-        redelivered: True if an item had been handed to a consumer before, which returned it or died.
+        target: as in a GET frame: the weight of a batch, in a list if the batch must be there at once; ``[count,
+        mode]``, with the mode ``SOME`` if fewer items will do; None for one item; ``NOW`` for one that is there.
+        redelivered: True if an earlier consumer received one of the items, and returned it or died.
         reader: the loop (``ChannelItems``) that takes the items one by one; None if the result has them all.
-        brought, had: number of items that have arrived, and that the caller has.
+        brought, had: number of items that have arrived, and number that the caller has taken.
         is_lease: True if the items stay in the queue until they are confirmed.
-        is_lost: True if the lease is over and its items have gone back.
-        _interested: number of waits; when the last one is cancelled, the items go back.
+        is_lost: True if the lease has ended and its items are back in the queue.
+        _interested: number of waits; when the last one is cancelled, the items are returned.
     """
 
     _kind = "get"
@@ -315,7 +315,7 @@ class Get(QueueRequest[T]):
 
     def reject(self, error: Exception) -> None:
         if isinstance(error, asyncio.QueueEmpty) and isinstance(self.target, list) and self.target[1:] == [frames.SOME]:
-            self._is_opened = True  # there is no lease to end or return
+            self._is_opened = True  # there is no lease to end and no item to return
             self._settle([])
         else:
             super().reject(error)
@@ -326,7 +326,7 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # it was abandoned, perhaps before its queue was told
+            self._drop_bodies()  # the get was abandoned, perhaps before its queue knew
             if self.destination is not None:
                 self.destination.withdraw(self)
 
@@ -349,7 +349,7 @@ class Get(QueueRequest[T]):
                 assert self.destination is not None
                 if not self.is_lease:
                     self.destination.taken(self)
-                elif self._error is not None:  # the lease's block does not begin
+                elif self._error is not None:  # the result raises, so the lease's block does not begin
                     self.destination.withdraw(self)
         return super()._result()
 
@@ -387,7 +387,7 @@ class Get(QueueRequest[T]):
         return len(self._bodies)
 
     def take_next(self) -> list[Any]:
-        """Return the next item in a list, which is empty if the rest was given back."""
+        """Return a one-item list with the next item; an empty list if the remaining items were returned."""
         destination = self.destination
         assert destination is not None
         if self._pid != process.pid:
@@ -401,10 +401,11 @@ class Get(QueueRequest[T]):
         return [destination.decode(body, fds)]
 
     def return_rest(self) -> None:
-        """Return the items that the loop has not begun with, because the channel has other consumers too."""
+        """Return the items that the loop has not reached yet, because the channel has other consumers."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
-                self.destination.withdraw_later(self)  # first: a loop without items may request more at once
+                # Withdraw first: a loop without items may request more at once.
+                self.destination.withdraw_later(self)
                 self._drop_bodies()
         self._settle()
 
@@ -434,7 +435,7 @@ class Get(QueueRequest[T]):
         self._return()
 
     def _return(self) -> None:
-        """Return the items that have arrived if all their waiters were cancelled first."""
+        """Return the arrived items to the queue if all waiters were cancelled before they arrived."""
         with self._lock:
             if self._interested or not self._done or self._is_opened or self._error is not None:
                 return
@@ -450,11 +451,11 @@ class Get(QueueRequest[T]):
 
 
 class QueueQuery(QueueRequest[Any]):
-    """Query of a queue's size or items, or another request that is answered by one message.
+    """Query of a queue's size or items, or another request with a single answer.
 
     Args:
         word: name of the request: ``"size"``, ``"peek"`` or ``"confirm"``.
-        show: makes the result from the answer, in the waiting thread.
+        show: converts the answer into the result, in the waiting thread.
 
     Attributes:
         facts: arguments of the request.
@@ -498,4 +499,4 @@ class Confirmation(QueueQuery):
         elif self._lease.is_lost:
             self._settle(error=LeaseLost(lease_lost(self._said[1])))
         else:
-            self._settle()  # its items are gone with the channel: no other consumer gets them
+            self._settle()  # the leased items are lost with the channel, so no other consumer gets them

@@ -5,8 +5,8 @@ events. A worker also receives calls, which it hands to its runtime (the ``inbox
 
 All frames are handled on the client's own loop: in a driver inside asyncio the user's loop, in a plain script a
 background thread's, in a worker the socket thread's. While a worker's main thread is idle it handles frames itself,
-which saves a change of threads; still one after the other, under a lock. A handler must therefore reach a loop by
-``call_soon_threadsafe`` only. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
+which saves a change of threads; handlers still run one at a time, under a lock. A handler must therefore reach a loop
+by ``call_soon_threadsafe`` only. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ class NodeClient:
         pid: process that made this client; in its forked children the client is closed.
         node: rank of the node that this process is attached to.
         welcome: the daemon's description of the run: its id, its nodes, this process's place.
-        ready: done when the daemon has answered.
+        ready: settled when the daemon has answered.
         events: listeners for daemons' events.
         direct_sockets: the sockets that workers of this node have made for this process.
-        receivers: receivers of further kinds of frames, by kind.
-        restarts: accounts of the restarts of ranks that are under way, by description.
+        receivers: receivers of the remaining kinds of frames, by kind.
+        restarts: descriptions of the rank restarts in progress.
         unobserved: errors of this client's calls that were not awaited.
         user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
-        on_ended: called once, with the client, when nothing can be sent any more.
+        on_ended: called once, with the client, when it can no longer send.
         unsent: callbacks that send data held back until the end of a loop's turn.
-        takings: items that this process has taken out of queues and daemons may not know of.
+        takings: items that this process has taken out of queues, perhaps not yet reported to daemons.
         giving_back: items that this process returns to queues; answers of a worker wait for their confirmation.
     """
 
@@ -114,7 +114,7 @@ class NodeClient:
         self._connect(sock, facts).open()
 
     def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
-        """Attach on another thread, which reads whenever it waits; before the client's own loop runs."""
+        """Attach on another thread, which reads while it is idle. Call this before the client's own loop runs."""
         self._idle = idle
         connection = self._connect(sock, facts)
         connection.share(idle)
@@ -179,7 +179,7 @@ class NodeClient:
             elif fds:
                 close_fds(fds)
         except BaseException:
-            self._calls.pop(call, None)  # the client may have ended first
+            self._calls.pop(call, None)  # another thread may have ended the client, and so the call, already
             self._direct_calls.ended(call)
             raise
         self._departed(call, handler)
@@ -237,7 +237,7 @@ class NodeClient:
         if self._closed is not None or self.lost_nodes:
             try:
                 self._on_loop(lambda: self._fail_hopeless(call, handler))
-            except ClosedError:  # the loop is closed, so no answer will be handled
+            except ClosedError:  # the loop is closed, so it handles no more answers
                 self._fail_hopeless(call, handler)
 
     def _fail_hopeless(self, call: int, handler: ReplyHandler) -> None:
@@ -247,7 +247,7 @@ class NodeClient:
             self._lose(call, handler, str(lost), node)
 
     def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
-        """Fail the slots of a call that will not be answered: all, or those of one node."""
+        """Fail the slots of a call that cannot be answered any more: all slots, or those of one node."""
         for slot, target in enumerate(handler._targets):
             at = frames.node_of(target)
             if node is None or at == node:
@@ -263,7 +263,7 @@ class NodeClient:
         fds: Sequence[int],
         credit: int = 0,
     ) -> None:
-        """Send an open call again, to the process that replaces a dead one."""
+        """Send an open call to the process that replaces a dead one."""
         connection = self._direct_calls.open_again(call, targets[slot], method)
         if connection is not None:
             connection.send((frames.CALL, len(fds), 0, slot, call, method, credit, body), fds)
@@ -287,7 +287,7 @@ class NodeClient:
         self._signal(frames.CANCEL, targets, call)
 
     def send_failure(self, call: int, targets: Sequence[int], facts: dict[str, Any]) -> None:
-        """Tell these targets of an open call that another rank of their group has failed."""
+        """Notify these targets of an open call that another rank of their group has failed."""
         self._signal(frames.FAILED, targets, call, facts)
 
     def _signal(self, kind: int, targets: Sequence[int], call: int, *facts: Any) -> None:
@@ -350,7 +350,7 @@ class NodeClient:
         await self._tasks.settle()
 
     def end_loop(self, thread: LoopThread) -> None:
-        """End the loop, which the given thread runs; blocks. Operations that others start at the last moment fail."""
+        """Stop the loop, which ``thread`` runs, and block until it has stopped. Operations started meanwhile fail."""
         self._tasks.start_no_more()
         thread.stop(self.settle_tasks)
         self._tasks.loop_ended()
@@ -381,7 +381,8 @@ class NodeClient:
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                pool.close()  # another thread wrote this when the client was still open
+                # The caller wrote this content while the client was still open: free its memory.
+                pool.close()
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
 
@@ -438,7 +439,7 @@ class NodeClient:
     # -- direct sockets of workers ------------------------------------------------------------------------------
 
     def _accept_direct(self, source: int, fds: list[int]) -> None:
-        if not fds:  # no descriptor was free here
+        if not fds:  # this process had no free descriptor for the socket
             self.direct_sockets.lost(source)
             return
         connection = self.connect_directly(
@@ -449,7 +450,7 @@ class NodeClient:
         self.direct_sockets.add(source, connection, self.own_direct_sockets)
 
     def send_resume(self, peer: int, owner: int, received: int) -> None:
-        """Tell the other end of a direct socket that it is not read any more."""
+        """Tell the other end of a direct socket that this process has stopped reading it."""
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _send_resume_of_caller(self, worker: int, received: int) -> None:
@@ -493,12 +494,12 @@ class NodeClient:
             self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
-        """Read the daemon's socket before frames of a direct socket are handled, as its frames were sent earlier."""
+        """Read the daemon's socket first: its frames were sent before those of the direct socket to be handled."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
     def drain_direct(self, endpoint: int) -> None:
-        """Read everything that a worker reported as gone has sent on its own socket; where frames are handled."""
+        """Read the remaining frames of a dead worker from its own socket. Call this where frames are handled."""
         self.direct_sockets.drain(endpoint)
 
     def _drain_callee(self, call: int, slot: int) -> None:
@@ -567,8 +568,9 @@ class NodeClient:
         return self._closed
 
     def close(self, reason: str = "the cluster is closed") -> None:
-        """Close the socket; all waits fail with ``ClosedError``. On the loop's own thread."""
-        self.unobserved.close()  # later failures are caused by the close
+        """Close the socket; all waits fail with ``ClosedError``. Call this on the loop's own thread."""
+        # Must precede the failing of the waits, because errors from here on are caused by the close.
+        self.unobserved.close()
         # Answers first, then sockets: waiters are woken while there is a reason to give, and a call that another thread
         # makes meanwhile finds ``_closed`` rather than a socket that accepts frames and never answers.
         # tests/test_embedding.py::test_calls_that_are_open_when_the_cluster_closes_fail_with_closed
@@ -577,10 +579,11 @@ class NodeClient:
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
-            pool.close()  # again: another thread may have been sending a call meanwhile
+            # The pool may be in use again: another thread may have sent a call since ``_end``.
+            pool.close()
 
     def end_without_loop(self, error: Exception) -> None:
-        """Close from a thread other than the loop's, if the loop is closed or not run any more.
+        """Close from another thread than the loop's, if the loop is closed or has stopped running.
 
         The socket is only shut down if the loop may run again, because it is registered there.
         """
@@ -597,7 +600,7 @@ class NodeClient:
     def leave_to_parent(self) -> None:
         """Detach in a forked child: the socket and all its state are the parent's."""
         self._closed = process.forked("this cluster", self.pid)
-        self.takings.page = None  # the page belongs to the parent
+        self.takings.page = None  # the page belongs to the parent process
         self.giving_back = GivingBack()
         self._calls.clear()
         self._requests.forget()
@@ -607,7 +610,7 @@ class NodeClient:
             self._connection.forget()
 
     def flush(self) -> None:
-        """Write frames that wait for the end of the loop's turn, which may not come; from any thread."""
+        """Write frames that are held until the end of the loop's turn, from any thread; that turn may never end."""
         if self._connection is not None and self._closed is None:
             self._connection.is_behind()
 

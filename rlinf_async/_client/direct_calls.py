@@ -1,11 +1,11 @@
-"""Routes a caller's calls by direct socket or daemon, per target; tells the daemon which direct ones are open.
+"""Routes calls by direct socket or by the daemon, per target; reports open direct calls to the daemon.
 
-A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``); from then on calls use it
-too, unless a frame that the daemon relays is still on its way to the worker. The daemon answers for the dead, so the
-caller reports every call that is not answered at once, and its end if the worker dies of it::
+A worker hands a socket of its own to each caller on its node (``_worker/direct_callers.py``). Calls then use it, unless
+a frame that the daemon relays is still on its way to the worker. The daemon answers for dead workers, so the caller
+reports to it each direct call that is not answered at once, and later that the call was answered::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker
-    caller ── PENDING ──► daemon        2 ms later, if it is still open; and again when it has been answered
+    caller ── PENDING ──► daemon        2 ms later, if the call is still open; again once it is answered
     caller ◄── REPLY, "died" ── daemon  even if the worker had died before the report
 
 In the other direction the worker keeps the order: before it takes a frame that the daemon relays from a caller, it
@@ -38,7 +38,7 @@ class DirectCalls:
         open_calls: the client's open calls, by number.
         lock: held wherever answers are handled.
         send: sends a frame to the daemon.
-        later: as ``NodeClient.later``.
+        later: schedules a callback, as ``NodeClient.later`` does.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class DirectCalls:
         self._send = send
         self._later = later
         self._relayed: dict[int, int] = {}
-        """Last call that went to a worker by way of the daemon, by worker."""
+        """Last call that the daemon relayed to a worker, by worker."""
         self._signalled: dict[int, int] = {}
-        """Last open call that was cancelled at a worker by way of the daemon, by worker."""
+        """Last open call whose cancel the daemon relayed to a worker, by worker."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
         self._unreported: list[int] = []
         self._reported: set[int] = set()
@@ -68,7 +68,7 @@ class DirectCalls:
         return f"<DirectCalls [{len(self._open)} open, {len(self._reported)} of them known to the daemon]>"
 
     def open(self, call: int, targets: Sequence[int], method: str) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Choose the way of each target of a call that is about to be sent.
+        """Choose the path to each target of a call that is about to be sent.
 
         Returns:
             The slots of direct targets with their sockets, and the slots that the daemon relays.
@@ -89,7 +89,7 @@ class DirectCalls:
         return sockets, rest
 
     def open_again(self, call: int, target: int, method: str) -> Connection | None:
-        """Choose the way of one more target of an open call. Return its socket, None if the daemon relays it."""
+        """Choose the path to one more target of an open call. Return its socket; None if the daemon relays the call."""
         sockets, _ = self._find_sockets((target,))
         if not sockets:
             self._relayed[target] = call
@@ -101,8 +101,7 @@ class DirectCalls:
     def _find_sockets(
         self, targets: Sequence[int], prefers_daemon: bool = False
     ) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Return the slots of targets whose next frame keeps its order on a socket, with that socket, and the other
-        slots.
+        """Split targets into slots with a socket that keeps their next frame in order, and the other slots.
 
         Args:
             prefers_daemon: use a socket only if a relayed frame would overtake its content: it is full, or broken.
@@ -132,7 +131,7 @@ class DirectCalls:
             self._arm()
 
     def split(self, call: int, targets: Sequence[int]) -> tuple[list[Connection], list[int]]:
-        """Return the sockets for a signal that must follow a call, and the targets that the daemon reaches."""
+        """Return the sockets for a signal that must follow a call, and the targets to which the daemon relays it."""
         _, went = self._open.get(call, ("", ()))
         others = [target for target in targets if target not in went]
         # A relayed cancel makes later calls relayed too (``note_signal``), past calls that a full socket still owes.
@@ -148,11 +147,11 @@ class DirectCalls:
         return direct, relayed
 
     def relays(self, worker: int, call: int) -> None:
-        """Note that the daemon relays a call which was to go directly: later calls must not overtake it."""
+        """Record that the daemon relays a call that was meant for a socket: later calls must not overtake it."""
         self._relayed[worker] = call
 
     def note_signal(self, call: int, workers: Sequence[int]) -> None:
-        """Note that the daemon relays the cancel of a call, or another rank's failure in it.
+        """Record that the daemon relays the cancel of a call, or another rank's failure in it.
 
         A later call would go directly, and overtake the cancel, as soon as all relayed calls but this one are answered.
         Therefore it is relayed too until this call is answered.
@@ -170,7 +169,8 @@ class DirectCalls:
     def ended(self, call: int) -> None:
         self._open.pop(call, None)
         self._reported.discard(call)
-        if self._signalled:  # a copy: another thread may be cancelling a call
+        # Work on a copy: another thread may be adding an entry, because it cancels a call.
+        if self._signalled:
             self._signalled = {worker: other for worker, other in self._signalled.copy().items() if other != call}
 
     def forget(self, worker: int) -> None:
@@ -212,7 +212,7 @@ class DirectCalls:
         method, sockets = self._open[call]
         self._reported.add(call)
         handler = self._calls.get(call)
-        if handler is None:  # it has just been abandoned
+        if handler is None:  # the caller has just abandoned it
             return []
         waiting = [(handler._targets[slot], slot) for slot in handler._unanswered()]
         return [(frames.number_of(target), slot, call, method) for target, slot in waiting if target in sockets]

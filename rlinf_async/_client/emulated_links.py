@@ -106,9 +106,9 @@ class EmulatedLinks:
                     break
                 due = queue[0].due
                 if due is None or due > now + _TIMER_SLACK_S:
-                    return  # messages behind it leave when it does
+                    return  # messages behind it are sent when its own timer fires
                 delayed = queue.popleft()
-            # No other task takes messages off, so that what was first also leaves first.
+            # No other task takes messages off, so messages leave in the order in which they were queued.
             delayed.go()
         with self._lock:
             if not self._kept.get(link):

@@ -20,7 +20,8 @@ class Events:
     """Listeners of a process, by kind of event: deaths, lost nodes, lines of output, its own end.
 
     Attributes:
-        returned: facts of each rank's return by its old endpoint, for listeners that learn of that endpoint later.
+        returned: facts of each rank's return, by its old endpoint, for later listeners that still know only that
+            endpoint.
         in_debugger: ranks of the run that are stopped in the debugger.
     """
 
@@ -39,7 +40,7 @@ class Events:
     def listen(self, kind: str, listener: Listener) -> None:
         """Call a bound method for every event of a kind, as long as its object lives."""
         number, listening = next(self._numbers), self._while_alive.setdefault(kind, {})
-        # By number: removal from a list would search it, while other threads may add and remove entries.
+        # Key listeners by number: removal from a list would search it while other threads add and remove entries.
         listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
     def announce(self, kind: str, facts: dict[str, Any]) -> None:
@@ -63,7 +64,6 @@ class Events:
             self._resumed_at = clock.monotonic()
 
     def counts_from(self, since: float) -> float:
-        """Return the start of a time limit that began at ``since``: it restarts when no rank is in the debugger any
-        more."""
-        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot go on either.
+        """Return the start of a time limit begun at ``since``: it restarts when the last rank leaves the debugger."""
+        # A stop of any rank counts: ranks that wait for it, and ranks that wait for these, cannot continue either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

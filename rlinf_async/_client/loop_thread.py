@@ -13,11 +13,11 @@ from rlinf_async._waits.thread_gate import reads
 
 
 class LoopThread:
-    """Daemon thread that runs a loop until ``stop``; it does not keep the interpreter from ending.
+    """Daemon thread that runs a loop until ``stop``; it does not keep the interpreter from exiting.
 
     Args:
-        loop: the loop, which continues even if user code stops it; by default one of uvloop's.
-        on_error: gets an error that escapes the loop, which then continues; by default the thread ends.
+        loop: the loop, which continues even if user code stops it; by default a new uvloop loop.
+        on_error: receives an error that escapes the loop, which then continues; without it, the thread ends.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LoopThread:
         self.loop.call_soon_threadsafe(callback)
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Stop the loop and wait for the thread; not from the thread itself.
+        """Stop the loop and wait for the thread. Do not call this from the thread itself.
 
         Args:
             last: makes a coroutine that is awaited on the loop before it stops.

@@ -20,7 +20,7 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         timeout: seconds; None for ``settings.NAME_TIMEOUT_S``; 0 finds only what exists.
 
     Raises:
-        DeadlineExceeded: there was none in time; the text lists the names that exist.
+        DeadlineExceeded: no such name appeared in time; the text lists the existing names.
         ClosedError: the group or channel of that name is closed.
     """
     limit, noun = "", noun or kind
@@ -39,12 +39,14 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
         late = await end_lookup(client, kind, f"{noun} named '{name}' within {timeout:g} s{limit}", lookup.number)
         if not lookup.done():
             raise late from None
-        return await lookup  # an existing name is found even with a timeout of 0
+        return await lookup
+
+
+# The lookup has succeeded: an existing name is found even with a timeout of 0.
 
 
 def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
-    """End a lookup. Return the error that it was too late, with the existing names if they arrive in
-    ``WAIT_ANSWER_S``."""
+    """Cancel a late lookup. Return its error, with the existing names if they arrive within ``WAIT_ANSWER_S``."""
     said: Work[DeadlineExceeded] = Work()
     patience = settings.WAIT_ANSWER_S()
     request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")

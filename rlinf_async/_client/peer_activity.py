@@ -72,7 +72,7 @@ def queue(client: RequestSender, node: int, number: int, key: bytes) -> Work[str
 
 
 def through(inner: Sequence[slow_waits.Waitable]) -> Work[str]:
-    """Describe the works that a wait needs in turn, each with its own description."""
+    """Describe the operations that a wait depends on, each with its own description."""
     descriptions = [(work, work._peer_activity()) for work in inner]
 
     def describe() -> str:
@@ -98,7 +98,7 @@ def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[st
 def _when_all(
     asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
-    """Return the text made once all have answered, or after a deadline, which a ``client`` measures."""
+    """Return the result of ``describe`` once all have answered, or after a deadline that ``client`` measures."""
     description: Work[str] = Work()
 
     def finish() -> None:

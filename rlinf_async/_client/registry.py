@@ -28,7 +28,8 @@ _inherited: list[NodeClient] = []
 
 
 def activate(client: NodeClient) -> None:
-    client.on_ended = _deactivate  # first: another thread may end the client at any time
+    # Set the callback first: another thread may end the client at any time.
+    client.on_ended = _deactivate
     _active.append(client)
 
 
@@ -46,8 +47,7 @@ def first_active() -> NodeClient | None:
 
 
 def current() -> NodeClient:
-    """Return the client of the only run in which this process has an open cluster; the first one, if it has several
-    there.
+    """Return the client of the run in which this process has an open cluster; the oldest one if that run has several.
 
     Raises:
         RuntimeError: there is none, or there are several runs.
@@ -68,7 +68,7 @@ def client_of(cluster: HasClient | None) -> NodeClient:
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """Return this process's client in a run, or raise as ``current``; ``what``, as "channel 'obs'", is for errors."""
+    """Return this process's client in a run, or raise as ``current`` does; ``what`` ("channel 'obs'") is for errors."""
     for client in _active:
         if client.welcome.get("run") == run:
             return client

@@ -12,14 +12,14 @@ NOWHERE: Final = -1
 
 
 class ReplyHandler(Protocol):
-    """One call: begun before it is sent, and answered slot by slot, in any order."""
+    """Handler of one call: begun before the call is sent, then given the answer of each slot, in any order."""
 
     _method: str
     _targets: Sequence[int]
-    """Endpoints of the called workers by slot, once it has begun; or ``NOWHERE``."""
+    """Endpoint of the called worker, or ``NOWHERE``, by slot; set when the call begins."""
 
     def _begin(self, call: int) -> Sequence[int]:
-        """Note the number of the call, which is about to be sent. Return its targets."""
+        """Record the number of a call that is about to be sent. Return its targets."""
 
     def _mark_departed(self) -> None: ...
 
@@ -39,4 +39,4 @@ class CallReceiver(Receiver, Protocol):
     """Receiver of the calls and other frames for a worker."""
 
     def on_batch(self) -> None:
-        """Note that all frames of one read have been delivered."""
+        """Handle the end of a read: all its frames have been delivered."""

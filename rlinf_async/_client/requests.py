@@ -22,7 +22,7 @@ OWN_NODE: Final = -1
 
 
 class DaemonRequest(Work[Answer], Generic[Answer]):
-    """Operation that was requested of a daemon, which knows it by its ``number``."""
+    """Open request to a daemon, which identifies it by its ``number``."""
 
     _ends_with_others = False
     _kind = "request"
@@ -101,6 +101,6 @@ def error_of(value: Sequence[str]) -> Exception:
     name, message = value
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        with contextlib.suppress(TypeError):  # its constructor may need more than a message
+        with contextlib.suppress(TypeError):  # the class may require more than a message
             return kind(message)
     return RuntimeError(f"{name}: {message}")

@@ -19,7 +19,7 @@ OnLoop = Callable[[Callable[[], None]], None]
 
 
 class Task(Work[Any]):
-    """Coroutine that runs on the loop, as a work."""
+    """Coroutine that runs on the client's loop, as an awaitable ``Work``."""
 
     _kind = "task"
 
@@ -39,7 +39,7 @@ class Task(Work[Any]):
         return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
-        """Return the needs of the coroutine's awaits; without any, its own daemon's, as the framework is at work."""
+        """Return what the coroutine waits for; its own daemon if it waits for nothing, because framework code runs."""
         targets, every = needs_of(self._awaited())
         return (targets, every) if targets else ([Target(TargetKind.DAEMON, name=self._what)], True)
 
@@ -52,7 +52,7 @@ class Task(Work[Any]):
         return [work for future in futures if (work := slow_waits.work_on(future)) is not None]
 
     def follow(self, task: asyncio.Task[Any]) -> None:
-        """The coroutine runs as this task."""
+        """Bind to the asyncio task that runs the coroutine."""
         self._task, self._thread = task, threading.get_ident()
         task.add_done_callback(self._finished)
         if self._cancelled:
@@ -110,7 +110,7 @@ class Tasks:
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
-            if self._is_over:  # it would never reach its first step
+            if self._is_over:  # a new task would be cancelled before its first step
                 return
             self._unstarted.pop(work, None)
             task = self._loop.create_task(coroutine)
@@ -128,18 +128,18 @@ class Tasks:
         return work
 
     def start_no_more(self) -> None:
-        """Start no more tasks, from any thread, because the loop is about to end; later ones fail at ``loop_ended``."""
+        """Stop starting tasks, from any thread: the loop is about to end, and later ones fail at ``loop_ended``."""
         self._is_over = True
 
     def loop_ended(self) -> None:
-        """Fail the tasks that never began, after ``settle`` and once the loop is closed."""
+        """Fail the tasks that never began. Call this after ``settle``, once the loop is closed."""
         while self._unstarted:
             work, coroutine = self._unstarted.popitem()
             coroutine.close()
             work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
 
     async def settle(self) -> None:
-        """Cancel all running tasks, repeatedly if necessary, and wait for their end."""
+        """Cancel all running tasks, repeatedly if necessary, and wait until they have ended."""
         current = asyncio.current_task()
         while tasks := [task for task in self._running if task is not current]:
             for task in tasks:

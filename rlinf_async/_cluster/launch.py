@@ -33,7 +33,7 @@ logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
 
-# Limit for one environment variable: the kernel's own when the worker starts a program.
+# Limit for one environment variable: the kernel has the same one when a worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
 
 
@@ -47,8 +47,8 @@ class Plan:
         config: the cluster's configuration as JSON, for the workers; empty without one.
         environment: the group's own variables, which override all others.
         script_environment: variables that the launching process has changed since its start.
-        profiling: profiling of this group; None if it is not profiled.
-        close_grace: seconds that its workers have for their end.
+        profiling: profiling configuration of this group; None if it is not profiled.
+        close_grace: seconds that its workers have for their shutdown.
         policy: whether and how often its ranks are restarted.
         preload: modules to import before the workers are forked, as given by the user.
         own_modules: other modules that the workers import at their start, the class's own among them.
@@ -78,8 +78,8 @@ class Plan:
 async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
     """Start the processes of a group, and send its waiting calls. Return the port of its store.
 
-    A failed launch leaves nothing: its processes are ended, its name is free, and every call that waits on the members
-    gets the error.
+    A failed launch leaves nothing behind: its processes are ended, its name is free, and every call that waits on the
+    members gets the error.
     """
     try:
         if not members.number:
@@ -112,12 +112,13 @@ async def _reserve(client: NodeClient, members: Members) -> None:
     try:
         members.number = await request.async_wait()
     except asyncio.CancelledError:
-        members.number = await request.async_wait()  # wait all the same: _undo releases the name by its number
+        # Wait for the number all the same: ``_undo`` needs it to release the name.
+        members.number = await request.async_wait()
         raise
 
 
 def reserve_now(client: NodeClient, name: str) -> int:
-    """Reserve a name in a thread that may block, so that a taken name raises at once."""
+    """Reserve a name, blocking, so that a taken name raises at once."""
     request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
 
     def release() -> None:
@@ -126,7 +127,8 @@ def reserve_now(client: NodeClient, name: str) -> int:
 
     try:
         return request.wait()
-    except BaseException:  # a signal handler has raised: release the number when it arrives
+    except BaseException:
+        # A signal handler has raised: release the number when it arrives.
         request._follow(release)
         raise
 
@@ -207,7 +209,8 @@ def _worker(
     )
     node = plan.nodes[placement.cluster_node_rank]
     if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
-        environment |= family.get_variables([])  # its node group ignores what the node has
+        # The worker's node group ignores accelerators: hide those that the node has.
+        environment |= family.get_variables([])
     if restarts:
         environment[RESTARTS] = str(restarts[placement.rank])
     if node.rehearsed:
@@ -242,21 +245,21 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
 def _surroundings(python: str | None) -> dict[str, Any]:
     """Return working directory, import path and script of this process, for its workers.
 
-    Entries of the path that belong to this interpreter are left out for another one, which has its own.
+    For another interpreter, entries of the path that belong to this one are omitted.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)
-    module = getattr(getattr(main, "__spec__", None), "name", None)  # of `python -m`
+    module = getattr(getattr(main, "__spec__", None), "name", None)  # ``python -m`` sets it
     cwd = surroundings.working_directory()
     path = [str(Path(entry).absolute()) if entry else cwd for entry in sys.path]
     if python is not None and python != sys.executable:
         path = [entry for entry in path if not _belongs_to_python(entry)]
-    script = str(Path(script).absolute()) if script and not script.startswith("<") else None  # "<stdin>"
+    script = str(Path(script).absolute()) if script and not script.startswith("<") else None  # "<stdin>" is not a file
     return {"cwd": cwd, "sys_path": path, "script": script, "module": module}
 
 
 def _belongs_to_python(entry: str) -> bool:
-    """True if an entry of the path is this interpreter's own: its standard library, its site-packages."""
+    """True if an entry of the path belongs to this interpreter: its standard library or site-packages."""
     library = Path(sysconfig.get_path("stdlib"))
     if Path(entry) == library.with_name(f"python{sys.version_info.major}{sys.version_info.minor}.zip"):
         return True

@@ -35,8 +35,8 @@ class LaunchConfig:
     """Variables and interpreter that several workers of a launch share.
 
     Attributes:
-        env: variables; lists of paths are put before the node's own.
-        python: the interpreter; None for the node's own.
+        env: environment variables; lists of paths are prepended to the node's own.
+        python: path of the interpreter; None for the node's own.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -70,7 +70,7 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
     """Return the number of nodes that the script needs; None for all.
 
     Raises:
-        ConfigError: the value is no number, or the script and the configuration disagree.
+        ConfigError: the value is not a number, or the script and the configuration disagree.
     """
     if num_nodes is not None and (not isinstance(num_nodes, int) or isinstance(num_nodes, bool) or num_nodes < 0):
         raise ConfigError(f"num_nodes must be a number of nodes, got {num_nodes!r}")
@@ -83,7 +83,7 @@ def wanted_nodes(num_nodes: int | None, config: ClusterConfig | None) -> int | N
 def trace_wanted(
     given: str | os.PathLike[str] | bool | None, config: ClusterConfig | None, environ: Mapping[str, str]
 ) -> TracerConfig:
-    """Return whether the run is traced, and into which file; ConfigError for another argument than a path or a bool.
+    """Return the tracing configuration: on or off, and the file; ConfigError if ``given`` is neither a path nor a bool.
 
     The script's argument wins over ``$RLINF_TRACE``, which ``rlinf-launch --trace`` sets, and that over the
     configuration.
@@ -107,7 +107,7 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """Return whether a call that fails unawaited ends plain waits; ConfigError for neither yes nor no.
+    """True if a call that fails unawaited ends plain waits; ConfigError for a value that is neither yes nor no.
 
     The script's argument wins over ``$RLINF_FAIL_FAST``, which ``rlinf-launch --fail-fast`` sets, and that over the
     configuration.
@@ -128,10 +128,10 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
 
 
 def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:
-    """Return the address at which metrics are served, from the argument or else the configuration; None for none.
+    """Return the address for serving metrics, from the argument or else the configuration; None if there is none.
 
     Raises:
-        ConfigError: the argument is no address.
+        ConfigError: the argument is not an address.
     """
     if given is None:
         wanted = config.metrics if config is not None else None
@@ -146,7 +146,7 @@ def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | 
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-    """Return the node groups of a cluster: ``cluster`` and ``node``, the configured ones, and one per other label of
+    """Return the node groups of a cluster: ``cluster``, ``node``, the configured ones, and one per other label of
     hosts.
 
     Raises:
@@ -159,7 +159,7 @@ def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[
 def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchConfig:
     """Return the configured interpreter and variables for a placed worker.
 
-    A worker outside of the configured groups gets the settings on which all groups of its node agree.
+    A worker outside the configured groups gets the settings on which all groups of its node agree.
 
     Raises:
         ConfigError: the groups do not agree.

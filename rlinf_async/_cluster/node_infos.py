@@ -20,7 +20,7 @@ logger = own_logger(__name__)
 
 
 def nodes_from(peers: Sequence[dict[str, Any]]) -> tuple[NodeInfo, ...]:
-    """Return the nodes that may hold workers, by rank; the driver's own hidden node is not one."""
+    """Return the nodes that may hold workers, by rank; the driver's own hidden node is omitted."""
     return tuple(
         _node_from(peer) for peer in sorted(peers, key=lambda peer: int(peer["node"])) if not peer.get("hidden")
     )
@@ -56,8 +56,8 @@ async def described(
 ) -> tuple[NodeInfo, ...]:
     """Return the nodes with their configured labels and variables, and with their hardware other than accelerators.
 
-    That hardware is searched for on each node if the configuration describes some, or ``RLINF_EXT_MODULE`` names a
-    module.
+    The search for that hardware runs on each node if the configuration describes some, or if ``RLINF_EXT_MODULE`` names
+    a module.
 
     Raises:
         ConfigError, LaunchError: a node's search fails.
@@ -95,7 +95,7 @@ async def _inventories(
         pickled, warning = await request.async_wait()
         if warning:
             logger.warning(warning)
-        # A body of the codec: 0 and one pickle.
+        # Build a codec body: the byte 0 and one pickle.
         found[rank] = tuple(codec.decode(b"\0" + bytes.fromhex(pickled)))
     return found
 
@@ -105,7 +105,7 @@ def _labels(config: ClusterConfig | None, node: NodeInfo) -> list[str]:
 
 
 def _common_variables(config: ClusterConfig | None, node: NodeInfo) -> dict[str, str]:
-    """Return the variables on which all groups of a node agree; none if they disagree: each then sets its own."""
+    """Return the variables on which all groups of a node agree; none if they disagree: then each group sets its own."""
     try:
         return config.get_node_env_vars(node.node_rank) if config is not None else {}
     except ConfigError:

@@ -13,7 +13,7 @@ logger = own_logger(__name__)
 
 
 def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
-    """Queue the lines of one worker for the stream of the same name in this process."""
+    """Queue one worker's lines of output for the same stream of this process."""
     stream = sys.stderr if facts["stream"] == "stderr" else sys.stdout
     prefix = f"[{facts['who']}] "
     rank = facts["who"].rpartition("@")[0].rpartition(":")[2]

@@ -29,15 +29,15 @@ async def start_own_nodes(
     fake_gpus: int | None,
     timeout: float,
 ) -> tuple[str, list[str]]:
-    """Start this machine's node, or several that behave as machines. Return the first one's socket, and notes for the
-    user.
+    """Start this machine's node, or several that behave as machines. Return the first one's socket, and notes for
+    users.
 
     Args:
         lifelines: list to which each started node's lifeline is added; the caller must stop them, even after an error.
-        timeout: seconds for all to be up.
+        timeout: seconds until all nodes must be up.
 
     Raises:
-        LaunchError: a node could not be started; the text has its output.
+        LaunchError: a node failed to start; the text has its output.
     """
     authority = RunAuthority(run) if count > 1 else None
     command = [sys.executable, "-P", "-m", "rlinf_launcher.daemon"]
@@ -66,11 +66,11 @@ async def start_own_nodes(
 
 
 def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs that each node started here declares; None to use the real ones.
+    """Return the number of GPUs that each node started here pretends to have; None to use the real ones.
 
     Args:
         asked: the script's argument; None leaves it to the environment variable.
-        joins: true if the cluster joins a run, and starts no node.
+        joins: true if the cluster joins a run instead of starting nodes.
 
     Raises:
         ConfigError: the number is invalid, or the run's nodes have already been started.
@@ -92,7 +92,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """Return the environment by which a daemon finds this ``rlinf_async``; LaunchError for an uninstalled checkout."""
+    """Return an environment in which a daemon finds this ``rlinf_async``; LaunchError for an uninstalled checkout."""
     environment = {**os.environ, "RLINF_RUN_ID": run}
     home = Path(__file__).resolve().parents[2]
     launcher = importlib.util.find_spec("rlinf_launcher")

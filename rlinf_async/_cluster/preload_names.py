@@ -1,4 +1,4 @@
-"""Modules that nodes import before they fork the workers of a group: named by the user, or read from its pickle."""
+"""Modules that nodes import before they fork a group's workers: named by the user, or found in the group's pickle."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Bytes of a pickle that are read, which takes 20 ms; a larger pickle has large arguments, after its class.
+# Number of bytes of a pickle that are scanned, within 20 ms; the arguments of a larger pickle follow its class.
 _MOST_PICKLE_BYTES: Final = 64 * 1024
 
-# Packages that every worker imports at its start; ``__main__`` is the script.
+# Packages that every worker imports at its start, and ``__main__``, the script.
 _EVERYWHERE: Final = frozenset(
     {*sys.stdlib_module_names, "__mp_main__", "cloudpickle", "msgpack", "numpy", "rlinf_async", "torch", "uvloop"}
 )
@@ -26,8 +26,8 @@ def named_modules(preload: Any) -> tuple[str, ...]:
     """Return the modules that ``launch(preload=)`` names.
 
     Raises:
-        TypeError: the argument is no sequence of strings.
-        ValueError: no module can have such a name.
+        TypeError: the argument is not a sequence of strings.
+        ValueError: a string is not a valid module name.
     """
     if preload is None:
         return _workers_of_rlinf() if dialect.is_rlinf else ()
@@ -42,12 +42,12 @@ def named_modules(preload: Any) -> tuple[str, ...]:
 
 
 def _workers_of_rlinf() -> tuple[str, ...]:
-    """Return the modules of RLinf's workers that the script has imported: its groups share one import of them all."""
+    """Return the modules of RLinf's workers that the script has imported: all its groups share one import of them."""
     return tuple(sorted(name for name in sys.modules if name.startswith("rlinf.workers.")))
 
 
 def imported_at_once(pickled: bytes) -> tuple[str, ...]:
-    """Return the modules that unpickling a group's class and arguments imports, except those that each worker has."""
+    """Return the modules that unpickling a group's class and arguments imports, without those of every worker."""
     names = dict.fromkeys(_modules_of(pickled[:_MOST_PICKLE_BYTES]))
     return tuple(name for name in names if name and name.partition(".")[0] not in _EVERYWHERE)
 
@@ -71,12 +71,12 @@ def _modules_of(pickled: bytes) -> Iterator[str]:
             if isinstance(argument, str) and stack[-1] == ("cloudpickle.cloudpickle", "subimport"):
                 yield argument
             stack = [stack[-1], argument if isinstance(argument, str | tuple) else None]
-    except (ValueError, IndexError):  # the pickle is cut off
+    except (ValueError, IndexError):  # the pickle is truncated
         return
 
 
 def log_refusal(facts: dict[str, Any]) -> None:
-    """Log, once, that the workers of a group import a module themselves."""
+    """Log once that the workers of a group import a module themselves."""
     logger.log(
         logging.WARNING if facts["asked"] else logging.INFO,
         "each worker of '%s' on node %s imports %s itself, which is not preloaded: %s",

@@ -37,10 +37,10 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
-# Seconds to wait for the notice of a killed rank's death; a slower daemon is ending itself.
+# Seconds to wait for the report of a killed rank's death; a slower daemon is shutting down itself.
 _DEATH_TIMEOUT_S: Final = 10.0
 
-# Seconds until the processes of a lost node have ended: a node that is cut off ends itself by its own clock.
+# Seconds until the processes of a lost node have ended: a node that is cut off shuts down by its own clock.
 _NODE_END_S: Final = 5.0
 
 _MAX_CAUSES: Final = 4
@@ -59,9 +59,9 @@ class Supervision:
     A rank whose node is lost is started on another one (``Substitutes``), once the processes on the lost node have
     ended.
 
-    By default the calls of all ranks wait, and ranks that are away together come back together.  With ``order="rank"``
-    each rank has a pause and a restart of its own, and only its own calls wait; the other ranks' calls wait while hooks
-    run, which may have to meet on all ranks, and which begin once no rank is away.
+    By default the calls of all ranks wait, and ranks that are away together come back together. With ``order="rank"``
+    each rank has its own pause and restart, and only its own calls wait; the other ranks' calls wait while hooks run,
+    because hooks may have to meet on all ranks; hooks start once no rank is away.
 
     All methods except ``rank_died`` run on the client's loop, in one task at a time.
 
@@ -69,11 +69,11 @@ class Supervision:
         construct: encoded arguments of the constructors' call.
         substitutes: substitutes of the cluster.
         residents: returns the living ranks of all groups of this process.
-        setting_for: returns interpreter and variables of a placement.
-        hook: true if the workers have an ``on_restart`` of their own.
+        setting_for: returns the interpreter and variables for a placement.
+        hook: true if the worker class defines ``on_restart``.
 
     Attributes:
-        port: port of the group's store; known once the group is launched.
+        port: port of the group's store; set once the group is launched.
     """
 
     def __init__(
@@ -95,17 +95,18 @@ class Supervision:
         self._substitutes = substitutes
         self._residents = residents
         self._setting_for = setting_for
-        self._paid: set[int] = set()  # ranks whose restart was counted and could not be started yet
+        self._paid: set[int] = set()  # ranks whose restart is counted, but that could not be started yet
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
-        self._has_moved = False  # true while the living ranks do not know that the store is on another node
+        self._has_moved = False  # true until the living ranks know that the store has moved to another node
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
         self._by_rank = members.by_rank = plan.policy.by_rank
-        self._free: set[int] = set()  # ranks that were ended on purpose: their next restart is not counted
-        # Deaths and failures that were followed by a restart, by rank, oldest first.
+        # Ranks that were killed on purpose: their next restart is not counted.
+        self._free: set[int] = set()
+        # Deaths and failures that led to a restart, by rank, oldest first.
         self._causes: dict[int, list[str]] = {}
         self._changed = asyncio.Event()
         self._working: Task | None = None
@@ -118,8 +119,8 @@ class Supervision:
 
     def rank_died(self, rank: int, facts: dict[str, Any]) -> None:
         """Handle the death of a rank; the thread that handles frames calls it."""
-        # Record the death before calls are held: a task that releases calls clears the held ranks first, and checks for
-        # ranks that are away afterwards.
+        # Record the death before calls are held: a task that releases calls first clears the held ranks, and then
+        # checks for ranks that are away.
         self._rounds.died(rank, facts)
         self._members.hold(self._held_with([rank]))
         self._client.later(0, self._look)
@@ -139,7 +140,8 @@ class Supervision:
     def _look(self) -> None:
         self._changed.set()
         if self._away and self._members.closed:
-            self._members.close()  # again: calls may wait for a death that was reported during the first close()
+            # Close again: calls may wait for a death that was reported during the first close().
+            self._members.close()
         elif self._away and self._working is None:
             self._working = self._client.run(self._bring_all_back(), what=f"restarts of group '{self._plan.name}'")
 
@@ -149,7 +151,7 @@ class Supervision:
             self._working.cancel()
         self._client.later(
             0, self._changed.set
-        )  # ends a restart by hand: the deaths it waits for are not reported any more
+        )  # ends restarts by hand: the deaths that they await are not reported any more
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -170,11 +172,11 @@ class Supervision:
             await self._kill((rank for rank in ranks if rank not in self._away), "restarted by hand")
         finally:
             self._look()
-            if self._working is None:  # they are back already, or no death could be reported
+            if self._working is None:  # the ranks are back already, or no death could be reported
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            # A rank whose constructor has failed again was present for a moment, and then has a reason.
+            # If the constructor failed again, the restart was counted, but the rank's death has a reason.
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
@@ -187,7 +189,7 @@ class Supervision:
             self._changed.clear()
             await self._changed.wait()
 
-    # -- the way back -------------------------------------------------------------------------------------------
+    # -- restarting ----------------------------------------------------------------------------------------------
 
     async def _bring_all_back(self) -> None:
         try:
@@ -201,7 +203,7 @@ class Supervision:
         except BaseException as error:
             if not isinstance(error, asyncio.CancelledError | ClosedError) and self._client.closed is None:
                 logger.exception("ranks of group '%s' could not be started again", self._plan.name)
-                with contextlib.suppress(Exception):  # their waiting calls must fail, not hang
+                with contextlib.suppress(Exception):  # their waiting calls must fail instead of hanging
                     await self._lose(sorted(self._away), f"could not be started again: {error}")
             self._working = None
             self._away.clear()
@@ -214,11 +216,12 @@ class Supervision:
 
     def _release(self, ranks: Iterable[int]) -> None:
         self._members.release(ranks)
-        if self._away:  # another one has died at this moment
+        if self._away:
+            # Another rank has died at this moment: hold its calls again.
             self._members.hold(self._held_with(list(self._away)))
 
     async def _bring_each_back(self) -> None:
-        """Restart every rank that is away, each in a task of its own, including those that die meanwhile."""
+        """Restart every rank that is away, including those that die meanwhile; each in its own task."""
         tasks: dict[int, asyncio.Task[None]] = {}
 
         def end(rank: int) -> None:
@@ -253,7 +256,7 @@ class Supervision:
 
     @contextlib.contextmanager
     def _shown_in_reports(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
-        """Context manager: shows the block as an activity in reports; without a call it counts as running."""
+        """Context manager: shows the block as an activity in reports; without a call the activity counts as running."""
         since, name = clock.monotonic(), supervision(self._members.name)
 
         def activity() -> Activity:
@@ -269,7 +272,7 @@ class Supervision:
             del self._client.restarts[what]
 
     async def _start_all(self, ranks: Sequence[int]) -> list[int]:
-        """Start these ranks, or all that are away, after their pause. Return the ranks that started."""
+        """Start these ranks, or all ranks that are away, after their pause. Return the ranks that started."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(list(ranks) or sorted(self._away))
@@ -290,10 +293,12 @@ class Supervision:
             entry = (await spawn(self._client, members, self._plan, [rank], self.port, counts))[rank]
             self._has_moved |= store_node != self._store_node
         except NodeLost as error:
-            if self._client.closed is not None:  # it is this machine's own daemon
+            if self._client.closed is not None:
+                # The lost node is this machine's own: the client is closed.
                 raise
             self._note(rank, f"rank {rank} could not be started: {error}")
-            return False  # it is still away, and goes to another node
+            # The rank is still away, and will be started on another node.
+            return False
         except LaunchError as error:
             await self._lose([rank], f"could not be started again: {error}")
             return False
@@ -331,7 +336,7 @@ class Supervision:
                 self.port = await open_store(self._client, self._members, self._plan)
                 self._store_node, self._has_moved = placements[0].cluster_node_rank, True
                 self._changed.set()
-            except NodeLost:  # it moves once more
+            except NodeLost:  # the next node is lost, too: the rank moves once more
                 if self._client.closed is not None:
                     raise
             except LaunchError as error:
@@ -389,7 +394,8 @@ class Supervision:
             with contextlib.suppress(NodeLost, ClosedError):
                 await self._client.request(operations.KillRanks(numbers[::2], reason), node=node)
 
-        def silent() -> list[int]:  # a rank whose death was reported may be back already
+        def silent() -> list[int]:
+            # A rank whose death was reported may be back already.
             assert members.endpoints is not None
             return [rank for rank in killed if rank not in self._away and members.endpoints[rank] == killed[rank]]
 
@@ -402,7 +408,7 @@ class Supervision:
             self._rounds.missed(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
-        """Run the constructors; kill the ranks whose constructor failed, which are then away again."""
+        """Run the constructors; kill the ranks whose constructor failed, so that they are away again."""
         outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
@@ -412,10 +418,10 @@ class Supervision:
         self._look_for_deaths(outcomes)
 
     def _look_for_deaths(self, outcomes: Iterable[Outcome]) -> None:
-        """Record the deaths that are answers to a call of this supervision.
+        """Record the deaths that answered a call of this supervision.
 
-        A rank that died before its endpoint was known here is reported in no other way, and any other death may be
-        reported later than the answer.
+        The death of a rank whose endpoint was not yet known here is reported only by such an answer, and reports of
+        other deaths may arrive later than the answer.
         """
         for outcome in outcomes:
             error = outcome.error
@@ -426,8 +432,7 @@ class Supervision:
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
-        """Run the hooks of workers and driver about restarted ranks; a worker's death ends the round without the
-        driver's hook."""
+        """Run the hooks of workers and driver for restarted ranks; a worker's death skips those of the driver."""
         members, rounds = self._members, self._rounds
         self._move_store()
         members.hold()
@@ -438,14 +443,14 @@ class Supervision:
             if self._hook:
                 who = name_ranks(sorted(self._away))
                 logger.warning("on_restart() of group '%s' has ended unfinished: %s died meanwhile", members.name, who)
-            if self._by_rank:  # the others go on until the next attempt
+            if self._by_rank:  # the other ranks continue until the next attempt
                 self._release(set(range(members.size)) - rounds.coming_back)
             return
         for outcome in outcomes:
             if outcome.error is not None and not isinstance(outcome.error, PeerLost):
                 logger.error("on_restart() of rank %d of group '%s' failed", outcome.rank, members.name)
                 self._report(f"on_restart() of rank {outcome.rank}", f"{outcome.error!r}")
-        if restart.ranks:  # else only the store has moved
+        if restart.ranks:  # none if only the store has moved
             self._announce(restart)
 
     def _living(self) -> list[int]:
@@ -457,8 +462,8 @@ class Supervision:
         self._has_moved = False
         members = self._members
         body = codec.encode(((self._plan.nodes[self._store_node].node_ip, self.port), {}))
-        # Do not wait: a rank may be in a method that ends only by a call that waits for this restart. Later calls of
-        # this process arrive later there.
+        # Do not wait for the answers: a rank may be in a method that ends only by a call that waits for this restart.
+        # Later calls from this process arrive after this one.
         moving = members.call_now(self._living(), MOVE_STORE, body).outcomes().async_wait()
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
 
@@ -468,7 +473,7 @@ class Supervision:
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks until all have ended or a rank dies: the others would wait for its hook for ever."""
+        """Run the workers' hooks until all have ended or a rank dies, for whose hook the others would wait forever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)
@@ -488,10 +493,10 @@ class Supervision:
             call.cancel()
         return outcomes.wait() if outcomes.done() else []
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- lost ranks ----------------------------------------------------------------------------------------------
 
     async def _lose(self, ranks: Sequence[int], reason: str) -> None:
-        """Give these ranks up: calls and messages for them fail from now on."""
+        """Stop restarting these ranks: calls and messages for them fail from now on."""
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
@@ -517,8 +522,7 @@ class Supervision:
     async def _announce_to_nodes(
         self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
     ) -> None:
-        """Tell all nodes by way of node 0, which itself knows of it when this returns, and so does the rank's
-        own node."""
+        """Notify all nodes through node 0; on return, node 0 and the rank's own node have the news."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

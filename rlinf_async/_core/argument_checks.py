@@ -1,4 +1,4 @@
-"""Checks of users' arguments: whole numbers, switches, seconds; errors name the argument and whose it is."""
+"""Checks of users' arguments: integers, bools, seconds; errors name the argument and the function that it is for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any, Final
 
-MAX_INTEGER: Final = 2**63 - 1  # largest whole number that fits into a frame
+MAX_INTEGER: Final = 2**63 - 1  # largest integer that fits into a frame
 
 
 def whole_number(value: Any, argument: str, whose: str, least: int = 0) -> int:
@@ -30,7 +30,7 @@ def switch(value: Any, argument: str, whose: str, instead: str) -> bool:
 def seconds(timeout: Any, whose: str) -> float:
     """Return a ``timeout=`` as a float; TypeError for no number, ValueError for negative, NaN or too large ones."""
     try:
-        value = math.fsum((timeout,))  # float() would take a str
+        value = math.fsum((timeout,))  # float() would accept a str
     except TypeError:
         raise TypeError(f"{whose}: timeout= takes seconds, got {timeout!r}") from None
     except OverflowError:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-monotonic: Callable[[], float] = time.monotonic  # return seconds since an arbitrary moment; the value never decreases
+# Returns seconds since an arbitrary moment; the value never decreases.
+monotonic: Callable[[], float] = time.monotonic
 
 
 def rest(timeout: float | None, begun: float) -> float | None:
-    """Return the seconds that are left of a timeout since ``begun``, to the millisecond; None for no timeout."""
+    """Return the seconds left of a timeout that began at ``begun``, to the millisecond; None for no timeout."""
     return None if timeout is None else max(0.0, round(float(timeout) - (monotonic() - begun), 3))

@@ -1,4 +1,4 @@
-"""Division of the seconds that a worker has for its end, known to it and to its daemon."""
+"""Division of the seconds that a worker has for its shutdown, known to it and to its daemon."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MARGIN_S: Final = 0.5
 
 
 def seconds_for_calls(grace: float) -> float:
-    """Return the seconds that open calls may still take; hooks and exit functions get the rest of the grace."""
+    """Return the seconds that open calls may still take; hooks and exit functions get the rest of ``grace``."""
     return max(_CALLS_SHARE * grace, min(_CALLS_MOST * grace, _CALLS_S))
 
 

@@ -131,7 +131,7 @@ def encode(
 def _encode_otherwise(
     value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
 ) -> Encoded:
-    """Encode a value that has failed once: without names from annotations, compiled functions of the script by name."""
+    """Encode a value after a failure: without names from annotations; compiled functions of the script by name."""
     if too_deep := nested_too_deeply(describe, root, error):
         raise too_deep from error
     for _ in range(_MAX_NAMES_PER_VALUE):
@@ -205,7 +205,7 @@ def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
 
 
 def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple[int, Any]]) -> Any:
-    """Decode a body of which some buffers arrived by another way.
+    """Decode a body some of whose buffers arrived separately.
 
     Args:
         elsewhere: index and content of each of these buffers, by ascending index.
@@ -310,8 +310,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             if reduced is not NotImplemented:
                 return reduced
         if kind is FunctionType and obj.__module__ in _reducing:
-            return NotImplemented  # a provider's own: by name, and cloudpickle would look long for that
-        if kind is CodeType:  # cloudpickle 3.1.3 leaves the file's name out, which errors and verdicts are to give
+            # A provider's own functions travel by name; cloudpickle would search long before it decides so.
+            return NotImplemented
+        if kind is CodeType:
+            # cloudpickle 3.1.3 omits the file's name, which errors and verdicts must show.
             return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented or len(reduced) != 6:
@@ -338,7 +340,8 @@ class _QuickPickler(pickle.Pickler):
     """Pickler of builtin values and a provider's objects of one type, with no Python call per other object."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
-        self.dispatch_table = {kind: self._reduce}  # which is looked at once, by the line below
+        # The pickler reads ``dispatch_table`` once, in ``super().__init__`` below: set it before.
+        self.dispatch_table = {kind: self._reduce}
         memory = _OutOfBand()
         super().__init__(_Sink(write), protocol=5, buffer_callback=memory.take)
         self.buffers = memory.buffers
@@ -353,7 +356,7 @@ class _QuickPickler(pickle.Pickler):
 
 
 def _encode_quickly(value: Any, keep: Callable[[Any], bool] | None) -> Encoded | None:
-    """Encode a provider's object, or a few of one type in builtin containers; return None for any other value."""
+    """Encode a provider's object, or several of one type in builtin containers; return None for any other value."""
     known = _alone.get(type(value))
     if known is not None and (keep is None or not keep(value)):
         provider, alone = known
@@ -410,7 +413,8 @@ def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
         kinds.add(kind)
         return _find_reducer(kind) is not None
     if not depth or (len(items) > 64 and type(items[-1]) in ATOMS):
-        return False  # deep, or long: the full pickler is as fast as a longer look
+        # The value is deep or long: the full pickler is as fast as a longer search.
+        return False
     return all(_is_plain_but_for(kinds, item, depth - 1) for item in items)
 
 

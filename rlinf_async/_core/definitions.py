@@ -34,7 +34,8 @@ Reduced = tuple[Any, ...]
 
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
-_complete: WeakSet[FunctionType] = WeakSet()  # functions that have arrived complete, and that a later arrival may reuse
+# Functions that have arrived complete; a later arrival may reuse them.
+_complete: WeakSet[FunctionType] = WeakSet()
 
 
 def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: bool) -> Reduced:
@@ -74,10 +75,10 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
         if type(value) in ATOMS:
             constant = type(value).__name__, value
         elif isinstance(value, type) and script_objects.travels_by_value(value):
-            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook may redefine it
+            constant = "class", cloudpickle._get_or_create_tracker_id(value)  # a notebook cell may redefine the class
         elif isinstance(value, _IMPORTED):
             constant = getattr(value, "__module__", None), value.__name__
-        elif value is ATOMS:  # the name of a builtin
+        elif value is ATOMS:  # the name refers to a builtin
             continue
         else:
             return False
@@ -105,16 +106,18 @@ def reduce_class(kind: type, reduced: Reduced, with_annotations: bool) -> Reduce
     others = {}
     if root in space:
         wanted = [*script_objects.names_in(vars(kind).get("__annotations__", {}))]
-        if inner:  # pickling an inner class by reference begins at the outer one
+        if inner:
+            # Pickling an inner class by reference starts at the outer class.
             wanted.append(root)
         if with_annotations:
             others = {name: space[name] for name in wanted if name in space}
-    if issubclass(kind, enum.Enum):  # cloudpickle 3.1.3 leaves aliases out of the members
+    if issubclass(kind, enum.Enum):
+        # cloudpickle 3.1.3 omits aliases from the members.
         members = {name: member.value for name, member in kind.__members__.items()}
         arguments = *arguments[:3], members, *arguments[4:]
         for name in members:
             state[0].pop(name, None)
-    state[0]["__qualname__"] = kind.__qualname__  # and this everywhere
+    state[0]["__qualname__"] = kind.__qualname__  # every process sets the qualified name
     state = set_state, state, _changes_of(kind, state[0]), space.get(root) is kind, others
     imported = kind.__qualname__ if space is main_module.imported_space() else None
     return _find_or_make_class, (imported, make, arguments), state, None, None, _complete_class
@@ -162,8 +165,8 @@ class _ClassOrigin:
     """Attributes of a class of this process, as they were when the class was last sent.
 
     Attributes:
-        marks: by attribute, a weak reference to its value, or the value itself where it takes none.  A strong reference
-            to a function of the class would keep the class alive for ever.
+        marks: by attribute, a weak reference to its value, or the value itself if it supports none.  A strong reference
+            to a function of the class would keep the class alive forever.
         changes: by attribute assigned since the class was first sent, a number that rises with time.
     """
 

@@ -39,7 +39,7 @@ def _explained(error: OSError, host: str, what: str, needed: int) -> str:
         return f"{host}: the system has no file left for {what}, about {needed} are needed\n  fix: `sysctl fs.file-max`"
     limit, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = 0
-    with contextlib.suppress(OSError):  # to look takes a descriptor, too
+    with contextlib.suppress(OSError):  # listing the folder takes a descriptor, too
         used = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
     enough = 1 << (max(limit, used + needed) + needed).bit_length()
     by_whom = ", by root or in limits.conf" if enough > utmost else ""

@@ -16,7 +16,8 @@ COPY_MAX_BYTES: Final = 64 * 1024
 
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
-_INDEX: Final = struct.Struct("<B3xIQ")  # 1, number of buffers, size of the pickle; then the size of each buffer
+# Fields: 1, number of buffers, size of the pickle; the size of each buffer follows.
+_INDEX: Final = struct.Struct("<B3xIQ")
 _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
 

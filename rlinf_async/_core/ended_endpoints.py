@@ -1,4 +1,4 @@
-"""``EndedEndpoints``: ids of all processes that have left a run, stored as a few intervals."""
+"""``EndedEndpoints``: ids of all processes that have ended in a run, stored as a few intervals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class EndedEndpoints:
     def add_all(self, first: int, last: int) -> None:
         """Add all ids from ``first`` to ``last``, for example those of a lost node."""
         firsts, lasts = self._firsts, self._lasts
-        begin = bisect_left(lasts, first - 1)  # the first stretch that it meets, and the one behind the last
+        # ``begin`` and ``end`` enclose the intervals that touch the new one.
+        begin = bisect_left(lasts, first - 1)
         end = bisect_right(firsts, last + 1)
         if begin < end:
             first, last = min(first, firsts[begin]), max(last, lasts[end - 1])

@@ -1,7 +1,7 @@
-"""Copies of exceptions that are kept: each waiter is given its own, with cause and notes but no traceback.
+"""Copies of stored exceptions: each waiter gets its own, with cause and notes but no traceback.
 
-A raised exception holds the frames that it passes through, with all that they refer to, and collects notes on its way.
-An owner that keeps one for several waiters therefore hands out copies::
+A raised exception holds the frames that it passes through, with all that they refer to, and collects notes as it
+propagates. An owner that keeps one for several waiters therefore hands out copies::
 
     self._end = NodeLost("node 2 is lost")       # kept as long as the client
     for request in waiting:

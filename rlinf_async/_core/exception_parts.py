@@ -13,11 +13,11 @@ import copyreg
 import types
 from typing import Any, Final
 
-Parts = tuple[tuple[Any, ...], dict[str, Any]]  # arguments, and attributes by name
+Parts = tuple[tuple[Any, ...], dict[str, Any]]  # positional arguments, and attributes by name
 
 _LEFT_OUT: Final = (
     BaseException.__suppress_context__,
-    AttributeError.obj,  # may be the whole model, and no pickle of the error has it either
+    AttributeError.obj,  # may refer to a whole model; pickles of the error omit it, too
     BaseExceptionGroup.message,
     BaseExceptionGroup.exceptions,
 )
@@ -37,7 +37,7 @@ def parts_of(error: BaseException) -> Parts:
         try:
             value = _read(member, error)
         except AttributeError:
-            continue  # an empty slot
+            continue  # the slot is empty
         # An empty C slot reads as None. Restoring that None in an OSError would print "[Errno 5] Input/output error:
         # None".
         if value is not None or member.__objclass__.__flags__ & _IS_HEAP_TYPE:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Final
 
-MAX_KINDS: Final = 256  # number of kinds that are counted; a new kind evicts the one that has not occurred for longest
+MAX_KINDS: Final = 256  # a further kind evicts the one that has not occurred for longest
 
 
 class FailureCounts:
@@ -19,7 +19,7 @@ class FailureCounts:
     def add(self, kind: Hashable) -> int | None:
         """Count one failure. Return the count if it is worth a log line, else None."""
         count = self._counts.pop(kind, 0) + 1
-        self._counts[kind] = count  # behind the others: the first is the one to make room
+        self._counts[kind] = count  # moves the kind to the end: the first kind is evicted next
         if len(self._counts) > MAX_KINDS:
             del self._counts[next(iter(self._counts))]
         return count if count == 10 ** (len(str(count)) - 1) else None

@@ -23,11 +23,12 @@ import msgpack
 from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
-_MAX_TEXT_CHARS: Final = 64 * 1024  # bytes of one text; a longer one loses its middle
+# A longer text loses its middle.
+_MAX_TEXT_CHARS: Final = 64 * 1024
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
-# Causes, contexts and group members that a traceback shows; a longer chain is left out as a whole.
+# Causes, contexts and group members that a traceback shows; a longer chain is omitted as a whole.
 _MAX_CHAIN: Final = 64
 
 # Size of all parts of an exception, its causes and members; their texts may take the rest.
@@ -48,9 +49,9 @@ class Failure:
         traceback: formatted where it was raised, with causes and contexts.
         notes: its notes.
         pickled: the exception in parts; None if it cannot travel, or must not be raised elsewhere as itself.
-        when: seconds since the epoch by the clock of the machine.
+        when: time of capture by the machine's clock, in seconds since the epoch.
         where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
-        relayed: true if the exception had already come from another process, which its notes name.
+        relayed: true if the exception came from yet another process, which its notes name.
     """
 
     type_name: str
@@ -177,7 +178,7 @@ class _Sender:
         self._above.append(exception)
         try:
             arguments, attributes = exception_parts.parts_of(exception)
-            attributes.pop("__notes__", None)  # travel as text
+            attributes.pop("__notes__", None)  # notes travel as text
             parts["class"] = self._encode(type(exception), "the class")
             if isinstance(exception, BaseExceptionGroup):
                 parts["members"] = [self._nested(member) for member in arguments[1]]
@@ -200,7 +201,7 @@ class _Sender:
     def _nested(self, exception: BaseException) -> bytes:
         type_name, text = type_name_of(type(exception)), text_of(exception)
         apart = self.take_apart(exception) if len(self._above) < _MAX_NESTED else None
-        told = "" if apart else _format(exception, type_name, text)  # else the traceback of the whole has it
+        told = "" if apart else _format(exception, type_name, text)  # the outer traceback includes it otherwise
         return pack(Failure(type_name, text, told, _notes_of(exception), apart))
 
     def _try_to_encode(self, value: Any, name: str, missing: list[str]) -> bytes | None:
@@ -215,7 +216,7 @@ class _Sender:
             encoded = codec.encode(value, describe=f"'{name}'", root=name)
         except SerializationError:
             raise
-        except BaseException as error:  # a SystemExit of a __reduce__ is not meant for this process
+        except BaseException as error:  # a SystemExit raised in __reduce__ must not end this process
             raise SerializationError(f"'{name}' cannot travel: {type_name_of(type(error))}") from error
         if encoded.nbytes > self._left:
             raise SerializationError(
@@ -239,7 +240,7 @@ def _rebuild(failure: Failure) -> BaseException:
                     notes.append("\n    ".join(("left behind in the other process, and missing here:", *missing)))
             if "cause" in parts:
                 exception_parts.set_cause(error, _rebuild(unpack(parts["cause"])))
-        except Exception:  # its class is not here, or makes something odd
+        except Exception:  # the class is missing here, or builds a malformed exception
             error = None
     if error is None:
         error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
@@ -286,7 +287,7 @@ def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, S
 _MISSING: Final = object()
 
 
-# -- looking at an exception that may not want to be looked at ----------------------------------------------------
+# -- inspecting an exception whose own methods may fail ------------------------------------------------------------
 
 
 def type_name_of(kind: type) -> str:
@@ -332,7 +333,7 @@ def _is_raisable(exception: Any) -> bool:
 def add_note(error: Exception | BaseException, note: str) -> None:
     try:
         BaseException.add_note(error, note)
-    except Exception:  # its __notes__ is something else, or it is a frozen dataclass
+    except Exception:  # the error's __notes__ is not a list, or its class is a frozen dataclass
         vars(error)["__notes__"] = [note]
 
 

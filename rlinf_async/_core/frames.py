@@ -1,8 +1,7 @@
 """Wire protocol between processes: kinds and fields of msgpack frames, endpoint ids, routes, ``FrameReader``.
 
-A frame is a msgpack array: its kind, the number of file descriptors that ride on it, then its fields.  The
-same bytes travel over a UNIX socket and inside a gRPC message; a relay reads a frame's header and
-never its body::
+A frame is a msgpack array: its kind, the number of file descriptors sent with it, and its fields. The same bytes travel
+over a UNIX socket and inside a gRPC message; a relay reads only the header of a frame, never the body::
 
     CALL    kind fds source route   call method credit body     caller -> daemons -> (route becomes slot) worker
     REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
@@ -14,16 +13,16 @@ never its body::
     HELLO   kind 0   source facts                               first frame in each direction
     FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
     STOP    kind 0   source grace                               daemon -> worker: end in order
-    GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint is no more
+    GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint has ended
     MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
     PUT     kind fds source queue   channel number key weight mode body         a client -> the daemon with the queue
     GET     kind 0   source queue   channel number key target taken             likewise
     GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a client
-    QUEUE   kind 0   source place   channel what facts                          both ways: all else about a channel
+    QUEUE   kind 0   source place   channel what facts                          both ways: other facts of a channel
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     SETTLED kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
-    PENDING kind 0   source pending answered                    caller -> daemon: calls that went past it
-    RESUME  kind 0   source target owner received               process -> daemon -> process: their socket is gone
+    PENDING kind 0   source pending answered                    caller -> daemon: calls that bypassed it
+    RESUME  kind 0   source target owner received               process -> daemon -> process: their socket broke
     ACK     kind 0   received about                             both ends of one socket: retransmission
     RESTART kind 0                                              (``_core/resend.py``)
     PIECE   kind 0   bytes
@@ -31,27 +30,28 @@ never its body::
 An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
 lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
 node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
-list of ranks.  A *body* is bytes, or an int: the size of the sealed memory whose descriptor rides on the frame,
-or, between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+list of ranks. A *body* is bytes, or an int: the size of the sealed memory whose descriptor is sent with the frame, or,
+between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
 
-A worker hands out sockets of its own (DIRECT), on which small CALLs come and REPLYs go past the daemon, CANCELs and
-CREDITs too.  PENDING tells of them afterwards: ``pending`` lists ``[number, slot, call, method]`` of those that are
-still open, ``answered`` is ``[number, call, ...]`` of those that were told of and have been answered.
+A worker hands out its own sockets (DIRECT): small CALLs and their REPLYs, CANCELs and CREDITs travel on them and bypass
+the daemon. PENDING reports them afterwards: ``pending`` lists ``[number, slot, call, method]`` of each call that is
+still open; ``answered`` is ``[number, call, ...]``, the calls that were reported and have been answered since.
 
-Where such a socket ends while both processes live, each tells the other by way of the daemon how many frames it has had
-(RESUME; ``owner`` is the worker that had made the socket), and gets those that it lacks by way of the daemon too.
-``received`` is -1 where the other process is no more.
+If such a socket breaks while both processes live, each tells the other through the daemon how many frames it has
+received (RESUME; ``owner`` is the worker that created the socket), and receives the missing ones through the daemon,
+too. ``received`` is -1 if the other process has ended.
 
-The facts of a MESSAGE have a page of their own (``_messaging/state/message_facts.py``). A body that is a str says why
-the content is not there: no descriptors, no room to keep it.
+The facts of a MESSAGE are described in ``_messaging/state/message_facts.py``. A body that is a str gives the reason why
+the content is missing: no free descriptor, or no memory to keep it.
 
-A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts there or gets.
-``queue`` is that daemon's endpoint id, ``number`` counts what the client has asked of it.  The ``mode`` of a PUT says
-whether it waits for room, or was done when it was sent.  ``target`` of a GET is a batch's weight, ``[weight]`` of one
-that is there now, None for one item, -1 for one that is there now, or ``[count, mode]``: so many items (WAIT), so many
-that are there now (NOWAIT), what is there now of so many (SOME), some of so many, for a loop that takes one after the
-other (READ; READ_SHARED, where it has others beside it, one only), so many for a lease (LEASE, with its seconds as a
-third part).  ``taken`` lists ``[number, count]``: the client has the first ``count`` items of that get.
+A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts or gets there.
+``queue`` is that daemon's endpoint id, ``number`` counts the client's requests to it. The ``mode`` of a PUT says
+whether it waits for room, or was done when it was sent. The ``target`` of a GET is a batch's weight; ``[weight]`` for a
+batch of the items that are there now; None for one item; -1 for one item that is there now; or ``[count, mode]``:
+exactly so many items (WAIT), so many that are there now (NOWAIT), up to so many that are there now (SOME), up to so
+many for a loop that takes one after the other (READ; READ_SHARED, one only, if other consumers exist), so many for a
+lease (LEASE, with its seconds as a third part). ``taken`` lists ``[number, count]``: the client has the first ``count``
+items of that get.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from typing import Any, Final
 
 import msgpack
 
-PROTOCOL: Final = 7  # version of the protocol on this page; both sides must have the same
+PROTOCOL: Final = 7  # version of this protocol; both sides must have the same
 
 CALL: Final = 1
 REPLY: Final = 2
@@ -84,7 +84,8 @@ SETTLED: Final = 17
 PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
-ACK: Final = 22  # first kind of control frames, which concern one socket and are not counted
+# The first kind of control frames, which concern one socket and are not counted.
+ACK: Final = 22
 
 # Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
 # processes.
@@ -111,7 +112,8 @@ NOW: Final = -1  # ``target`` of a GET that does not wait
 # A larger body travels as sealed memory within a machine and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
 
-MAX_BATCHED_BYTES: Final = 2048  # A larger item of a channel has a frame of its own
+# A larger item of a channel has a frame of its own.
+MAX_BATCHED_BYTES: Final = 2048
 
 _MAX_FDS: Final = 4
 
@@ -276,7 +278,7 @@ class FrameReader:
         )
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[list[Any]]:
-        """Return the frames that these bytes complete, in order; FrameError if they are no frames."""
+        """Return the frames that these bytes complete, in order; FrameError if they are invalid."""
         frames: list[list[Any]] = []
         lengths = LENGTHS
         try:

@@ -1,7 +1,7 @@
 """``GivingBack``: gets whose items a process returns to their queues, and sends that must not overtake the return.
 
-A caller that has an answer may have another process get from the same queue, and that request takes another way and
-may arrive first.  So answers wait here until the queues have confirmed all earlier returns.
+A caller that has an answer may have another process get from the same queue; that request takes another path and may
+arrive first. So answers wait here until the queues have confirmed all earlier returns.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GivingBack:
         self._send()
 
     def forget(self, queue: Hashable = None) -> None:
-        """Stop waiting for a queue that has ended; without an argument, for all queues."""
+        """Stop waiting for a queue that has ended, or for all queues if none is given."""
         for each in self.open.copy():
             if queue is None or each[0] is queue:
                 self.open.pop(each, None)

@@ -62,7 +62,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         names = importlib.import_module(_NAMES_HERE)
 
         def get(name: str) -> Any:
-            if name.startswith("__") and name != "__all__":  # the import system asks for such names
+            if name.startswith("__") and name != "__all__":
+                # The import system queries such names.
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             return getattr(names, name)
 
@@ -90,11 +91,11 @@ def install() -> None:
 
 
 def end_quickly() -> None:
-    """Have this interpreter end without collecting the cycles among imported objects.
+    """Make this interpreter exit without collecting the cycles among imported objects.
 
     Collecting them takes a second of CPU with RLinf's libraries.  The exit function that is registered first runs last.
     """
-    process.flush_files()  # a file in a reference cycle would lose its buffer
+    process.flush_files()  # a file in a reference cycle would never be flushed
     gc.freeze()
 
 
@@ -107,5 +108,5 @@ def install_if_wanted() -> None:
 def variables(environ: Mapping[str, str]) -> dict[str, str]:
     path = environ.get("PYTHONPATH") or _STARTUP
     if _STARTUP not in path.split(os.pathsep):
-        path = f"{_STARTUP}{os.pathsep}{path}"  # an empty entry of it is the working directory
+        path = f"{_STARTUP}{os.pathsep}{path}"  # an empty entry would mean the working directory
     return {dialect.VARIABLE: "1", "PYTHONPATH": path}

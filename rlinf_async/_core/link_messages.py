@@ -1,7 +1,7 @@
 """Resumption state of a link between nodes: messages of a stream kept until acknowledged; receiver's count.
 
 A link outlives its connections.  Both ends count the messages of each stream, from 1, and when a connection is replaced
-they tell each other how many they have had::
+they tell each other how many they have received::
 
     sender                                        receiver
     outgoing.add(a); outgoing.take() -> a   ───►  incoming.add(...)     1
@@ -10,7 +10,7 @@ they tell each other how many they have had::
     outgoing.take() -> b                    ───►  incoming.add(...)     2
     outgoing.acknowledge(2)                 ◄───  incoming.acknowledge()
 
-Order is that of ``add``; nothing is lost, and nothing comes twice.  ``_wire/daemon_link.py`` does the sending.
+Messages arrive in the order of ``add``; none is lost or duplicated.  ``_wire/daemon_link.py`` does the sending.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class OutgoingMessages:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
-        self._taken = 0  # number of kept messages written to the present connection
+        self._taken = 0  # kept messages written to the present connection
         self.acknowledged = 0
         self.kept_bytes = 0
 
@@ -80,6 +80,8 @@ class OutgoingMessages:
         """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged, or unsent."""
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
+        # Count all kept messages as written: an interrupted repetition has rewound the count, although the receiver may
+        # have them from an earlier connection.
         self._taken = len(self._kept)
         self.acknowledge(received)
         self._taken = 0

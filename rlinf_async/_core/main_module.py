@@ -4,7 +4,7 @@ Classes and functions of the script travel by value.  Code in a worker that pick
 ``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
 that has not arrived is taken from the script, which is then imported once, under the name ``__mp_main__`` as
 multiprocessing imports it, so that its ``if __name__ == "__main__":`` is false.  A script without that guard, or one
-that is no file on this node, is never imported: an import would do again what the script does.
+that is not a file on this node, is never imported: an import would repeat the script's actions.
 
 The module also has the script's ``__file__`` and ``__spec__``, by which spawned children of the worker import it.
 """
@@ -48,7 +48,7 @@ class Script:
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
         self.module: ModuleType | None = None
-        self.failure = ""  # reason why the script cannot be imported here; empty until an import was tried
+        self.failure = ""  # reason why the script cannot be imported here, empty before an attempt
         # Functions that the worker's own class refers to; later copies do not replace them.
         self.pinned: frozenset[str] = frozenset()
         self._name = name
@@ -71,7 +71,8 @@ class Script:
                 self.failure = self.why_not()
                 if not self.failure:
                     self._import()
-                if self.failure:  # pickle swallows the texts of look-ups
+                if self.failure:
+                    # Pickle swallows the text of a failed look-up: log it.
                     logger.warning("names of the script that have not arrived are unknown here: %s", self.failure)
             return self.module
 
@@ -101,7 +102,7 @@ class Script:
         except KeyboardInterrupt:
             self._rollback(main)
             raise
-        except BaseException as error:  # SystemExit, too: of an argument parser, for example
+        except BaseException as error:  # includes SystemExit, which argument parsers raise
             self._rollback(main)
             self.failure = f"importing {self.path} has failed ({summary(error)})"
         else:
@@ -114,7 +115,8 @@ class Script:
         self.module, sys.modules["__mp_main__"] = None, main
 
 
-script = Script(None)  # script of this process; a driver's has no path, because its ``__main__`` is the script itself
+# The script of this process. A driver's has no path, because its ``__main__`` is the script itself.
+script = Script(None)
 
 os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
@@ -142,7 +144,8 @@ def register(definition: Any) -> None:
     if type(main) is not MainModule:
         return
     name = definition.__qualname__
-    if definition.__module__ == "__mp_main__":  # of a spawned child, whose __main__ it is as well
+    if definition.__module__ == "__mp_main__":
+        # A spawned child imports the script under this name; its __main__ is the same module.
         definition.__module__ = "__main__"
     if isinstance(definition, FunctionType) and name in script.pinned:
         return

@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import Any, Final
 
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)  # lets other threads run during a call
+_LIBC: Final = ctypes.CDLL(None, use_errno=True)  # ctypes releases the GIL during a call
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -23,7 +23,8 @@ _FAILED: Final = ctypes.c_void_p(-1).value
 _POPULATE_READ: Final = 22
 _POPULATE_WRITE: Final = 23
 
-_STEP_BYTES: Final = 8 << 20  # bytes per system call, during which no other thread can map anything: a millisecond
+# One system call of this size takes about a millisecond, during which no other thread can map memory.
+_STEP_BYTES: Final = 8 << 20
 
 
 def _steps(address: int, size: int) -> list[tuple[int, int]]:
@@ -45,9 +46,11 @@ def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
     if address == _FAILED:
         raise _error(f"{size} bytes cannot be mapped")
     memory: Any = (ctypes.c_ubyte * size).from_address(address)
-    weakref.finalize(memory, _unmap, address, size).atexit = False  # a process that ends has all unmapped
+    # The kernel unmaps everything when the process exits.
+    weakref.finalize(memory, _unmap, address, size).atexit = False
     for start, length in _steps(address, size):
-        _LIBC.madvise(start, length, _POPULATE_WRITE if writable else _POPULATE_READ)  # not before Linux 5.14
+        # Before Linux 5.14 the call fails, and pages are mapped at their first access instead.
+        _LIBC.madvise(start, length, _POPULATE_WRITE if writable else _POPULATE_READ)
     return memory
 
 

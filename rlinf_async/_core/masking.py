@@ -9,7 +9,8 @@ from typing import Any, Final
 
 _WORDS: Final = (
     r"TOKEN(?!I[SZ])|SECRET|PASSW|PASSPHRASE|PASSCODE|PASS(?![A-Z])|PWD|CREDENTIAL|PRIVATE|SIGNATURE|BEARER|COOKIE"
-    r"|WEBHOOK|AUTH(?!ORS?(?![A-Z]))|(?<![A-Z])(?:JWT|DSN|SAS|PAT|PIN|OTP)(?![A-Z])"  # no tokenizer, and no author
+    # The look-aheads exclude "tokenizer", "tokenise" and "author".
+    r"|WEBHOOK|AUTH(?!ORS?(?![A-Z]))|(?<![A-Z])(?:JWT|DSN|SAS|PAT|PIN|OTP)(?![A-Z])"
 )
 _SECRET: Final = re.compile(rf"KEY|{_WORDS}", re.IGNORECASE)
 # Names that make a number a secret; other numbers are limits: ``max_tokens``, ``num_keys``.

@@ -3,7 +3,7 @@
 A name is reserved, published with a roster, found and released.  A lookup waits until there is a roster::
 
     reserve() ──► publish() ──► release()
-        └── the owner is gone, or the launch has failed ──► as never reserved
+        └── the owner has ended, or the launch has failed ──► as never reserved
 
 The *number* of an entry identifies it: numbers rise by one and are used once.  Publishing and releasing go by number,
 so that a process with the number of a released entry cannot affect a later entry of the same name.
@@ -61,7 +61,7 @@ class NameTable(Generic[E]):
         self.named: dict[str, E] = {}
         self._entry = entry
         self._numbers = itertools.count(1)
-        self._closed: dict[str, str] = {}  # noun for the last holder, by closed name: "experience"
+        self._closed: dict[str, str] = {}  # noun ("experience") of the last holder of each closed name
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
@@ -172,7 +172,7 @@ class GroupEntry(Entry):
     """
 
     size: int = 0
-    lost: set[int] = field(default_factory=set)  # endpoints of ranks that have ended and will not be restarted
+    lost: set[int] = field(default_factory=set)  # endpoints of ended ranks that will not be restarted
     members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry, by rank
 
     def roster_with(self, rank: int | None) -> Any:
@@ -283,7 +283,7 @@ class ChannelEntry(Entry):
 
 
 class ChannelNames(NameTable[ChannelEntry]):
-    """Names of channels, each with at most one open channel, and the channels themselves, by number.
+    """Names of channels, at most one open channel per name, and all existing channels by number.
 
     A channel that is not in the table has ended, so ended channels take no memory.
     """
@@ -291,7 +291,7 @@ class ChannelNames(NameTable[ChannelEntry]):
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
-        self.kept: dict[str, ChannelEntry] = {}  # channel by the promise that it has fulfilled
+        self.kept: dict[str, ChannelEntry] = {}  # channels by the promise that they have fulfilled
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
         """Publish a roster, as ``NameTable.publish``; ValueError if it has no nodes."""
@@ -314,8 +314,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return the node of a key: ``node`` if the key is new; None if the channel has ended and the key has
-        no items."""
+        """Return the node of a key: ``node`` if the key is new, None if the channel has ended without items for it."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)
@@ -352,15 +351,16 @@ class PromiseNames(NameTable[Entry]):
 
     Each maker counts its promises, and names them ``"maker.count"``.  Promises are not reserved, and are published in
     any order, each with the number of its channel or the reason why there will be none.  The answer is None for a
-    published promise whose channel has ended, and for every promise of a maker that is gone.
+    published promise whose channel has ended, and for every promise of a maker that has ended.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}  # counts of all published promises, by maker
-        self._failed: dict[str, str] = {}  # why promised channels could not be made, kept as long as their makers live
+        self._published: dict[int, EndedEndpoints] = {}  # counts of published promises, by their maker
+        # Reasons why promised channels could not be made, kept as long as their makers live.
+        self._failed: dict[str, str] = {}
 
     def reserve(self, name: str, owner: int) -> int:
         raise ValueError(f"nobody reserves a promise, such as {name!r}")
@@ -376,7 +376,8 @@ class PromiseNames(NameTable[Entry]):
         if not self._is_gone(maker):
             self._published.setdefault(maker, EndedEndpoints()).add(count)
             if roster:
-                self._failed.setdefault(name, roster)  # another copy at the maker publishes the same reason again
+                # A copy of the promise in its maker's process may publish the same reason again.
+                self._failed.setdefault(name, roster)
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the channel's roster, None if the channel has ended, or why it could not be made.

@@ -8,7 +8,8 @@ from typing import Final
 # Limit of file names, 255 bytes, less room for ranks: a log folder has the name, and so has a nested group.
 _MAX_GROUP_BYTES: Final = 200
 
-_MAX_CHANNEL_BYTES: Final = 4096  # limit for a name that each request of a channel carries, and that tables show
+# Each request of a channel carries its name, and tables show it.
+_MAX_CHANNEL_BYTES: Final = 4096
 
 _TAKEN: Final = {
     "driver": "rlinf-ctl, metrics and traces call the script so",

@@ -47,8 +47,8 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
     OwesCall            number source call after                    bool            a collective that a rank has left
-    KillStuck           verdict                                     None            a worker that cannot go on
-    FindStopped         numbers                                     list[int]       words about ranks that do not answer
+    KillStuck           verdict                                     None            a worker that cannot continue
+    FindStopped         numbers                                     list[int]       a warning: ranks that do not answer
     -- what a node has
     FreePort                                                        int             find_free_port()
     LeasePort *         max_port                                    int             acquire_free_port()
@@ -64,22 +64,22 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     SetLease            seconds                                     None            a driver, of every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
-    RequestProgress     operation fields number                     str             words about a long wait
-    QueueState          number key                                  str             words about a long wait
+    RequestProgress     operation fields number                     str             a warning about a long wait
+    QueueState          number key                                  str             a warning about a long wait
     Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
     Inspected           round activities                            None            every process, of its own daemon
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
     KillRanks           numbers reason                              list[int]       an operator; a group's owner
     RestartRanks        numbers                                     list[int]       an operator
     DebugRank *         number what line                            None            an operator: a line for a debugger
-    DebugSaid           operator state text                         None            a rank: its debugger's words
-    RankStopped         endpoint name where attached                None            a rank in the debugger, or out of it
+    DebugSaid           operator state text                         None            a rank: its debugger's output
+    RankStopped         endpoint name where attached                None            a rank: its debugger starts or ends
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
     ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
     EndRun              by                                          bool            an operator
     ServeMetrics        address                                     str             a driver, of node 0: host:port
     ScrapeNode                                                      dict[str, Any]  node 0, of every daemon, per scrape
-    ReportError         key text                                    None            an error that nobody has awaited
+    ReportError         key text                                    None            an error that no code has awaited
     WithdrawError       key                                         None            the same, awaited after all
     -- the trace; home is the daemon that writes it
     OpenTrace           path                                        dict[str, Any]  a driver, of its daemon: home
@@ -89,7 +89,7 @@ ANSWER frame, at once or when there is one.  A star: the operation keeps somethi
     CollectTrace                                                    None            Tracer.finalize(), of every daemon
 """
 
-# Without ``from __future__ import annotations``: ``read`` checks values against the annotations themselves.
+# This module must not import ``annotations`` from ``__future__``: ``read`` checks values against annotation objects.
 
 import inspect
 import reprlib
@@ -142,7 +142,7 @@ class Operation(Generic[Answer]):
 
 
 class WaitingOperation(Operation[Answer]):
-    """Operation that keeps something for the requester, and is refused once the requester's process is gone.
+    """Operation that keeps something for the requester, and is refused once the requester's process has ended.
 
     A frame is read before its connection ends, but its handler runs in a task of its own, maybe after the cleanup.
     """

@@ -48,7 +48,8 @@ class OwnLogger(logging.Logger):
     def _takes(self, record: logging.LogRecord) -> bool:
         for logger in self._below_root():
             if logger.handlers:
-                return True  # also where these let it pass: they are about the framework
+                # The user chose these handlers for the framework: a record that they ignore must not go to stderr.
+                return True
             if not logger.propagate:
                 return False
         handlers = logging.root.handlers

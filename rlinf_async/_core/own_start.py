@@ -39,7 +39,8 @@ def _read_environment() -> dict[str, str]:
     pairs = [entry.partition(b"=") for entry in data.removesuffix(b"\0").split(b"\0")] if data else []
     if not all(name and equals for name, equals, _ in pairs):
         return now
-    found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(pairs)}  # the first one counts
+    # The first of several definitions of a variable counts, as for getenv().
+    found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(pairs)}
     if "LC_CTYPE" not in found and now.get("LC_CTYPE") in _COERCED:
         found["LC_CTYPE"] = now["LC_CTYPE"]
     return found
@@ -68,7 +69,7 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
     """Return the options of this process's interpreter that workers need too: ``["-O", "-X", "dev"]``.
 
     The source is the command line, not ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node with its
-    environment, and flags that repeat them would require a second template.  ``-S`` is left out, because the template
+    environment, and flags that repeat them would require a second template.  ``-S`` is omitted, because the template
     finds torch through ``site``.
     """
     words = iter((sys.orig_argv if argv is None else argv)[1:])
@@ -76,11 +77,11 @@ def interpreter_flags(argv: list[str] | None = None) -> list[str]:
     for word in words:
         if not word.startswith("-") or word in ("-", "--"):
             break
-        if word.startswith("--"):  # --check-hash-based-pycs MODE
+        if word.startswith("--"):  # an option such as --check-hash-based-pycs MODE
             flags += [word, next(words, "")]
             continue
         for place, letter in enumerate(word[1:], 2):
-            if letter in "cm":  # the program; its own arguments follow
+            if letter in "cm":  # the program; the words behind it are its own arguments
                 return flags
             if letter in "WX":
                 flags += [f"-{letter}", word[place:] or next(words, "")]

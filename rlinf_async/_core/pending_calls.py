@@ -21,8 +21,9 @@ class TallyStep(Enum):
 
     WAIT = auto()
     FINISH = auto()  # every slot has answered
-    CANCEL_OTHERS = auto()  # first failure: cancel the unanswered slots, and wait a moment for their errors
-    NOTHING = auto()  # duplicate answer of a slot
+    # The first failure: cancel the unanswered slots, and wait a moment for their errors.
+    CANCEL_OTHERS = auto()
+    NOTHING = auto()  # the slot has answered before
 
 
 # Module-level aliases for every answer's path: an enum member takes as long to look up as a call.
@@ -50,7 +51,7 @@ class Tally:
             self.whole = False
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
-        self.missing -= 1  # last: another thread that sees the end sees how it has ended
+        self.missing -= 1  # must come last: a thread that sees zero must also see ``failed``
         if not self.missing:
             return FINISH
         return CANCEL_OTHERS if first_failure else WAIT

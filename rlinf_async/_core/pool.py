@@ -36,7 +36,7 @@ _MAX_SEGMENTS: Final = 64
 # as many of the longest unused.
 _MAX_INSPECTED: Final = 8
 
-_PIECE_BYTES: Final = 1 << 20  # bytes that are copied before other threads may run
+_PIECE_BYTES: Final = 1 << 20  # other threads may run between two pieces
 
 Part = bytes | bytearray | memoryview
 
@@ -79,7 +79,7 @@ class PooledSegment:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def close(self) -> None:
-        self.memory = None  # unmapped
+        self.memory = None  # dropping the reference unmaps the memory
         os.close(self.fd)
 
 

@@ -12,7 +12,7 @@ _COLOUR: Final = re.compile(r"\x1b\[[0-9;:]*m")
 _CONTROL: Final = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: moves the cursor, erases, asks for answers
     r"|(?:\x1b[PX\]^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]*+(?:\x07|\x1b\\|\x9c|$)"  # OSC, DCS: title, clipboard
-    r"|\x1b[ -/]*[0-~]"  # the short ones: reset, character sets
+    r"|\x1b[ -/]*[0-~]"  # short sequences: reset, character sets
     r"|[\x00-\x08\x0a-\x1f\x7f-\x9f]"
 )
 
@@ -27,7 +27,7 @@ def printable(line: str) -> str:
     """
     if _SUSPICIOUS.search(line) is None:
         return line
-    line = line.rstrip("\r").rpartition("\r")[2]  # a progress bar
+    line = line.rstrip("\r").rpartition("\r")[2]  # a progress bar overwrites its line
     pieces = []
     start = 0
     for colour in _COLOUR.finditer(line):

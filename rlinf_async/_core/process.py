@@ -1,7 +1,7 @@
 """Fork detection: this process's pid, kept by a fork hook, and a forked child's error; also ends the process.
 
 An object that depends on threads, loops or sockets remembers the pid of the process that made it.  A forked child has a
-copy of it without those threads, so that a wait on it would last for ever::
+copy of it without those threads, so that a wait on it would last forever::
 
     self._pid = process.pid                           when it is made
     if self._pid != process.pid:                      before it waits
@@ -29,7 +29,7 @@ from typing import NoReturn
 
 from rlinf_async.errors import ForkedProcessError
 
-pid = os.getpid()  # pid of this process
+pid = os.getpid()
 
 
 class _ImportsScript(threading.local):
@@ -101,5 +101,5 @@ def flush_files() -> None:
     for each in gc.get_objects():
         # Check type(), not isinstance(): isinstance() reads __class__, which makes some lazy objects load.
         if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
-            with contextlib.suppress(Exception):  # closed, or for reading
+            with contextlib.suppress(Exception):  # the file is closed, or open for reading only
                 each.flush()

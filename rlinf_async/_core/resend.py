@@ -7,10 +7,10 @@ the ones that arrive.  So both ends count frames, from 1; control frames (ACK, R
     kept.add((data, fds, nbytes))               incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
     kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
-                         ───── RESTART ─────►   goes on with frame 8
+                         ───── RESTART ─────►   continues with frame 8
                          ── PIECE … frame 8 ►   its content, as bytes
 
-``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go by way of the
+``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go through the
 daemon.
 """
 
@@ -28,7 +28,7 @@ from rlinf_async._core.segment import close_fds
 # Limit on kept content; above it the oldest content is forfeited before another frame is sent.
 MAX_KEPT_BYTES: Final = 64 << 20
 
-_MAX_KEPT_DESCRIPTORS: Final = 256  # limit on kept descriptors; above it content is forfeited too
+_MAX_KEPT_DESCRIPTORS: Final = 256  # above it, content is forfeited, too
 
 PIECE_BYTES: Final = 256 * 1024
 # Number of unacknowledged frames at which an ACK rides on the next frame back; at twice as many it is sent by itself.
@@ -48,7 +48,7 @@ _CARRIES: Final = {
 }
 
 
-FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, and the size in bytes of their content
+FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, the size in bytes of their content
 
 # Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples.
 Sent = bytes | FrameWithFds
@@ -149,10 +149,10 @@ class Incoming:
     """Receiver's side: assigns descriptors to frames, and says when to acknowledge.
 
     Attributes:
-        received: number of frames that have come.
+        received: number of received frames.
         acknowledged: number of frames that were acknowledged.
         descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
-        look_at: from this number of frames on, or with ``descriptors``, the caller must check ``owes``.
+        look_at: the caller must check ``owes`` from this number of frames on, or if ``descriptors`` is not 0.
         is_strict: true if the next frame must pass through ``take``: descriptors wait, were lost, or come in pieces.
         is_due: true if an acknowledgement rides on the next frame that is sent.
         read_bytes: bytes read from the socket in all, counted by the caller.
@@ -186,7 +186,7 @@ class Incoming:
         self._content = 0
         self.descriptors = 0
         self._fds: deque[int] = deque()
-        self._lost_now = False  # true if the read that is being processed has lost descriptors
+        self._lost_now = False  # true if descriptors of the current read were lost
         self._was_truncated = False
         self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None
@@ -289,7 +289,7 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is left out."""
+    """Yield a packed frame without descriptors: the content in pieces, then the frame; a socket is omitted."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):
@@ -299,7 +299,7 @@ def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
 
 def _substitute(frame: list[Any], content: list[bytes]) -> None:
     frame[1] = 0
-    if not content:  # a socket: it is not there
+    if not content:  # a socket cannot be sent as bytes
         return
     memory = memoryview(bytearray(frame[-1]))
     offset = 0

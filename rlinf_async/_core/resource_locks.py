@@ -10,7 +10,7 @@ _LOWEST_PORT: Final = 1024
 
 _HIGHEST_PORT: Final = 65535
 
-_QUIET_PORT: Final = 10000  # ports below it are avoided: many services listen there
+_QUIET_PORT: Final = 10000  # lower ports are avoided, because many services listen there
 
 _MIN_PORTS: Final = 1000
 

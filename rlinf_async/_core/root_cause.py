@@ -68,7 +68,7 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
     else:
         when = when_of(failure)
         if isinstance(failure, PeerLost) and when == math.inf:
-            return 0, when  # seen from here: the rank itself is dead
+            return 0, when  # this process has seen the rank die
         type_name = failure.type_name if isinstance(failure, RemoteError) else type_name_of(type(failure))
     if is_death(type_name):
         return 1, when

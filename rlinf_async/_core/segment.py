@@ -106,7 +106,7 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     (mmap does so before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
-        SerializationError: the descriptor is no sealed memory, or it is smaller than the sender said.
+        SerializationError: the descriptor is not sealed memory, or it is smaller than the sender said.
         OSError: the system refuses the mapping.
     """
     try:
@@ -127,7 +127,8 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        return _read(fd, nbytes)  # no descriptor is left for the mapping's duplicate
+        # No descriptor is free for the duplicate that the mapping would hold: copy the content.
+        return _read(fd, nbytes)
 
 
 def _read(fd: int, nbytes: int) -> memoryview:

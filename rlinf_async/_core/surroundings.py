@@ -22,7 +22,7 @@ def open_standard_descriptors() -> None:
         os.set_inheritable(fd, True)
     os.close(fd)
     for number, name in ((1, "stdout"), (2, "stderr")):
-        if getattr(sys, name) is None:  # as Python leaves it
+        if getattr(sys, name) is None:  # Python sets it to None if the descriptor was closed
             stream = open(number, "w", errors="backslashreplace", closefd=False)  # noqa: SIM115
             setattr(sys, name, stream)
 
@@ -53,7 +53,8 @@ def check() -> None:
             call = "pidfd_send_signal"
             signal.pidfd_send_signal(pidfd, 0)
             call = "waitid(P_PIDFD)"
-            with contextlib.suppress(ChildProcessError):  # the kernel knows pidfds: no process is its own child
+            # A kernel with pidfds answers that this process is not its own child.
+            with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         finally:
             os.close(pidfd)

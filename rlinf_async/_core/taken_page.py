@@ -18,7 +18,8 @@ NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
-_WITHIN_S: Final = 2e-3  # longest delay until a note is reported, if no request has reported it before
+# The longest delay until a note is reported, unless a request has reported it before.
+_WITHIN_S: Final = 2e-3
 
 
 class TakenPage:
@@ -38,8 +39,7 @@ class TakenPage:
 
     @classmethod
     def make(cls) -> tuple[TakenPage | None, list[int]]:
-        """Return a new page and its descriptor, which the caller sends or closes; None if the process may open no more
-        files."""
+        """Return a new page and its descriptor, which the caller sends or closes; None if no descriptor is free."""
         try:
             fd = os.memfd_create("rlinf-taken", os.MFD_CLOEXEC)
         except OSError:
@@ -118,7 +118,8 @@ class Takings:
         if not self._is_due:
             self._is_due = True
             self._later(_WITHIN_S, self.report)
-        elif self._noted >= NOTES // 2:  # report before the ring overwrites unreported notes
+        elif self._noted >= NOTES // 2:
+            # Report now, before the ring overwrites unreported notes.
             self.report()
 
     def report(self) -> None:

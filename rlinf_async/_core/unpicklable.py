@@ -87,13 +87,13 @@ class _Search:
     """Search for the guilty part of a value: a part that fails although everything in it pickles.
 
     Objects may refer to each other in cycles.  A part that fails only because it holds an object that is already
-    suspected is innocent, and the search goes on beside it.
+    suspected is innocent, and the search continues beside it.
     """
 
     def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:
         self._new_pickler = new_pickler
         self._deadline = time.monotonic() + _SEARCH_TIMEOUT_S
-        self._suspects: dict[int, Any] = {}  # holds them, so that no id is used twice
+        self._suspects: dict[int, Any] = {}  # keeps the objects alive, so that their ids stay unique
         self.holders: list[tuple[Any, str]] = []
 
     def find(
@@ -102,8 +102,9 @@ class _Search:
         """Return path and object of the guilty part; None if every path leads to another suspect."""
         self._suspects[id(suspect)] = suspect
         innocent = False
-        pickler = self._new_pickler()  # remembers what has passed
-        with contextlib.suppress(Exception):  # keys have a repr(), and so on
+        # One pickler for all children, because it remembers the objects that it has pickled.
+        pickler = self._new_pickler()
+        with contextlib.suppress(Exception):  # the repr() of a key may fail, for example
             for step, child in children:
                 if type(child) in ATOMS:
                     continue
@@ -118,7 +119,7 @@ class _Search:
                 except (KeyboardInterrupt, SystemExit):
                     raise
                 except BaseException:
-                    pickler = self._new_pickler()  # the failed one remembers what has not passed, too
+                    pickler = self._new_pickler()  # the failed pickler also remembers objects that it could not pickle
                 found = self.find(child, path + step, _children(child), depth + 1)
                 if found is not None:
                     self.holders.append((suspect, step))
@@ -147,7 +148,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
         yield ".__self__", value.__self__
     elif isinstance(value, functools.partial):
         yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
-    elif hasattr(value, "cache_parameters"):  # of functools.lru_cache
+    elif hasattr(value, "cache_parameters"):  # a function wrapped by functools.lru_cache
         yield ".__wrapped__", value.__wrapped__
     else:
         yield from _object_children(value)
@@ -155,7 +156,7 @@ def _children(value: Any) -> Iterator[tuple[str, Any]]:
 
 def _function_children(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     for index, cell in enumerate(function.__closure__ or ()):
-        with contextlib.suppress(ValueError):  # an empty cell
+        with contextlib.suppress(ValueError):  # the cell is empty
             yield f".__closure__[{index}].cell_contents", cell.cell_contents
     yield ".__defaults__", function.__defaults__
     yield ".__kwdefaults__", function.__kwdefaults__
@@ -180,7 +181,7 @@ def _object_children(value: Any) -> Iterator[tuple[str, Any]]:
     attributes: dict[str, Any] = {}
     parts: list[Any] = [*reduced, None, None, None]
     _, arguments, state, items, pairs = parts[:5]
-    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # with __slots__
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # the class has __slots__
         attributes = {**(state[0] or {}), **state[1]}
     elif isinstance(state, list) and dataclasses.is_dataclass(value):
         attributes = dict(zip((field.name for field in dataclasses.fields(value)), state, strict=False))

@@ -33,7 +33,8 @@ class WaitTable:
         """Return key, object, start and passed marks of the rows that have passed another of the ascending marks."""
         self.learn()
         found = []
-        for key, (what, since) in list(self.rows.copy().items()):  # other threads begin and end waits meanwhile
+        # Other threads begin and end waits meanwhile, so the loop needs a copy.
+        for key, (what, since) in list(self.rows.copy().items()):
             passed = sum(now - since >= mark for mark in marks)
             if passed > self._said.get(key, (0, None))[0]:
                 found.append((key, what, since, passed))
@@ -42,7 +43,7 @@ class WaitTable:
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
         """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
-        If waits at a place have ended well after ``n`` warnings, waits there usually take so long: their first ``n``
+        If waits at a place have ended well after ``n`` warnings, waits there are usually this long: their first ``n``
         warnings are not logged again.  The ``last`` warning always is.
         """
         self._said[key] = (passed, place)
@@ -68,6 +69,6 @@ class WaitTable:
     def learn(self) -> None:
         """Learn from the ended waits that had warnings how long waits at their places take."""
         for key in [key for key in list(self._said) if key not in self.rows]:
-            passed, place = self._said.pop(key, (0, None))  # of a table of threads another one may have learned it
+            passed, place = self._said.pop(key, (0, None))  # another thread may have learned it already
             if place is not None:
                 self._usual[place] = max(passed, self._usual.get(place, 0))

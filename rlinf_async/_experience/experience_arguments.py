@@ -27,11 +27,12 @@ class WantedRequest(Get[Any]):
     noun = _NOUN
 
     def _needs(self) -> Needs:
-        # The wait is for a trainer, which may do anything meanwhile: producers that all wait here are not deadlocked.
+        # The wait is for a trainer, which may still be busy: producers that all wait here are not deadlocked.
         return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
-        self._settle(error=copy_of(end.put))  # a ClosedError, because the wait is not for items left
+        # Use the ClosedError of a put: this request does not wait for remaining items.
+        self._settle(error=copy_of(end.put))
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:

@@ -11,7 +11,7 @@ from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async.work import Work
 
 OnStale = Callable[[list[Any], int], list[Any]]
-"""Callback that maps the samples of a stale group, and its staleness, to the samples that replace them in the batch."""
+"""Callback that maps the samples of a stale group and its staleness to the samples that replace them in the batch."""
 
 
 class Batch(LeasedItems):
@@ -20,8 +20,8 @@ class Batch(LeasedItems):
     ``done(k)`` confirms the first ``k`` unconfirmed groups.
 
     Attributes:
-        version: the trainer's version when the groups were taken; None if nobody has set one.
-        items: the samples of all groups, one after the other.
+        version: the trainer's version when the groups were taken; None if no version was set.
+        items: the samples of all groups, concatenated.
         versions, staleness: one number for each of ``items``. The staleness is the number of versions that the sample
             was behind the trainer, never negative, and 0 without a trainer's version.
         names: for each group, the ``group=`` of its samples.
@@ -72,7 +72,7 @@ class Take(Lease):
         assert get is not None
         try:
             self._items = batch = Batch(items, get.redelivered, lambda count: self._confirm(get, count), self._on_stale)
-        except BaseException:  # on_stale may raise: then the block does not begin
+        except BaseException:  # ``on_stale`` may raise: then the block does not begin
             assert get.destination is not None
             get.destination.withdraw(get)
             raise

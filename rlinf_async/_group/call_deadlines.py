@@ -34,7 +34,7 @@ class CallDeadlines:
         self._calls = calls
         self._in_order = in_order
         self.limit: CallDeadline | None = None
-        self._counts_from = 0.0  # end of the workers' constructors, whose time does not count
+        self._counts_from = 0.0  # constructors' end in monotonic seconds; earlier time does not count
         self._timer = threading.Lock()  # held while the timer is set, so that concurrent callers set only one
 
     def __repr__(self) -> str:
@@ -53,7 +53,7 @@ class CallDeadlines:
         self._look()
 
     def now(self) -> CallDeadline | None:
-        """Return the deadline of calls; None until the constructors have ended."""
+        """Return the deadline of calls; None while constructors run."""
         return None if self._counts_from == math.inf else self.limit
 
     def watch(self) -> None:
@@ -64,8 +64,8 @@ class CallDeadlines:
         """End the calls whose deadline has passed, and set the timer for the next one.
 
         Calls are open in the order in which they were made and have the same deadline, so one timer serves the group:
-        it is set for the oldest call, and an answered call need not cancel it.  The lock of the timer is held until no
-        call is left.  A call that begins before the release finds the timer set; the second pass is for that call.
+        it is set for the oldest call, and an answered call need not cancel it. The timer's lock is held until no open
+        call remains. A call that begins before the release finds the timer set; the second pass is for that call.
         """
         left = self._expire_calls()
         if left is None:
@@ -92,6 +92,7 @@ class CallDeadlines:
                 handler._expire()
             elif self._in_order():
                 return left
-            else:  # a call that waited for its rank may have left after younger ones
+            else:
+                # A call that waited for its rank may have been sent after younger ones.
                 least = left if least is None else min(left, least)
         return least

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class PerRank:
-    """Argument with a value for each rank, as ``each`` makes it."""
+    """Argument with a value for each rank, created by ``each``."""
 
     __slots__ = ("values",)
 
@@ -21,7 +21,7 @@ class PerRank:
 
 
 def each(values: Iterable[T]) -> T:
-    """Mark an argument of which every rank gets its own element, in the order of the called ranks.
+    """Mark an argument as one element per rank, in the order of the called ranks.
 
     A type checker sees the type of one element.
 
@@ -33,7 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return the arguments of every rank, or None if all get the same; ValueError for an ``each`` of another size."""
+    """Return the arguments by rank, or None if all get the same; ValueError for an ``each`` of another length."""
     if not args and not kwargs:
         return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]

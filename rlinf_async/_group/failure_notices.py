@@ -1,7 +1,7 @@
-"""Notices from a caller to ranks with open calls: another rank, which they may await in a collective, has failed.
+"""Notices from a caller to ranks with open calls that another rank, which they may await in a collective, has failed.
 
-A notice is sent after a delay: within a second the calls around most failures have ended.  The notified rank decides
-itself what to do, and when (``_worker/collective_watch.py``).
+A notice is sent after a delay: within a second the calls affected by most failures have ended. The notified rank itself
+decides what to do, and when (``_worker/collective_watch.py``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rlinf_async.stream import StreamCall
 
 CallHandle = Handle | StreamCall
 
-_QUIET_S: Final = 1.0  # seconds between a failure and its notices; at most half of ``collective_timeout``
+# Seconds between a failure and its notices; ``collective_timeout`` is at least twice as long.
+_QUIET_S: Final = 1.0
 
 _AGAIN_S: Final = 0.05
 
@@ -72,13 +73,13 @@ class FailureNotices:
         self._spread(failure, handler)
 
     def finished(self, handler: CallHandle) -> None:
-        """Remove a call that all ranks have answered; calls made meanwhile may have met a rank that was out of step."""
+        """Remove an answered call. Calls made meanwhile may have reached a rank that was out of step."""
         concern = self.concerns.pop(id(handler), None)
         if concern is not None and concern.is_own:
             self._spread(concern.failure, handler)
 
     def _spread(self, failure: RankFailure, handler: CallHandle | None) -> None:
-        if len(self._open) > len(self.concerns):  # skip the loop if a thousand calls fail together
+        if len(self._open) > len(self.concerns):  # avoids quadratic time if a thousand calls fail together
             for other in list(self._open.values()):
                 if other is not handler:
                     self.concerns.setdefault(id(other), FailureConcern(other, failure, is_own=False))
@@ -96,7 +97,7 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.handler._unanswered():  # answered while still being sent
+            if not concern.handler._unanswered():  # the call was answered while another thread was still sending it
                 self.finished(concern.handler)
                 continue
             if concern.notified:
@@ -110,7 +111,7 @@ class FailureNotices:
             self._arm(min(later))
 
     def end(self, handler: Handle, failure: RankFailure) -> None:
-        """Cancel a call because a rank has died, and end the waits of its other ranks in it at once.
+        """Cancel a call because a rank has died, and end the waits of the call's other ranks at once.
 
         The call stays open until these ranks have answered.
         """

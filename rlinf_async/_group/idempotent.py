@@ -16,8 +16,8 @@ def idempotent(method: M) -> M:
 
     In a group that is launched with ``restart=``, a call that a dead rank had not answered is repeated on the restarted
     rank, as often as needed; a call by ``group.any()`` is repeated on another rank, once.  Its caller does not notice
-    the death.  So the method must do no harm when it runs twice, or half and then whole: reading, computing, writing
-    the same again.
+    the death.  So the method must be harmless when it runs twice, or partly and then completely: reading, computing,
+    writing the same data again.
 
     An async generator method may be marked if it has a keyword-only parameter ``resume``.  If another rank starts its
     stream again, which happens only with ``group.any()``, ``resume`` is the list of the items received so far, and the
@@ -35,7 +35,7 @@ def idempotent(method: M) -> M:
                     yield token
 
     Raises:
-        TypeError: the method is a generator without ``resume``, of whose items some may have been used already.
+        TypeError: the method is a generator without ``resume``, some of whose items may have been used already.
     """
     function: Any = method.__func__ if isinstance(method, staticmethod | classmethod) else method
     streams = inspect.isasyncgenfunction(function)

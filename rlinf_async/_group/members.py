@@ -43,7 +43,7 @@ _CALL: Final = EventKind.CALL
 
 CallHandle = Handle | StreamCall
 
-# Encoded arguments with their descriptors: one body for all ranks, or one for each.
+# Encoded arguments with their descriptors: one body for all ranks, or one per rank.
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 
 
@@ -63,17 +63,17 @@ class Supervisor(Protocol):
         """Exempt the next death of this rank from the limits; the thread that handles answers calls it."""
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
-        """End these ranks, if they live, and start them again."""
+        """Kill these ranks if they live, and start them again."""
 
     def end(self) -> None:
         """Stop, because the group is being closed."""
 
 
 class PoolOfCalls(Protocol):
-    """Calls that any rank may take, as the members of their group see them (``rlinf_async/any_rank.py``)."""
+    """Interface, for the members of a group, of the calls that any rank may take (``rlinf_async/any_rank.py``)."""
 
     def look(self) -> None:
-        """Update the ranks' standing, and send the calls that this lets through."""
+        """Update the ranks' standing, and send the calls that become possible."""
 
     def unfinished(self) -> Sequence[CallHandle]:
         """Return the calls that have not ended, the oldest first."""
@@ -99,7 +99,7 @@ class WaitingCall:
 
 # 40 methods: queued, open and repeated calls change together under one lock; each event of the client has a handler.
 class Members:
-    """Ranks of a group, and their endpoints; until these are known, calls wait here in order.
+    """Ranks of a group, and their endpoints; until the endpoints are known, calls wait here in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
     During a restart ranks are held (all of them, or with ``by_rank`` those that are away), and calls of held ranks are
@@ -108,14 +108,14 @@ class Members:
     Attributes:
         restarts: number of restarts, by rank.
         placements: placement by rank, at the group's owner.
-        close_grace: seconds that the workers have for their end.
-        supervisor: at the group's owner, if it restarts dead ranks.
+        close_grace: seconds that the workers have for their shutdown.
+        supervisor: restarts dead ranks; None elsewhere than at the owner of a supervised group.
         pool: calls that any rank may take; None until the first one.
         on_restart: callbacks of the driver for restarts.
         on_death: callbacks of the driver for deaths.
         deadlines: deadlines of its calls.
-        by_rank: true if a rank that is away delays only its own calls.
-        number: number of the group's entry in the name table; 0 while the name is not, or may not be, reserved.
+        by_rank: true if a rank that is away holds up only its own calls.
+        number: number of the group's entry in the name table; 0 while the name may be unreserved.
     """
 
     def __init__(self, client: NodeClient, name: str, size: int) -> None:
@@ -139,15 +139,16 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
-        # Pid of the last death reported to the callbacks, and whether the rank was to return, by rank.
+        # By rank, the pid of the last death reported to the callbacks, and True if the rank was expected to return.
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
         self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
-        # Calls and slots that a rank's death has left unanswered, to be sent again.
+        # Calls, with slots, that a rank's death has left unanswered, to be sent again.
         self._repeats: list[tuple[GroupCallee, Handle, int]] = []
-        self._held = set(range(size))  # ranks whose calls wait; added without the lock, removed under it
+        # Ranks whose calls wait; added to without the lock, removed from under it.
+        self._held = set(range(size))
         self._started = False
         self._failure: BaseException | None = None
         self.closing: Work[None] | None = None
@@ -159,15 +160,15 @@ class Members:
     def callee(self, ranks: Sequence[int]) -> GroupCallee:
         return GroupCallee(self, ranks)
 
-    # -- life ---------------------------------------------------------------------------------------------------
+    # -- launch and restarts ------------------------------------------------------------------------------------
 
     def start(self, endpoints: list[int], infos: list[WorkerInfo], logs: list[str]) -> None:
-        """Take the endpoints of the started processes, and send the waiting calls, in order."""
+        """Record the endpoints of the started processes, and send the waiting calls in order."""
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            # A group that was looked up may be built from an outdated roster: the notice of a rank's return may arrive
-            # before this.
+            # A group that was looked up may be built from an outdated roster: the report of a rank's return may have
+            # arrived already.
             # tests/simulation/test_sim_cluster.py::test_a_group_that_was_found_while_its_rank_died_means_the_next_one
             for rank in range(len(endpoints)):
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
@@ -193,13 +194,14 @@ class Members:
             self._started = False
         if any(
             callee.ranks[slot] not in self._held for callee, _, slot in self._repeats
-        ):  # added meanwhile by that thread
+        ):  # that thread has added one meanwhile
             self.client.later(0, self._repeat_now)
 
     def _leave(self, waiting: WaitingCall) -> bool:
         """Send a call to those of its ranks that are not held; the caller holds the lock. True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
-        if handler._cancel_wanted and not handler._call:  # a rank could begin it before the cancel arrives
+        if handler._cancel_wanted and not handler._call:
+            # Do not send a cancelled call: a rank could start it before the cancel arrives.
             close_fds(fd for _, fds in waiting.bodies for fd in fds)
             return True
         held = [slot for slot in waiting.slots if callee.ranks[slot] in self._held]
@@ -207,7 +209,7 @@ class Members:
             if not handler._call:
                 try:
                     self._send(callee, handler, waiting.method, waiting.bodies, waiting.same, held)
-                except OSError as error:  # no descriptor is left
+                except OSError as error:  # no descriptor is free
                     if held and waiting.same:
                         close_fds(waiting.bodies[0][1])
                     # Fail the call later, without the lock: its callbacks may make a call.
@@ -223,23 +225,23 @@ class Members:
 
     def _send_late(self, waiting: WaitingCall, slot: int) -> None:
         handler, (body, fds) = waiting.handler, waiting.bodies[0 if waiting.same else slot]
-        if handler._cancel_sent:  # or another rank has failed in it
+        if handler._cancel_sent:  # the call was cancelled, or has failed at another rank
             if not waiting.same:
                 close_fds(fds)
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
             return
         try:
             self._send_again(waiting.callee, handler, slot, body, copy_fds(fds) if waiting.same else fds)
-        except OSError as error:  # no descriptor is left
+        except OSError as error:  # no descriptor is free
             self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
 
     def hold(self, ranks: Iterable[int] | None = None) -> None:
-        """Have calls of these ranks, by default of all, wait until ``release``."""
+        """Make calls to these ranks, by default to all, wait until ``release``."""
         self._held.update(range(self.size) if ranks is None else ranks)
         self._started = False
 
     def release(self, ranks: Iterable[int] | None = None) -> None:
-        """Send the waiting calls of these ranks, by default of all, in order."""
+        """Send the waiting calls to these ranks, by default to all, in order."""
         with self._lock:
             self._held.difference_update(range(self.size) if ranks is None else ranks)
             self._send_waiting()
@@ -250,8 +252,8 @@ class Members:
         return rank in self._held
 
     def report_death(self, rank: int, facts: dict[str, Any]) -> None:
-        """Call the death callbacks, once per death, and again if the rank is later given up; the frame-handling thread
-        calls it.
+        """Call the death callbacks once per death, and again if the rank is given up later. The frame-handling thread
+        calls this.
 
         One death is reported several times: by the daemon, by open calls, and by the loss of a node.
         """
@@ -309,7 +311,7 @@ class Members:
             left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
             close_fds(fd for _, fds in left for fd in fds)
             if not handler._call:
-                handler._fail(error)  # the same object: an error seen at one call counts as seen
+                handler._fail(error)  # must be the same object: an error seen at one call counts as seen
                 continue
             for slot in waiting.slots:
                 self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
@@ -348,7 +350,8 @@ class Members:
                 logger.warning("%s (pid %d) %s, and is started again; %s", who, facts["pid"], facts["verdict"], log)
                 return
             text = f"{who} {facts['verdict']}; {log}"
-            death = UnobservedError(death_cause(facts), who, text, is_due=True)  # logged here
+            # Is_due: the caller has logged it already.
+            death = UnobservedError(death_cause(facts), who, text, is_due=True)
             self.client.unobserved.arrived(death)
             logger.warning("%s (pid %d) %s; %s", who, facts["pid"], facts["verdict"], log)
 
@@ -402,7 +405,7 @@ class Members:
         }  # fmt: skip
 
     def forgotten_calls(self) -> list[str]:
-        """Return open calls that were never awaited, with their ranks; not the constructors'."""
+        """Return open calls that were never awaited, except constructors, with their ranks."""
         with self._lock:
             waiting = [each.handler for each in self._pending if not each.handler._call]
         waiting += self.pool.waiting() if self.pool is not None else ()
@@ -413,9 +416,9 @@ class Members:
         ]
 
     def _calls_by_age(self) -> Iterator[Sequence[CallHandle]]:
-        """Yield the open calls, the oldest first; those of the pool in a sequence of their own.
+        """Yield sequences of open calls, each with the oldest first; pooled calls are in a separate sequence.
 
-        A call that waited for a rank, or has lost one, is sent later than younger ones.
+        A pooled call that waited for a rank, or has lost one, is sent later than younger calls.
         """
         yield (*list(self.open.values()), *(each.handler for each in list(self._pending)))
         if self.pool is not None:
@@ -433,14 +436,14 @@ class Members:
         same: bool = True,
         repeats: bool = False,
     ) -> None:
-        """Send a call, or queue it until its ranks are ready; its arguments are encoded already.
+        """Send a call, or queue it until its ranks are ready. The arguments are already encoded.
 
         Args:
             encoded: one body for all ranks, or one for each unless they are the ``same``.
             repeats: true if the call is sent again to the next process of a rank that dies without an answer.
 
         Raises:
-            ClosedError: the group or its cluster is closed.  If this machine's daemon is gone, the call fails like
+            ClosedError: the group or its cluster is closed.  If this machine's daemon has exited, the call fails like
                 earlier calls.
         """
         if not self.admits(handler, method):
@@ -458,13 +461,14 @@ class Members:
             raise
 
     def _queue(self, callee: GroupCallee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
-        """Queue a call whose ranks are held. Return False if none is, so that the call may be sent."""
+        """Queue a call whose ranks are held. Return False if no rank is held: the call may be sent."""
         with self._lock:
             if self._failure is not None:
                 close_fds(fd for _, fds in bodies for fd in fds)
                 self.client.unobserved.observed(cause_of(self._failure))
                 raise copy_of(self._failure)
-            if self.closed:  # closed since this call was admitted: a queued call would never be sent
+            # The group was closed since this call was admitted: a queued call would never be sent.
+            if self.closed:
                 close_fds(fd for _, fds in bodies for fd in fds)
                 raise self._is_closed(method)
             if self._held.isdisjoint(callee.ranks):
@@ -472,11 +476,11 @@ class Members:
             waiting = WaitingCall(callee, handler, method, bodies, same, list(range(len(callee.ranks))))
             if not self._leave(waiting):
                 self._pending.append(waiting)
-            self.deadlines.watch()  # ranks are away
+            self.deadlines.watch()  # the call may wait for a rank that is away, so its deadline is watched here
             return True
 
     def admits(self, handler: CallHandle, method: str) -> bool:
-        """Return True if a call may be sent. If this machine's daemon is gone, fail the call and return False.
+        """Return True if a call may be sent. If this machine's daemon has exited, fail the call and return False.
 
         Raises:
             ClosedError: the group or its cluster is closed.
@@ -536,22 +540,23 @@ class Members:
             raise
 
     def repeats(self, callee: GroupCallee, handler: Handle, slot: int, status: int, report: bytes) -> bool:
-        """True if a call will be sent again for a rank that is gone."""
+        """True if a call to an ended rank will be sent again."""
         if self.supervisor is None or handler._again is None or self.client.closed is not None:
             return False
-        if self.closed or self._failure is not None:  # it would never be sent
+        if self.closed or self._failure is not None:  # the call would never be sent
             return False
         rank, facts = callee.ranks[slot], frames.unpack(report)
         if status == Status.LOST:
             node, _ = facts
             if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
                 return False
-            # A call that leaves while its node is lost gets two notices: one as it leaves, one by the loss.
+            # A call sent while its node is being lost gets two notices: one as it is sent, one by the loss.
             is_new = handler._note_death(slot, {"node": node})
             if is_new and not any(each is handler and at == slot for _, each, at in self._repeats):
                 self._repeats.append((callee, handler, slot))
             if rank not in self._held and not self._was_lost(rank, node):
-                self._lose_rank(rank, node)  # this answer came before the notice of the loss
+                # This answer arrived before the report of the loss.
+                self._lose_rank(rank, node)
             return True
         if not facts.get("returns"):
             return False
@@ -562,11 +567,13 @@ class Members:
         self._repeats.append((callee, handler, slot))
         if self.endpoints is None:
             return True
-        # Also while other ranks are away: no hook of theirs reports this death.
+        # Check this even while other ranks are away: their hooks do not report this death.
         # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
-        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):  # its death has not been reported
+        # The rank's death has not been reported yet.
+        if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):
             self.supervisor.rank_died(rank, facts)
-        elif rank not in self._held:  # it is back, and the daemon got the call only now
+        elif rank not in self._held:
+            # The rank is back, and the daemon has received the call only now.
             self.client.later(0, self._repeat_now)
         return True
 
@@ -576,10 +583,12 @@ class Members:
 
     def _repeat(self, callee: GroupCallee, handler: Handle, slot: int) -> None:
         method, encoded = handler._method, handler._again
-        if encoded is None or handler._cancelled or handler._cancel_sent:  # or another rank has failed in it
+        # The call was cancelled, or has failed at another rank.
+        if encoded is None or handler._cancelled or handler._cancel_sent:
             self.client.answer_for(handler._call, slot, Status.CANCELLED, b"")
             return
-        if method == "__init__" and callee.ranks[slot] not in self.deaths:  # the supervisor has run it
+        if method == "__init__" and callee.ranks[slot] not in self.deaths:
+            # The supervisor has already run the new process's constructor.
             self.client.answer_for(handler._call, slot, Status.OK, codec.encode(None).to_bytes())
             return
         try:
@@ -592,13 +601,12 @@ class Members:
     def _send_again(
         self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        targets = handler._targets = [
-            *handler._targets
-        ]  # a copy: the other ranks' answers are matched against the old targets
+        # Replace the list by a copy: the other ranks' answers are matched against the old targets.
+        targets = handler._targets = [*handler._targets]
         targets[slot] = callee.targets[slot]
         credit = handler._window if isinstance(handler, StreamCall) else 0
         self.client.call_again(handler._call, targets, slot, handler._method, body, fds, credit)
-        if handler._cancel_sent:  # meanwhile, maybe before this was sent
+        if handler._cancel_sent:  # another thread may have cancelled the call, perhaps before it was sent again
             self.client.cancel(handler._call, [targets[slot]])
 
     def call_failed(self, callee: GroupCallee, handler: CallHandle) -> None:
@@ -665,7 +673,7 @@ class GroupCallee:
         return f"rank {rank} of group '{self.name}'{where}"
 
     def peer_activity(self, slots: Sequence[int]) -> Work[str] | None:
-        """Describe the activity of the ranks in these slots; before the launch is done, that of the launch."""
+        """Describe the activity of the ranks in these slots; during the launch, that of the launch."""
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}
@@ -710,7 +718,7 @@ def _pack_each(encoded: Sequence[Encoded | bytes]) -> Bodies:
     try:
         for value in encoded:
             bodies.append(pack_body(value))
-    except BaseException:  # the next one finds no descriptor
+    except BaseException:  # packing fails for the next body: no descriptor is free
         close_fds(fd for _, fds in bodies for fd in fds)
         raise
     return bodies

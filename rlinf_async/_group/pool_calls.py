@@ -1,4 +1,4 @@
-"""``PoolCalls``: sends calls to any rank of a group that has room, and the calls of a lost rank to another one."""
+"""``PoolCalls``: sends calls to any rank of a group with room, and repeats calls of a lost rank on another one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 
 class PooledCall(Protocol):
-    """Call that any rank may take: the part of ``Handle`` or ``StreamCall`` that the pool uses."""
+    """Call that any rank may take: interface of ``Handle`` and ``StreamCall`` for the pool."""
 
     _method: str
     _request: PoolRequest
@@ -43,9 +43,9 @@ class PooledCall(Protocol):
 
 
 class PoolCalls:
-    """Calls of this process to any rank of a group: sends them, and starts those of lost ranks on other ranks.
+    """Calls of this process to any rank of a group: sends them, and repeats those of lost ranks on other ranks.
 
-    One for each group, shared by its views.  Its lock guards the state only: calls are sent without it.
+    Each group has one, shared by its views. Its lock guards the state only: calls are sent without it.
     """
 
     def __init__(self, members: Members) -> None:
@@ -53,9 +53,9 @@ class PoolCalls:
         self._state = RankPool(members.size)
         self._lock = Lock()
         self._callees = [GroupCallee(members, (rank,)) for rank in range(members.size)]
-        # Calls by ``id``, in the order in which they were made; kept only if calls have a deadline.
+        # Calls by ``id``, in the order in which they were made; filled only if calls have a deadline.
         self._unfinished: dict[int, PooledCall] = {}
-        # Endpoints that have ended, each with whether the rank returns, as reported by answers or by the group's owner.
+        # Ended endpoints, with True if the rank will return, as reported by answers or by the group's owner.
         self._gone: dict[int, bool] = {}
         self._due = math.inf
         for event in ("died", "node_lost"):
@@ -70,9 +70,9 @@ class PoolCalls:
     # -- standing of ranks -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Update the ranks' standing, and start the calls that this lets through."""
+        """Update the ranks' standing, and start the calls that become possible."""
         if self.members.endpoints is not None:
-            with self._lock:  # otherwise a thread with an older view could overwrite a newer one
+            with self._lock:  # a thread with an older view must not overwrite a newer one
                 standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
@@ -88,8 +88,8 @@ class PoolCalls:
             returns = members.supervisor is not None
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
-        # A restarted rank is still being constructed while its calls are held. Calls of the other ranks are held too,
-        # but those of the pool go to them.
+        # While its calls are held, a restarted rank is still being constructed. Calls to the other ranks are held, too,
+        # but pooled calls go to them.
         supervisor = members.supervisor
         is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
         return Standing.AWAY if is_coming else Standing.LIVE
@@ -133,7 +133,8 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
-            self._forget(id(call))  # its caller gets this error, so the deadline must not end it again
+            # The caller gets this error, so the deadline must not end the call again.
+            self._forget(id(call))
             self._start(self._end(attempt))
             raise
 
@@ -149,7 +150,7 @@ class PoolCalls:
             attempt = self._state.submit(call._request, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # it came meanwhile, after the waiting calls were failed
+        elif (error := self._end_of_group()) is not None:  # the end came after the waiting calls were failed
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:
@@ -176,7 +177,7 @@ class PoolCalls:
             return self._state.end(attempt, clock.monotonic())
 
     def ended(self, attempt: Attempt, target: int, status: int, body: Body) -> None:
-        """Handle the last answer of a rank to a call, or the daemon's answer in its place."""
+        """Handle a rank's final answer to a call, or the daemon's answer in its place."""
         if status in GONE:
             died = status == Status.DIED
             returns = bool(frames.unpack(body).get("returns")) if died else self.members.supervisor is not None
@@ -212,12 +213,12 @@ class PoolCalls:
     def fail(self, error: BaseException) -> None:
         for call in self.waiting():
             if self.withdraw(call):
-                call._fail(error)  # the same object: an error seen at one call counts as seen
+                call._fail(error)  # must be the same object: an error seen at one call counts as seen
 
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float) -> None:
-        """Schedule a look for stalls in ``seconds``, when a rank's sign of life is due."""
+        """Schedule a check for stalls in ``seconds``, when a rank's sign of life is due."""
         due = clock.monotonic() + seconds
         if due < self._due:
             self._due = due
@@ -225,7 +226,7 @@ class PoolCalls:
 
     def _look_for_stalls(self) -> None:
         now = clock.monotonic()
-        if now < self._due - 0.001:  # outdated timer: an earlier look has set a later one
+        if now < self._due - 0.001:  # outdated timer: an earlier check has set a later one
             return
         self._due = math.inf
         with self._lock:
@@ -233,7 +234,7 @@ class PoolCalls:
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.request.owner if attempt.request is not None else None
-            if call is not None:  # else answered meanwhile
+            if call is not None:  # the call may have been answered meanwhile
                 call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()
@@ -242,7 +243,7 @@ class PoolCalls:
         if due is not None:
             self.watch(max(0.0, due - now))
 
-    # -- words --------------------------------------------------------------------------------------------------
+    # -- descriptions --------------------------------------------------------------------------------------------
 
     def describe_room(self, request: PoolRequest) -> str:
         who = f"{name_ranks(request.ranks)} of '{self.members.name}'"
@@ -258,7 +259,7 @@ class PoolCalls:
         return any(self._state.standing[rank] is Standing.LIVE for rank in request.ranks)
 
     def needs(self, request: PoolRequest) -> slow_waits.Needs:
-        """Return the calls of which one has to end, or the restart, before a waiting call can start."""
+        """Return what a waiting call needs before it can start: the end of one of these calls, or a restart."""
         if not self._is_any_there(request):
             is_restart = self.members.endpoints is not None
             return ([Target(TargetKind.RESTART, name=self.members.name)] if is_restart else []), True

@@ -1,4 +1,4 @@
-"""``RankPool``: calls that any rank of a group may take, by rank, in line and by key: plain state without IO."""
+"""``RankPool``: assigns calls that any rank may take, by load and key, and queues the rest: plain state without IO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
-# Number of conversations whose rank is remembered; beyond it the least recently used one is forgotten.
+# Number of conversations with a remembered rank; a further one evicts the least recently used.
 MAX_KEYS: Final = 1 << 16
 
 UNBOUNDED: Final = 1 << 62
@@ -20,8 +20,10 @@ class Standing(Enum):
     """State of a rank, as the pool knows it."""
 
     LIVE = auto()
-    AWAY = auto()  # being started, for the first time or again: calls wait for it only if no rank lives
-    GONE = auto()  # not restarted: a call goes there, and fails, only if no rank lives or may return
+    # The rank is being started, for the first time or again: calls wait for it only if no rank lives.
+    AWAY = auto()
+    # The rank will not be restarted: a call goes there, and fails, only if no rank lives or may return.
+    GONE = auto()
 
 
 @dataclass(eq=False)
@@ -44,7 +46,7 @@ class PoolRequest:
         key: key of its conversation, which stays at one rank; None for none.
         owner: the caller's object for the call.
         number: position among the waiting calls.
-        line: queue in which it waits; None if it does not wait.
+        line: queue in which the call waits; None if it does not wait.
     """
 
     ranks: tuple[int, ...]
@@ -58,11 +60,11 @@ class PoolRequest:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """Call at a rank, until that rank has given its last answer.
+    """Call at a rank, until that rank has sent its final answer.
 
     Attributes:
         request: the call; None once the answer is no longer needed.
-        since: time from which the rank owes a sign of life; None while it owes none.
+        since: time since which the rank owes a sign of life; None while it owes none.
     """
 
     rank: int
@@ -77,10 +79,10 @@ class Attempt:
 class RankPool:
     """Calls of one process on any rank of a group.
 
-    A call goes to the live rank with the fewest open calls, the first of equals: a process that has just run is the
-    quickest.  If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier one could
-    use. The first call of a conversation binds its key to a rank, among equals the one with the fewest keys; later
-    calls wait for that rank alone, while it lives and is not silent.
+    A call goes to the live rank with the fewest open calls, the first among equals: a process that has just run is the
+    quickest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier one could
+    use. The first call of a conversation binds its key to a rank, among equally loaded ones to the rank with the fewest
+    keys; later calls wait for that rank alone, while it lives and is not silent.
 
     Methods that may make room return the attempts that start because of it, in order.
 
@@ -95,7 +97,8 @@ class RankPool:
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
         self.counts_from = -math.inf
         self._last_sign = [0.0] * size
-        self._silent: set[int] = set()  # ranks at which a call has stalled, and that have sent nothing since
+        # Ranks at which a call has stalled, and that have sent nothing since.
+        self._silent: set[int] = set()
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _CallQueue] = {}
@@ -119,9 +122,8 @@ class RankPool:
         best, least = -1, request.in_flight
         for rank in candidates:
             count = len(self.open[rank])
-            if count < least and (
-                not self._waiting or self._first_for(rank) is None
-            ):  # else an earlier call goes first
+            # A rank for which an earlier call waits must take that one first.
+            if count < least and (not self._waiting or self._first_for(rank) is None):
                 best, least = rank, count
                 if not count:
                     break
@@ -174,7 +176,7 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls of ranks that are silent for too long; new calls avoid these until a sign of life."""
+        """Return the calls of ranks that were silent for too long; until a sign of life, new calls avoid these."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -210,22 +212,21 @@ class RankPool:
     # -- choice -------------------------------------------------------------------------------------------------
 
     def _eligible(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the best of these ranks: live ones, else silent ones, else none while one may return."""
+        """Return the best of these ranks: live ones, else silent ones, else none while a rank may return."""
         live = [rank for rank in ranks if self.standing[rank] is Standing.LIVE]
         if live:
             return [rank for rank in live if rank not in self._silent] or live
         return () if any(self.standing[rank] is Standing.AWAY for rank in ranks) else ranks
 
     def _rank_of_key(self, request: PoolRequest) -> int:
-        """Return the rank of a conversation; a new one, or one whose rank is lost, is bound to the least
-        loaded rank."""
+        """Return the rank of a conversation; bind a new one, or one whose rank is lost, to the least loaded rank."""
         conversation = request.ranks, request.key
         old = self._bound.pop(conversation, None)
         eligible = self._eligible(request.ranks) or [
             rank for rank in request.ranks if self.standing[rank] is Standing.AWAY
         ]
         rank = old if old is not None and old in eligible else min(eligible, key=self._load)
-        self._bound[conversation] = rank  # most recently used
+        self._bound[conversation] = rank  # inserted last, because the first entry is evicted first
         self._keys[rank] += 1
         if old is None and len(self._bound) > MAX_KEYS:
             old = self._bound.popitem(last=False)[1]
@@ -265,7 +266,7 @@ class RankPool:
         return min((line.first() for line in lines), key=lambda entry: entry[0], default=(0, None))[1]
 
     def _fill(self, ranks: Sequence[int], now: float) -> list[Attempt]:
-        """Start waiting calls, as long as these ranks have room for the first of them."""
+        """Start waiting calls, in order, while these ranks have room for the first one."""
         begun = []
         left = deque(ranks)
         while left and self._waiting:
@@ -276,7 +277,7 @@ class RankPool:
                 line = request.line
                 self._unqueue(request)
                 begun.append(self._begin(rank, request, now))
-                # It also blocked calls of other queues, at ranks that may have had room for them all the time.
+                # The started call also blocked calls in other queues, whose ranks may have had room all the time.
                 if line is not None and self._waiting > len(line.waiting):
                     left.extend(line.ranks)
         return begun

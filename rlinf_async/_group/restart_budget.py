@@ -7,14 +7,14 @@ from typing import Final
 
 from rlinf_async.configuration import RestartPolicy
 
-# Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since its last restart.
+# Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since the last one.
 FIRST_PAUSE_S: Final = 0.1
 
 MAX_PAUSE_S: Final = 10.0
 
 
 class RestartBudget:
-    """Count of the restarts of each rank (or of the group as one, rank -1) within the policy's window."""
+    """Count of the restarts of each rank (or of the whole group, as rank -1) within the policy's window."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy

@@ -11,11 +11,11 @@ from typing import Any
 class Restart:
     """One attempt of a group to resume after a restart; the argument of ``on_restart`` in workers and driver.
 
-    Indexing, iterating and ``len()`` are those of ``counts``.
+    Indexing, iteration and ``len()`` refer to ``counts``.
 
     Attributes:
         counts: number of restarts, by rank of the group.
-        ranks: ranks that have come back, including those of earlier attempts that a death has ended.
+        ranks: restarted ranks, including those of earlier attempts that a death has cut short.
         attempt: number of this attempt, from 1 on; the same on all ranks and unique in the group, so that keys of a
             store and names of process groups can contain it.
     """
@@ -43,10 +43,10 @@ class RestartRounds:
                   ▲                                     │
                   └──────── a death: the hooks end, and the next attempt includes these ranks too
 
-    ``died`` may come in another thread than all other calls.
+    Another thread than that of all other calls may call ``died``.
 
     Attributes:
-        away: exit report by rank that has died and is not back.
+        away: exit reports of dead ranks that are not back, by rank.
         attempt: number of the last attempt.
     """
 
@@ -89,7 +89,7 @@ class RestartRounds:
         return Restart(tuple(counts), tuple(sorted(self._back - self.away.keys())), self.attempt)
 
     def go_on(self, rank: int, counts: Sequence[int]) -> Restart:
-        """Let a rank that is back take calls, even if others are away: no hook has to run with it."""
+        """Let a restarted rank take calls, even while others are away, because no hook has to run on it."""
         self.attempt += 1
         self._back.discard(rank)
         return Restart(tuple(counts), (rank,), self.attempt)

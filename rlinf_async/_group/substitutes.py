@@ -14,7 +14,7 @@ from rlinf_async.placement import Placement
 
 
 class Resident(NamedTuple):
-    """Living rank of any group: its node, and whether it has accelerators of its own."""
+    """Living rank of any group: its node, and True if it has its own accelerators."""
 
     node: int
     has_devices: bool
@@ -23,9 +23,9 @@ class Resident(NamedTuple):
 class Substitutes:
     """Choice of nodes for the ranks of one cluster's groups.
 
-    A rank without hardware of its own goes to the node with the fewest ranks.  A node with accelerators is replaced as
-    a whole, by a spare one: the same accelerators, none of them in use.  So ranks that shared devices share them again,
-    and no rank gets the devices of another.
+    A rank without its own hardware goes to the node with the fewest ranks. A node with accelerators is replaced as a
+    whole, by a spare one with the same accelerators, none of them in use. So ranks that shared devices share them
+    again, and no rank gets another rank's devices.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
@@ -60,7 +60,7 @@ class Substitutes:
         return chosen
 
     def moved(self, placement: Placement, node: int, neighbours: int) -> Placement:
-        """Return the placement on another node, with the corresponding devices; a rank without devices of its own sees
+        """Return the placement on another node, with the corresponding devices; a rank without its own devices sees
         all.
 
         Args:

@@ -16,9 +16,9 @@ from rlinf_async.work import Returnable, Whole, Work, blocking
 def wait_all(*works: Work[Any]) -> Any:
     """Return the results of all handles (or other works), in order; in a coroutine, return a ``Work`` of them.
 
-    The first failure ends the wait: the other calls are cancelled and it is raised, with further failures in its notes.
-    So the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises that of the second one
-    only after the first is done.  A cancelled or interrupted wait cancels the calls, too.
+    The first failure ends the wait: the other calls are cancelled and the failure is raised, with further failures in
+    its notes. So the failure of any handle is raised at once, while ``env.wait(); actor.wait()`` raises a failure of
+    the second one only after the first is done. A cancelled or interrupted wait cancels the calls, too.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())
@@ -49,7 +49,8 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
-        self._cancelled_others: set[int] = set()  # works cancelled because of it, whose cancellation is no failure
+        # Works cancelled because of that failure; their cancellation is not a failure of its own.
+        self._cancelled_others: set[int] = set()
         self._outcome: tuple[list[Any] | None, Exception | None] | None = None
 
     def begin(self) -> None:
@@ -71,7 +72,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
     def _open_parts(self) -> list[Work[Any]]:
         return [self._works[place] for place in sorted(self._open)]
 
-    # -- in whichever thread something ends ---------------------------------------------------------------------
+    # -- in any thread in which a work ends ------------------------------------------------------------------------
 
     def _on_done(self, place: int) -> None:
         with self._lock:
@@ -82,7 +83,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
             if is_first:
                 self._first = place
                 self._cancelled_others = set(self._open)
-        # Without the lock: a cancelled work may end at once, and calls this method again.
+        # Cancel without the lock: a cancelled work may end at once, and then calls this method again.
         if is_first:
             self._cancel_others()
         if not self._open:
@@ -92,7 +93,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         for place in sorted(self._cancelled_others):
             if not self._works[place]._cancel_after_failure():
                 with self._lock:
-                    self._open.discard(place)  # it cannot be cancelled; do not wait for it
+                    self._open.discard(place)  # the work cannot be cancelled, so the wait must not include it
 
     def _abandon(self) -> None:
         """Cancel the works, because the wait was cancelled."""

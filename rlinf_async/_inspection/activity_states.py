@@ -24,7 +24,7 @@ from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 from rlinf_async._waits.user_code import frames_of
 
-Key = Any  # A task, or the id of a thread
+Key = Any  # a task, or the id of a thread
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Observation:
 
     Attributes:
         is_users: true if a report includes it even if nothing reported waits for it.
-        awaits, one_of: other tasks and threads for all of which it waits, and of which one has to end.
+        awaits, one_of: other tasks and threads: it waits for all of ``awaits``, and for one of ``one_of``.
         loop_thread: for a task that may continue, now or later, the thread that has to run it.
         blocks: true if it keeps the event loop of its thread from running.
         is_row: true if its wait is a row of the table of waits.
@@ -69,7 +69,7 @@ class States:
         self._ages = ages
         self._rows = slow_waits.rows_of_threads()
         self._names: dict[str, Key] = {}
-        # Task or thread that ends a future of another thread, by that future.
+        # Maps a future of another thread to the task or thread that completes it.
         self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
         self._carriers |= _work_items(stacks)
 
@@ -141,7 +141,7 @@ class States:
         return seen
 
     def _native_id(self, ident: int) -> int | None:
-        """Return the kernel's number of a thread; Python 3.11's forks have the parent's number of the main thread."""
+        """Return the kernel's id of a thread; in a fork, Python 3.11 still has the parent's id of the main thread."""
         if ident == threading.main_thread().ident:
             return os.getpid()
         return self._threads[ident].native_id if ident in self._threads else None
@@ -159,7 +159,8 @@ class States:
         else:
             return False
         if not seen.awaits:
-            seen.state = ActivityState.RUNNING  # another process may end it, or it has just ended
+            # Another process may complete the future, or it has just been completed.
+            seen.state = ActivityState.RUNNING
         return True
 
     # -- waits --------------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """Requests to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a stuck run.
 
-For processes of the run; an operator outside uses ``launcher/control``.
+For processes of the run; an operator outside the run uses ``launcher/control``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,13 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-_GRACE_S: Final = 3.0  # seconds beyond the processes' time to answer, for a daemon that reads stacks and is busy
+# Extra seconds, beyond the processes' time to answer, for a busy daemon that reads stacks.
+_GRACE_S: Final = 3.0
 
-VERDICT: Final = "the verdict on this run"  # description of a wait for ``why``
+VERDICT: Final = "the verdict on this run"  # describes the wait of ``why``
 
-ASK_AGAIN_S: Final = 0.5  # seconds between the two reports of a verdict: waits that are the same in both stand still
+# Seconds between the two reports of a verdict: waits that are the same in both have not progressed.
+ASK_AGAIN_S: Final = 0.5
 
 
 class InspectionClient(Protocol):
@@ -54,7 +56,7 @@ async def report(client: InspectionClient, parts: Sequence[str] = PARTS) -> RunR
 
 
 async def why(client: InspectionClient) -> Verdict:
-    """Return the verdict on the run, from two reports half a second apart, without the waits for the verdict itself."""
+    """Return the verdict on the run from two reports half a second apart, ignoring waits for the verdict itself."""
     before = await report(client)
     await _after(ASK_AGAIN_S)
     return judge(_without_askers(await report(client)), _without_askers(before), client.endpoint)
@@ -73,10 +75,10 @@ def _asks(activity: Activity) -> bool:
 
 
 async def log_verdict(client: InspectionClient) -> None:
-    """Log the verdict on the run, unless all it says is that others are at work, as the wait's warning already does."""
+    """Log the verdict on the run, unless it only says that others are at work, as the wait's warning already does."""
     try:
         verdict = await why(client)
-    except RLinfAsyncError as error:  # the cluster is closing, most likely
+    except RLinfAsyncError as error:  # most likely the cluster is closing
         logger.info("there is no verdict on the run: %s", error)
         return
     if verdict.kind not in (VerdictKind.BUSY, VerdictKind.IDLE):

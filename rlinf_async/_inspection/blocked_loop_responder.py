@@ -1,4 +1,4 @@
-"""``BlockedLoopResponder``: a thread that answers the daemon for a blocked event loop of the user's.
+"""``BlockedLoopResponder``: a thread that answers the daemon while the user's event loop is blocked.
 
 A driver inside asyncio handles frames on the user's loop, so a request stays unread while the loop is blocked, although
 another thread could report tasks, their waits, and the code that blocks the loop.  The daemon wakes that thread::
@@ -19,7 +19,8 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-_MAX_READ_BYTES: Final = 4096  # bytes that are answered at once: each daemon request writes one
+# Each request of a daemon writes one byte; one answer covers all bytes that are read together.
+_MAX_READ_BYTES: Final = 4096
 
 
 class BlockedLoopResponder:
@@ -50,7 +51,7 @@ class BlockedLoopResponder:
             os.close(self._read_fd)
 
     def close(self) -> None:
-        """End the thread; any thread may call it, and it is idempotent."""
+        """Stop the thread. Idempotent; any thread may call this."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -60,7 +61,7 @@ class BlockedLoopResponder:
             os.close(self.fd)
 
     def leave_to_parent(self) -> None:
-        """Close the copies in a forked child, which has no such thread."""
+        """Close the copies of the descriptors in a forked child, which has no such thread."""
         if not self._is_closed:
             self._is_closed = True
             for fd in (self.fd, self._read_fd):

@@ -25,9 +25,9 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""Packages with threads and tasks of their own, which wait for work, write logs or run the user's code.
+"""Packages with their own threads and tasks, which wait for work, write logs or run the user's code.
 
-grpc is not among them: its thread lives as long as an open call, and its callback sets an event of the user's.
+grpc is not among them: its thread lives as long as an open call, and its callback may set a user's event.
 """
 
 
@@ -42,7 +42,7 @@ class Code(Enum):
 
     USERS = auto()
     INSTALLED = auto()  # an installed package, which may be the user's own
-    OTHERS = auto()  # the interpreter, this framework, or a package that no wait of a run depends on
+    OTHERS = auto()  # the interpreter, this framework, or a package on which no wait of a run depends
 
 
 @lru_cache(4096)

@@ -17,7 +17,7 @@ from rlinf_async._waits import slow_waits
 _EVENTS: Final = str(base_events.__file__)
 _RUNNERS: Final = str(runners.__file__)
 
-_RUN: Final = ("run_until_complete", "run_forever")  # methods of loops; those of uvloop have no frames of their own
+_RUN: Final = ("run_until_complete", "run_forever")  # methods of loops; uvloop's have no Python frames
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Occupied:
     Attributes:
         main: task whose end stops the loop, if known.
         task: task of that loop that is running.
-        outer, inner: frames that run the loop, and that it runs, outermost first; without a loop, all are ``inner``.
+        outer, inner: frames that run the loop, and frames that the loop runs, outermost first; without a loop, all
+            frames are ``inner``.
     """
 
     ident: int
@@ -58,7 +59,8 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
     if current is not None:
         root = getattr(current.get_coro(), "cr_frame", None)
         cut = next((place for place, frame in enumerate(frames) if frame is root), cut)
-        if is_inherited(current):  # forked inside a step: the called code continues, the loop does not
+        # The fork happened inside a step: the called code continues, the loop does not.
+        if is_inherited(current):
             return Occupied(ident, None, None, None, [], frames[cut:])
     return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])
 
@@ -66,7 +68,8 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
 def turn_age(where: Occupied) -> float | None:
     """Return the seconds since the loop's present turn began; None if its frames do not show it, as with uvloop."""
     turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
-    began = None if turn is None else turn.f_locals.get("end_time")  # the loop's clock, before what is ready runs
+    # ``end_time`` is the loop's clock just before it runs the ready callbacks.
+    began = None if turn is None else turn.f_locals.get("end_time")
     return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None
 
 

@@ -1,6 +1,6 @@
 """``own_activities``: tasks and threads of this process in which the user's code runs or waits.
 
-They are examined from outside, by any thread: nothing is recorded while things run.  An activity that changes meanwhile
+Any thread may examine them; running code records nothing for that.  An activity that changes meanwhile
 may be reported in either state; conclusions need two reports.
 """
 
@@ -22,7 +22,7 @@ from rlinf_async._inspection.state.run_report import Activity, ActivityState
 from rlinf_async._inspection.wait_ages import WaitAges
 from rlinf_async._waits import slow_waits
 
-_MAX_TASKS: Final = 2000  # limit on examined tasks; a process with more of them counts as busy
+_MAX_TASKS: Final = 2000  # a process with more tasks counts as busy
 
 
 def own_activities(
@@ -33,7 +33,7 @@ def own_activities(
     """Return the activities of this process; any thread may call it.
 
     Args:
-        blocked: the loop that handles frames, if it is blocked: until it turns, no wait gets an answer.
+        blocked: the loop that handles frames, if it is blocked: until it runs again, no wait gets an answer.
     """
     ages = WaitAges() if ages is None else ages
     ages.begin()
@@ -80,7 +80,7 @@ class _Look:
         if running is not None:
             seen = self._states.running(task, running.ident, running.inner)
             seen.blocks = True
-        elif asyncio.current_task(loop) is task:  # it began to run after the stacks were read
+        elif asyncio.current_task(loop) is task:  # the task was resumed after the stacks were read
             seen = Observation(task, self._states.name_of(task), [], is_users=True)
         else:
             seen = self._states.suspended(task)
@@ -122,17 +122,17 @@ class _Look:
         state = ActivityState.WAITING if awaits else ActivityState.RUNNING
         return Observation(ident, name, where.outer, is_users=True, state=state, awaits=awaits, call=call)
 
-    # -- what they have to do with each other -------------------------------------------------------------------
+    # -- relations between them -------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
-        """Return the thread of each loop; for a worker's, the main thread even while a ``def`` method occupies that."""
+        """Return the thread of each loop; for a worker's loop the main thread, even during a ``def`` method."""
         found = {task.get_loop(): self._main for task in self._calls}
         found |= dict(slow_waits.loops())
         found |= {where.loop: ident for ident, where in self._occupied.items() if where.loop is not None}
         return found
 
     def _hold_up(self) -> None:
-        """Make tasks that could continue wait for the activity that blocks the thread of their loop."""
+        """Record that tasks which could continue wait for the activity that blocks their loop's thread."""
         for seen in self._seen.values():
             where = None if seen.loop_thread is None else self._occupied.get(seen.loop_thread)
             if where is None:
@@ -201,7 +201,8 @@ class _Look:
             source=0 if call is None else call.source,
             number=0 if call is None else call.number,
             wait=seen.wait,
-            awaits=sorted(self._seen[key].name for key in seen.awaits if key in self._seen),  # asyncio has them in sets
+            # Asyncio keeps them in sets, without an order.
+            awaits=sorted(self._seen[key].name for key in seen.awaits if key in self._seen),
             line=line_of(seen.frames),
             stack=stack_of(seen.frames),
             blocks=seen.blocks,

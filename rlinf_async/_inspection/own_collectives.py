@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Variables of these operations that hold the one partner: as rank of the world, and of the process group.
+# Variables of these operations that hold the single partner: as rank of the world, and as rank of the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for a collective's other ranks, of unknown age; None outside of one.  Frames: outermost first."""
+    """Return the wait for a collective's other ranks, without its age; None outside one. Outermost frames first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
@@ -34,7 +34,7 @@ def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
     frame = next(frame for frame in frames if frame.f_code.co_name == name and frame.f_globals is vars(c10d))
     group, every = "", True
     ranks: list[int] = []
-    with contextlib.suppress(Exception):  # an unknown version of torch, or no process group yet
+    with contextlib.suppress(Exception):  # this version of torch may be unknown, or there is no process group yet
         group, ranks, every = _partners(c10d, name, frame.f_locals)
     of = f" of process group {group}" if group else ""
     what = f"{name_ranks(ranks)} in {name}{of}" if ranks else f"{name}{of}"
@@ -56,10 +56,10 @@ def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], boo
         return title, others, True
     of_world, of_group = (variables.get(variable) for variable in _PARTNERS[name])
     if of_world is None and of_group is None:
-        return title, others, False  # from any rank
+        return title, others, False  # receives from any rank
     return title, [int(of_world) if of_world is not None else members[int(of_group)]], True
 
 
 def _given(argument: int, variable: str) -> int:
-    """Return the argument of ``init_process_group``, or the environment variable in its place."""
+    """Return the argument of ``init_process_group``, or the environment variable that replaces it."""
     return argument if argument >= 0 else int(os.environ[variable])

@@ -22,10 +22,11 @@ _GROUPS: Final = str(taskgroups.__file__)
 _LOCKS: Final = (str(locks.__file__), str(queues.__file__))
 _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 
-# Sets in asyncio, depending on the version of Python, with the tasks of all loops.
+# Names of asyncio's sets of the tasks of all loops, which depend on the version of Python.
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
 
-_MAX_TRIES: Final = 1000  # attempts to copy such a set while other threads change it; as many as asyncio makes
+# Attempts to copy such a set while other threads change it; asyncio makes as many.
+_MAX_TRIES: Final = 1000
 
 _MAX_DEPTH: Final = 32
 
@@ -42,12 +43,12 @@ class Awaited:
 
     Attributes:
         futures: awaited futures of other threads, or of processes.
-        row: the wait in the table of waits, if it is one.
-        kind, primitive: primitive of asyncio at which the user's code waits: ``event`` and ``asyncio.Event.wait()``.
+        row: its wait in the table of waits, if registered there.
+        kind, primitive: asyncio primitive on which the user's code waits: ``event`` and ``asyncio.Event.wait()``.
         token: object that lives as long as the await.
         sleeps: true if it waits for a timer.
-        is_known: true if nothing else can end the await.
-        every: true if all of these have to end; False if one is enough.
+        is_known: true if only the objects above can end the await.
+        every: true if all of them have to complete; false if one suffices.
         left: seconds until a timer ends the await.
     """
 
@@ -66,7 +67,8 @@ class Awaited:
 def all_tasks() -> list[Task]:
     """Return the unfinished tasks of all loops of this process; any thread may call it."""
     found = dict.fromkeys(task for registry in _registries() for task in _copy(registry))
-    if sys.version_info >= (3, 14):  # each thread has a list of its own there, and the sets hold foreign tasks
+    if sys.version_info >= (3, 14):
+        # From 3.14 on each thread has its own list, and the sets hold foreign tasks only.
         for loop, _ in slow_waits.loops():
             found.update(dict.fromkeys(asyncio.all_tasks(loop)))
     return [task for task in found if not (task.done() or is_inherited(task))]
@@ -85,7 +87,7 @@ def _copy(registry: Iterable[T]) -> list[T]:
     for _ in range(_MAX_TRIES):
         try:
             return list(registry)
-        except RuntimeError:  # it changed during the copy
+        except RuntimeError:  # the set changed during the copy
             continue
     return []
 
@@ -105,7 +107,7 @@ def awaited_by(task: Task) -> Awaited:
 
 
 def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
-    """Return the futures that a task awaits behind those that asyncio interposes, and whether it awaits all of them."""
+    """Return the futures that a task awaits, without those that asyncio interposes; True if it awaits all of them."""
     future: Any = getattr(task, "_fut_waiter", None)
     if frames and future is not None:
         code, variables = frames[-1].f_code, frames[-1].f_locals
@@ -144,7 +146,7 @@ def _unfold(first: Any, found: Awaited) -> None:
 
 
 def _behind(future: Any) -> Iterator[Any]:
-    """Yield the origins of a future that passes an outcome on: the inner one of ``shield``, or another thread's."""
+    """Yield the origins of a future that forwards an outcome: the inner one of ``shield``, or another thread's."""
     for callback, *_ in list(getattr(future, "_callbacks", None) or ()):
         if getattr(callback, "__name__", "") in ("_outer_done_callback", "_call_check_cancel"):
             yield from (
@@ -155,13 +157,13 @@ def _behind(future: Any) -> Iterator[Any]:
 
 
 def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of other threads that end with a task (``run_coroutine_threadsafe``)."""
+    """Yield the futures of other threads that complete with a task (``run_coroutine_threadsafe``)."""
     for callback, *_ in list(getattr(task, "_callbacks", None) or ()):
         yield from (value for value in bound_to(callback) if isinstance(value, concurrent.futures.Future))
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks a loop of asyncio's has yet to create."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks an asyncio loop has yet to create."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
@@ -181,7 +183,7 @@ def _left(task: Task) -> float | None:
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """Return kind and name of the primitive at which the user's own code waits; a socket may end a package's wait."""
+    """Return kind and name of the primitive on which the user's own code waits; a socket may end a package's wait."""
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""
     caller = next((frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_FOLDER)), None)

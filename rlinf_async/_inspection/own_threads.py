@@ -20,7 +20,8 @@ from rlinf_async._inspection.code_frames import Code, called_by, code_of
 from rlinf_async._inspection.state.run_report import ActivityState
 from rlinf_async._inspection.system_calls import system_call_of
 
-_exit_began: float | None = None  # time at which the main thread had ended, and began to wait for the others
+# Time at which the main thread had ended, and began to wait for the other threads.
+_exit_began: float | None = None
 
 _THREADING: Final = threading.__file__
 _QUEUE: Final = queue.__file__
@@ -29,13 +30,13 @@ _FUTURES: Final = _base.__file__
 
 @dataclass(frozen=True)
 class Doing:
-    """State of a thread, with its seconds in it, if known.
+    """State of a thread, with the seconds spent in it, if known.
 
     Attributes:
-        kind, what: kind and description of its wait; a wait for something outside of the process counts as running.
-        sleeps: number of times that it has gone to sleep in its life.
-        future: awaited future, which a thread or task of this process may end, or another process.
-        ends: true if it waits for all non-daemon threads.
+        kind, what: kind and description of its wait; a wait for something outside the process counts as running.
+        sleeps: number of times that it has started to sleep since its start.
+        future: awaited future, which a thread or task of this process, or another process, may complete.
+        ends: true if it waits for all non-daemon threads to exit.
     """
 
     state: ActivityState
@@ -49,7 +50,7 @@ class Doing:
 
 
 def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
-    """Return the state of a thread that is in none of the table's waits; its frames are outermost first."""
+    """Return the state of a thread that has no row in the table of waits; its frames are outermost first."""
     call = system_call_of(native_id)
     if call.name in ("nanosleep", "clock_nanosleep"):
         return Doing(ActivityState.SLEEPING)
@@ -59,16 +60,16 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         return Doing(
             ActivityState.RUNNING, "lock", "a lock that it shares with other processes", sleeps=_sleeps(native_id)
         )
-    # A thread is in such a call for other reasons, too: it waits for the GIL, which this thread holds, or for threads
-    # of a library that compute for it. So it counts as waiting only if it acquires one of Python's own locks without a
-    # deadline: with a deadline it continues by itself, and the GIL is tried every few milliseconds.
+    # A thread may be in such a call for other reasons, too: it waits for the GIL, which this thread holds, or for
+    # threads of a library that compute for it. So it counts as waiting only if it acquires one of Python's own locks
+    # without a deadline: with a deadline it continues by itself, and the GIL is tried every few milliseconds.
     # tests/_inspection/test_own_threads.py::test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter
     waits = _wait_of(frames)
     if waits is None:
         return Doing(ActivityState.RUNNING)
     if call.is_timed:
         return Doing(ActivityState.SLEEPING)
-    # A signal may wake the main thread, and its handler set the event.
+    # A signal may wake the main thread, and its handler may set the event.
     is_outside = waits.kind == "event" and native_id == os.getpid() and _has_signal_handlers()
     return replace(waits, sleeps=_sleeps(native_id), state=ActivityState.RUNNING if is_outside else waits.state)
 
@@ -90,9 +91,9 @@ def _wait_of(frames: Sequence[FrameType]) -> Doing | None:
     outermost = inside[0]
     before = frames[: len(frames) - len(inside)]
     if not before or code_of(before[-1].f_code.co_filename) is not Code.USERS:
-        return None  # a package waits for work, its own processes or a device
+        return None  # a package waits for work, for its own processes or for a device
     if (owner := outermost.f_locals.get("self")) is None:
-        return None  # concurrent.futures.wait(): another process may end the futures
+        return None  # concurrent.futures.wait(): another process may complete the futures
     kind, method = type(owner).__name__, outermost.f_code.co_name
     what = f"{outermost.f_globals['__name__']}.{kind}.{method}()"
     return Doing(ActivityState.WAITING, "lock" if method == "acquire" else kind.lower(), what)
@@ -103,8 +104,8 @@ def _note_exit() -> None:
     _exit_began = time.monotonic()
 
 
-# Register for the moment before the interpreter waits for threads: atexit functions run after that. Without this hook,
-# or during the exit, the age stays unknown.
+# Register a hook for the moment before the interpreter waits for threads: atexit functions run later. Without this
+# hook, or during the exit, the age stays unknown.
 with contextlib.suppress(AttributeError, RuntimeError):
     threading._register_atexit(_note_exit)  # type: ignore[attr-defined]
 

@@ -1,4 +1,4 @@
-"""Answers to a daemon that inspects this process; offers it other ways in case nothing answers.
+"""Answers to a daemon that inspects this process; offers two fallbacks in case its loop does not answer.
 
 If the user's loop handles frames and is blocked, the daemon wakes a thread that answers all rounds
 (``blocked_loop_responder.py``); if that does not answer either, the daemon requests the stacks by a signal
@@ -26,7 +26,7 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:
-    """Have this process answer inspections, on the thread that handles its frames, until the client is closed.
+    """Answer inspections of this process, on the thread that handles its frames, until the client is closed.
 
     Returns:
         Facts for the client's HELLO: the descriptors for stacks, and for waking the answering thread, if there are any.

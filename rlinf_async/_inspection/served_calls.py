@@ -9,7 +9,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """Running call of this worker, by caller and the caller's number; without a task it has the main thread (``def``).
+    """Running call of this worker, by caller and the caller's number; without a task it runs on the main thread
+    (``def``).
 
     Attributes:
         is_paused: true if its generator waits for the caller to take items.

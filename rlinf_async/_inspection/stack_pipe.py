@@ -3,10 +3,10 @@
     daemon   opens the pipe by /proc/PID/fd, sends SIGNAL, reads
     process  faulthandler's handler writes, in C: without the GIL, wherever a thread is stuck
 
-The process has both ends, in one descriptor, and reads neither.  So there always is a reader: a write after the daemon
-has gone would otherwise raise SIGPIPE, and end a process with that signal's default action.  A full pipe takes no more,
-and the rest of the stacks is lost, since the handler must not block.  The pipe keeps its usual size, because the pipes
-of a user have a common limit (``pipe-user-pages-soft``); its reader may enlarge it for a moment.
+The process holds both ends, in one descriptor, and reads neither. So the pipe always has a reader: otherwise a write
+after the daemon's exit would raise SIGPIPE, whose default action ends the process. A full pipe takes no more, and the
+rest of the stacks is lost, because the handler must not block. The pipe keeps its usual size, because the pipes of a
+user have a common limit (``pipe-user-pages-soft``); its reader may enlarge it for a moment.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def acquire() -> int | None:
 
 
 def release() -> None:
-    """Give up one client's use; the last one closes the pipe."""
+    """Release one client's use; the last release closes the pipe."""
     global _users
     _users = max(0, _users - 1)
     if _users == 0:
@@ -51,7 +51,7 @@ def _opened() -> int:
         previous = signal.getsignal(SIGNAL)
         if previous not in (signal.SIG_DFL, signal.SIG_IGN):
             return _NONE
-        with contextlib.suppress(ValueError):  # only the main thread may; without it that risk stays
+        with contextlib.suppress(ValueError):  # only the main thread may; elsewhere that risk remains
             signal.signal(SIGNAL, signal.SIG_IGN)
         ends = os.pipe2(os.O_CLOEXEC)
         try:
@@ -60,7 +60,7 @@ def _opened() -> int:
             for end in ends:
                 os.close(end)
         faulthandler.register(SIGNAL, file=fd, all_threads=True, chain=False)
-    except (OSError, RuntimeError, ValueError):  # no descriptors, no /proc, a system without this signal
+    except (OSError, RuntimeError, ValueError):  # no descriptors, no /proc, or a system without this signal
         return _NONE
     return fd
 
@@ -70,7 +70,8 @@ def _close() -> None:
     fd, _fd = _fd, _NONE
     if fd == _NONE:
         return
-    faulthandler.unregister(SIGNAL)  # before close(): the number may then belong to another file
+    # Unregister before close(): afterwards the number may belong to another file.
+    faulthandler.unregister(SIGNAL)
     with contextlib.suppress(OSError):  # user code may have closed it
         os.close(fd)
 

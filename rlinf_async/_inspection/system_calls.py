@@ -31,7 +31,7 @@ _NUMBERS: Final = {
 
 _NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
 
-# Calls whose first argument is a descriptor, with the thing they wait for.
+# Calls whose first argument is a descriptor, with a description of their waits.
 _ON_FILES: Final = {
     **dict.fromkeys(("read", "recvfrom", "recvmsg"), "data from"),
     **dict.fromkeys(("write", "sendto", "sendmsg"), "room for data to"),
@@ -45,7 +45,7 @@ _FUTEX_PRIVATE: Final = 128
 
 @dataclass(frozen=True)
 class SystemCall:
-    """System call of a thread; the name is empty for an irrelevant call, and outside of system calls."""
+    """System call of a thread; the name is empty for an irrelevant call, and outside system calls."""
 
     name: str = ""
     arguments: tuple[int, ...] = (0,) * 6
@@ -65,7 +65,7 @@ class SystemCall:
         first, second, *_ = self.arguments
         if self.name in _ON_FILES:
             kind, name = _file(first)
-            # If this process has the other end of a pipe as well, the read never ends, even after the child that wrote
+            # If this process also has the other end of a pipe, the read never ends, even after the child that wrote
             # has ended.
             ended = _ended_child() if name in ("a pipe", "a socket") else ""
             return kind, f"{_ON_FILES[self.name]} {name}{ended}"
@@ -95,8 +95,8 @@ def _file(fd: int) -> tuple[str, str]:
 
 
 def _address(fd: int) -> str:
-    """Return the address of a socket's peer; of a listening socket its own."""
-    # Use a duplicate: the other thread may close its descriptor, and the number may come to mean another file.
+    """Return the address of a socket's peer; for a listening socket, its own address."""
+    # Use a duplicate: the other thread may close its descriptor, and the number may then mean another file.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
         try:
             address = copy.getpeername()

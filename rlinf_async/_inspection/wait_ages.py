@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from rlinf_async._core import clock
 
-# Shorter lower bounds are reported as unknown: the wait may be old, and would pass for a young one.
+# Shorter lower bounds are reported as unknown: the wait may be old, but would look young.
 _TOLD_FROM_S: Final = 2.0
 
 
@@ -24,7 +24,7 @@ class WaitAges:
     """Findings of earlier examinations, by key: a name and the awaited object.
 
     A wait is the same as before if its token is: the future of a task, which lives no longer than the wait does, or the
-    number of times that a thread has gone to sleep.
+    number of times that a thread has started to sleep so far.
     """
 
     def __init__(self) -> None:
@@ -38,8 +38,8 @@ class WaitAges:
         self._last, self._looked_at = self._looked_at, clock.monotonic()
 
     def age(self, key: Hashable, token: Any) -> float | None:
-        """Return a lower bound of a wait's seconds, or an upper bound for one that has just begun; None if unknown."""
-        with contextlib.suppress(TypeError):  # a number
+        """Return a lower bound on a wait's age in seconds, or an upper bound for a new wait; None if unknown."""
+        with contextlib.suppress(TypeError):  # the token may be a number
             token = weakref.ref(token)
         now = self._looked_at
         before = self._before.get(key)

@@ -1,4 +1,4 @@
-"""``CollectiveGroupOptions``: RLinf's NCCL settings, validated; for users' process groups, no effect on ``send``."""
+"""``CollectiveGroupOptions``: RLinf's NCCL settings, validated; they affect users' process groups, not ``send``."""
 
 from __future__ import annotations
 

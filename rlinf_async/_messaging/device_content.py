@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DevicePayload(Payload):
-    """Outgoing value with buffers in GPU memory, and a plain form in CPU memory, made at the first request.
+    """Outgoing value with buffers in GPU memory, and a CPU copy of it, made at the first request.
 
     Both forms share one head, so the value is pickled once. ``encoded`` may also be the flat bytes of one tensor.
     """
@@ -35,7 +35,7 @@ class DevicePayload(Payload):
         self._plain: Payload | None = None
 
     def make_plain(self) -> Payload:
-        """Return the plain form, copied to the CPU at the first call. Raise RuntimeError if CUDA fails."""
+        """Return the copy in CPU memory, made at the first call. Raise RuntimeError if CUDA fails."""
         if self._plain is None:
             self._own.follow(self._written)
             source, to_cpu = self._source, self._own.to_cpu
@@ -63,7 +63,7 @@ class DevicePayload(Payload):
 
     @property
     def rest(self) -> int:
-        """Return the number of bytes that are not on the GPU."""
+        """Return the number of bytes outside the GPU's memory."""
         if not isinstance(self._source, Encoded):
             return 0
         return self.nbytes - sum(self._source.buffers[place].nbytes for place in self.places)
@@ -83,7 +83,7 @@ class DevicePayload(Payload):
         return pack_body(source.replace([view for view in source.buffers if isinstance(view, memoryview)]))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the GPU buffers for a link, after ordering the caller's stream behind the work that wrote them."""
+        """Return the GPU buffers for a link; the caller's stream first waits for the work that wrote them."""
         self._own.follow(self._written)
         if not isinstance(self._source, Encoded):
             return [self._source]
@@ -92,7 +92,7 @@ class DevicePayload(Payload):
 
 
 class DeviceContent(Content):
-    """Content that has arrived from a GPU: ``places`` are indices of ``tensors``, and ``rest`` came in the frame."""
+    """Content that arrived over a GPU link: ``places`` are the indices of ``tensors``; ``rest`` came in the frame."""
 
     __slots__ = ("_places", "_tensors")
 

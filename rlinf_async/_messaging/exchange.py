@@ -125,9 +125,9 @@ class Exchange:
     ) -> Work[None]:
         """
         Args:
-            at_once: True lets a contiguous CPU tensor be written while its content still arrives from another machine.
-                If the operation fails or is abandoned, writes may go on for a while, and later messages of the stream
-                are unreliable.
+            at_once: True lets a contiguous CPU tensor be filled while its content is still arriving from another
+            machine. If the operation then fails or is abandoned, the tensor may be written for a while, and later
+            messages of the stream are unreliable.
         """
         member = _member(group, rank, options, timeout)
         from rlinf_async._transports.in_place import is_tensor
@@ -212,7 +212,8 @@ class Exchange:
         link = ("worker", receivers[0].endpoint) if stream == POINT_TO_POINT else stream
 
         def go() -> None:
-            if not sending.done():  # nothing has left: if it was abandoned, no WITHDRAW is needed
+            # Nothing was sent yet: if the send was abandoned meanwhile, no WITHDRAW is needed.
+            if not sending.done():
                 outbox.send(sending, receivers, stream)
 
         emulated_links.here.send(link, names, sending.payload.nbytes, go)
@@ -264,7 +265,7 @@ class Exchange:
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
-        """Call back with group and rank of every worker that introduces itself, before its first message is received.
+        """Call back with group and rank of every worker that introduces itself, before its first message is handled.
 
         The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
@@ -289,8 +290,8 @@ class Exchange:
         receives: bool,
         stream: str | None = None,
     ) -> None:
-        # Private streams always have a receive posted, which would fill the recorder: only a traced run records them,
-        # as their own kind of event.
+        # A receive is always posted on private streams, which would fill the recorder: only a traced run records them,
+        # as a separate kind of event.
         if (stream is None or recording.log is not None) and recording.admits():
             nbytes = operation.payload.nbytes if isinstance(operation, SendWork) else 0
             names = " ".join([f"{member.group}:{member.rank}" for member in members])
@@ -340,7 +341,7 @@ class Exchange:
 
                 operation.withdraw = lambda error: names.leave(on_roster)
                 names.find(member.group, on_roster, member.rank, after)
-                if operation.done():  # another thread abandoned it meanwhile
+                if operation.done():  # another thread has abandoned it meanwhile
                     names.leave(on_roster)
                 return
             found.append(peer)
@@ -359,11 +360,12 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Look up the first missing member; ``after`` is the endpoint of its rank's dead process, or 0."""
+        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process, or 0."""
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
-            if before is not None and isinstance(before.error, NodeLost):  # perhaps of the group's owner too
+            if before is not None and isinstance(before.error, NodeLost):
+                # The lost node may also have hosted the group's owner, which then cannot answer.
                 error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
@@ -382,7 +384,8 @@ class Exchange:
             # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
             missing.insert(0, member)
             return True
-        if peer.returns:  # the same process as before: the rank does not return
+        # The roster still lists the dead process, so the rank will not return.
+        if peer.returns:
             peers.mark_lost(peer)
         found.append(peer)
         return True
@@ -398,7 +401,8 @@ class Exchange:
         peer = mailbox.peers.named(member.group, member.rank)
         if peer is None:
             return None
-        if peer.error is not None:  # otherwise wait for the next process of that rank
+        # The peer has ended: receive a message that is here already, or wait for the rank's next process.
+        if peer.error is not None:
             return peer if receives and mailbox.inbox.has_message(peer, POINT_TO_POINT) else None
         return None if mailbox.names.is_pending(*member) else peer
 
@@ -425,7 +429,7 @@ _OBJECT_ACCEPTOR: Final = _ObjectAcceptor()
 
 
 class _TensorAcceptor:
-    """Acceptor of one tensor's bytes, which are copied into the given tensor on arrival."""
+    """Acceptor of one tensor's bytes; copies them into the given tensor on arrival."""
 
     def __init__(self, tensor: Any, at_once: bool) -> None:
         from rlinf_async._transports.devices.gpu_tensors import mark

@@ -1,4 +1,4 @@
-"""Name resolution of groups: asks node 0's directory for a group's ranks (``Roster``), waits for them, and caches."""
+"""Name resolution of groups: asks node 0 for a group's ranks (``Roster``), waits until they exist, and caches them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Roster:
         return entry is not None and bool(entry.get("supervised"))
 
     def find(self, rank: int) -> tuple[int, str, int]:
-        """Return endpoint, node name and pid of a rank. Raise ValueError, which lists the ranks, if there is none."""
+        """Return endpoint, node name and pid of a rank. Raise ValueError, which lists the ranks, for an unknown one."""
         if not 0 <= rank < len(self._entries):
             ranks = fold_ranks(range(len(self._entries)))
             raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
@@ -60,7 +60,7 @@ _Key = tuple[str, int | None, int]
 
 
 def _key(group: str, rank: int, after: int) -> _Key:
-    """Return the key under which lookups are shared: one per rank, as a worker's subprocesses join rank by rank."""
+    """Return the key that lookups share: one per rank, because a worker's subprocesses join rank by rank."""
     return group, rank if after or ":" in group else None, after
 
 
@@ -74,7 +74,7 @@ class _Lookup:
 
 
 class GroupRosters:
-    """Rosters by group name, with a wait for names that do not exist yet. Callers of one name are served in order."""
+    """Rosters by group name; lookups of unknown names wait. Callers of one name are served in order."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
@@ -86,8 +86,8 @@ class GroupRosters:
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
         """Call back with the roster of a group. Return True if it was known and the callback has run.
 
-        The roster has the given rank, if that rank can exist. With ``after``, the endpoint of a process of the rank
-        that has ended, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
+        The roster has the given rank, if that rank can exist. With ``after``, the endpoint of an ended process of the
+        rank, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
 
         If there is no such group within ``settings.NAME_TIMEOUT_S``, the error lists the groups that exist; if the
         group is closed, the error says so at once.
@@ -116,7 +116,7 @@ class GroupRosters:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # otherwise the group's owner always reports the rank's fate
+            if not after:  # for a rank that is away, the group's owner always reports the outcome
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 
@@ -137,7 +137,7 @@ class GroupRosters:
             self._rosters.pop(group, None)
 
     def late(self, group: str, seconds: float, on_roster: Callable[[Exception], object], lookup: int = -1) -> None:
-        """Call back with the error that there was no such group, which lists those that exist; end its ``lookup``."""
+        """Call back with a timeout error that lists the existing groups, and cancel the ``lookup``."""
         late = end_lookup(self._client, "group", f"group named '{group}' within {seconds:g} s", lookup)
 
         def said() -> None:
@@ -163,8 +163,8 @@ class GroupRosters:
             if lookup.is_answered:
                 return
             lookup.is_answered = True
-        # One by one, and the lookup goes last: a caller that joins meanwhile queues behind those that wait, instead of
-        # finding the roster and overtaking them.
+        # Call back one by one, and remove the lookup last: a caller that joins meanwhile must queue behind the waiting
+        # ones instead of finding the roster and overtaking them.
         while True:
             with self._lock:
                 if not lookup.waiting:
@@ -177,7 +177,7 @@ class GroupRosters:
 
 
 class GroupSearch(Work[int]):
-    """Search for a group, done with its world size."""
+    """Search for a group; its result is the group's world size."""
 
     _kind = "name"
 

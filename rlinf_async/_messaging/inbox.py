@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """Receiving end of a stream of messages. The end of a peer in ``others`` stops it, too."""
+    """Receiving side of a stream of messages. The death of a peer in ``others`` fails it, too."""
 
     __slots__ = ("arrivals", "id", "others", "source")
 
@@ -39,7 +39,7 @@ class _ReceiveStream:
 
 
 class Inbox:
-    """Receiving ends of this worker's streams. ``receive`` is for any thread; ``on_…`` run where frames are read."""
+    """Receiving sides of this worker's streams. Any thread may call ``receive``; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -82,10 +82,10 @@ class Inbox:
             with self._lock:
                 stream.others.update(others)
         self._act(stream, arrivals.post, receiving)
-        if receiving.done():  # abandoned before it was posted
+        if receiving.done():  # another thread abandoned it before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
-        # Checked after posting: a peer that ended before the receive was in the table has been handled without it.
+        # Check after posting: the end of a peer before the receive was in the table did not fail this receive.
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
         if source.error is not None:
             gone = source
@@ -93,7 +93,7 @@ class Inbox:
             self._fail(stream, gone)
 
     def _give_back(self, stream: _ReceiveStream, message: Message) -> None:
-        # The peer may have ended since then, and its empty stream is gone from the table: put the stream back.
+        # The peer may have ended since, and its empty stream was removed from the table: put the stream back.
         # tests/_messaging/test_moments.py::
         # test_the_last_words_of_a_dead_peer_go_back_when_their_receive_is_cancelled
         source = stream.source
@@ -120,7 +120,8 @@ class Inbox:
                 receive.withdraw = None
                 self.wait_for_return(receive, stream.source)
             else:
-                receive.fail(copy_of(action.why))  # a copy: a raised error holds the frames that it passes through
+                # A raised error holds the frames that it passes through, so each receive gets a copy.
+                receive.fail(copy_of(action.why))
             return []
         assert message is not None
         if action.kind is ActionKind.GRANT:
@@ -191,7 +192,7 @@ class Inbox:
         if via is not None:
             with self._lock:
                 message = arrivals.expect(number, charge)
-            if message is None:  # a duplicate, or withdrawn
+            if message is None:  # the message is a duplicate, or was withdrawn
                 close_fds(fds)
                 self._reply(stream, message_facts.TAKEN, number)
                 self._act(stream, list)
@@ -249,7 +250,7 @@ class Inbox:
         places: list[list[int]],
         work: Any,
     ) -> None:
-        """The buffers at ``places`` came from GPU to GPU; ``rest`` is the frame's content, or a daemon's error."""
+        """Deliver a message with buffers at ``places`` from a GPU link; ``rest`` is the frame's content or an error."""
         try:
             buffers = work._result()
         except Exception as error:
@@ -273,14 +274,14 @@ class Inbox:
         logger.info("a message from %s has not come through: %s", stream.source.label, error)
         self._reply(stream, message_facts.LOST, number)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- ended peers --------------------------------------------------------------------------------------------
 
     def forget(self, source: Peer, stream_id: Any) -> None:
         self._streams.pop((source.endpoint, stream_id), None)
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
-        """Fail the receives that depend on a peer that has ended. If its name means another process by now
-        (``is_back``), its queued messages have no receiver."""
+        """Fail the receives that depend on an ended peer. If its name already means another process (``is_back``), drop
+        its queued messages, which no receive can take."""
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)

@@ -1,4 +1,4 @@
-"""``RelayHost``: receives payloads for its whole machine, and passes them on to other hosts (``RelayPlan``)."""
+"""``RelayHost``: receives payloads for its whole machine, and forwards them to other hosts (``RelayPlan``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = own_logger(__name__)
 
 
 class Room(Protocol):
-    """Memory for one payload, whose bytes, ``memory``, are sliced for the pieces."""
+    """Memory for one payload; ``memory`` is sliced for the pieces."""
 
     memory: Any
 
@@ -27,20 +27,20 @@ class Room(Protocol):
         """Keep the memory unchanged until the returned function is called."""
 
     def finish(self, number: int, *facts: Any) -> Any:
-        """Name the memory, now that the payload is complete; raise if the memory cannot be used."""
+        """Return the name of the memory of the complete payload; raise if the memory cannot be used."""
 
     def abandon(self) -> None:
-        """Give the memory up; late pieces may still be written to it."""
+        """Release the memory, to which late pieces may still be written."""
 
 
 class RelayHost:
-    """Host of a machine: receives one payload after the other on its stream.
+    """Host of a machine: receives one payload at a time on its stream.
 
     Args:
         carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
             ``later``, which calls back after some seconds.
-        make_room: makes room for a payload, given its number and size in bytes.
-        submit: calls functions one after the other, in a thread where they may block.
+        make_room: allocates a ``Room`` for a payload, given its number and size in bytes.
+        submit: calls functions one at a time, in a thread where they may block.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class RelayHost:
         if self._landing is not None:
             self._landing.keep_all()
         self._landing = landing = _Landing(self, number, sizes, source, patience)
-        if self._end is not None:  # another thread may have closed the host without seeing this one
+        # Another thread may have closed the host without seeing this landing.
+        if self._end is not None:
             landing.fail(self._end)
         self._submit(functools.partial(self._expect, landing, sum(sizes)))
 
@@ -101,7 +102,8 @@ class RelayHost:
                 return
             except Exception as failure:
                 self._send_landed(number, failure)
-        else:  # not raised: the error is shared, and its traceback would keep the room
+        else:
+            # Do not raise the error: it is shared, and its traceback would keep the room.
             self._send_landed(number, error)
         room.abandon()
 
@@ -119,14 +121,14 @@ class RelayHost:
                 logger.info("the source does not hear %r: %s", message[0], gone)
 
     def close(self, error: Exception) -> None:
-        """Abandon the current payload; nothing is sent to the source any more."""
+        """Abandon the current payload; the source gets no further messages."""
         self._end = self._end or error
         if self._landing is not None:
             self._landing.fail(self._end)
 
 
 class _Landing:
-    """Payload that is arriving; each piece is passed on as soon as it is here. For any thread.
+    """Payload that is arriving; each piece is forwarded at once. Any thread may call the methods.
 
     Args:
         source: address of another machine's host that sends the pieces; None: the source sends them.
@@ -168,21 +170,21 @@ class _Landing:
         self._go_on()
 
     def pass_on(self, receiver: Any, stream_id: int) -> None:
-        """Pass the payload on to another machine's host, from its first piece."""
+        """Forward the payload to another machine's host, starting with its first piece."""
         with self._lock:
             if self._error is None:
                 self._passing[stream_id] = receiver, []
         self._go_on()
 
     def _go_on(self) -> None:
-        """Pass on the pieces that are here; finish once all are here and published, or the payload has failed."""
+        """Forward the pieces that are here; finish once all are here and published, or the payload has failed."""
         with self._lock:
             arrived = self._arrived
             try:
                 while self._arrived < len(self._coming) and self._coming[self._arrived].done():
                     self._coming[self._arrived]._result()
                     self._arrived += 1
-            except Exception as error:  # a copy: the traceback would keep the memory
+            except Exception as error:  # the error's traceback would keep the memory alive, so a copy is kept
                 self._error = self._error or copy_of(error)
             if self._arrived > arrived:
                 self._watch()
@@ -226,13 +228,13 @@ class _Landing:
             self.fail(TransferFailed(f"nothing has come from there for {self._patience:g} s"))
 
     def keep(self, stream_id: int) -> None:
-        """Stop passing the payload on along a stream that is not awaited any more."""
+        """Stop forwarding the payload on a stream that no host awaits any more."""
         with self._lock:
             _, sent = self._passing.pop(stream_id, (None, []))
         abandon_works(sent)
 
     def keep_all(self) -> None:
-        """Stop passing the payload on, and drop its memory once it is finished."""
+        """Stop forwarding the payload, and drop its memory once it is finished."""
         for stream_id in list(self._passing):
             self.keep(stream_id)
         with self._lock:

@@ -1,9 +1,9 @@
 """Messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
-    inbox.receive (user's thread): takes a message that is here; otherwise the thread that reads settles the Work
+    inbox.receive (user's thread): takes a message that has arrived; otherwise the reading thread settles the Work
 
-No operation has a task or a thread of its own: frames are handled where the socket is read.
+No operation has its own task or thread: frames are handled where the socket is read.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Payload:
         self.nbytes = len(encoded) if isinstance(encoded, bytes) else encoded.nbytes
 
     def pack(self) -> tuple[bytes | int, Sequence[int]]:
-        """Return the body of a frame and its descriptors, as ``pack_body``; the value may change from then on."""
+        """Return the body of a frame and its descriptors, as ``pack_body`` does; afterwards the value may change."""
         encoded = self._encoded
         if not isinstance(encoded, memoryview):
             return pack_body(encoded)
@@ -42,7 +42,7 @@ class Payload:
 
     @property
     def has_small_head(self) -> bool:
-        """True if everything that will be unpickled fits into the frame, which leaves only plain memory to a link."""
+        """True if all bytes that will be unpickled fit into the frame, so that a link carries only plain memory."""
         encoded = self._encoded
         if isinstance(encoded, memoryview):
             return True

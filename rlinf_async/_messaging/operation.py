@@ -49,7 +49,7 @@ class MessageOperation(Work[T]):
 
     Attributes:
         what: description without the peer.
-        peer: the peer once it is known, before that an object whose text names it.
+        peer: the peer; before it is known, an object whose text names it.
         others: receivers of a broadcast.
         missing: member whose group is being looked up.
         is_away: True if the missing member has died and is being restarted.
@@ -135,7 +135,7 @@ class MessageOperation(Work[T]):
 
 
 class SendWork(MessageOperation[Any]):
-    """Send of one message, done when the value that was sent may change."""
+    """Send of one message; done once the caller may change the value."""
 
     _kind = "send"
 
@@ -149,7 +149,7 @@ class SendWork(MessageOperation[Any]):
         return self._done and self._error is not None
 
     def finish(self) -> bool:
-        """Mark the value as free to change. Return False if the operation was done before."""
+        """Settle the operation: the caller may now change the value. Return False if the operation was done before."""
         return self._settle(self.result)
 
 
@@ -157,11 +157,10 @@ class Acceptor(Protocol):
     """Kind of receive: accepts or refuses messages and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
-        """Return the reason why the message is not acceptable, None if it is."""
+        """Return the reason why the message is not acceptable; None if it is acceptable."""
 
     def place(self) -> GivenMemory | None:
-        """Return memory for the content to be written to while it arrives; the user must not touch it until all of it
-        has."""
+        """Return memory that arriving content is written into; the user must not touch it before it is complete."""
 
     def arrived(self, content: Content) -> None:
         """Store the content, in the thread that reads the socket and before the operation is done. May raise."""
@@ -171,10 +170,10 @@ class Acceptor(Protocol):
 
 
 class ReceiveWork(Returnable[T], MessageOperation[T]):
-    """Receive of one message, done when the message has been delivered to it.
+    """Receive of one message; done once a message has been delivered to it.
 
-    If the last waiter is cancelled before its wait returns, ``back`` puts the message at the head of its stream
-    again, as if it had not been received.
+    If the last waiter is cancelled before its wait returns, ``back`` returns the message to the head of its stream, as
+    if it had not been received.
     """
 
     _kind = "recv"
@@ -186,7 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it is to go back, as this was done; raise if the content does not fit."""
+        """Take the message. Return False if it must go back because this is done; raise if the content does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:
@@ -230,7 +229,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
 
 
 def expand(groups: Any, src: Any) -> tuple[list[Member], Member]:
-    """Return the members of a broadcast, each once and in order, and the one that is its source.
+    """Return the members of a broadcast, each once and in order, and its source.
 
     Args:
         groups: ``(name, ranks)`` pairs; ranks are an int, a list of ints, a path (tuple), or a list of paths.

@@ -33,7 +33,7 @@ _MAX_ATTEMPTS: Final = 3
 
 
 class InFlight(WindowEntry):
-    """Message under way, until its operation is done.
+    """Message of an unfinished send.
 
     Attributes:
         awaited: endpoints that have not confirmed the content yet.
@@ -41,7 +41,7 @@ class InFlight(WindowEntry):
         attempts: transfers started in all.
         by_gpu: True if the latest transfer was from GPU to GPU.
         relay: relayed broadcast that carries the content, or None.
-        certain: endpoints that it has left for by a transport that loses nothing while both sides live.
+        certain: endpoints to which it was sent by a transport that loses nothing while both sides live.
     """
 
     __slots__ = ("attempts", "awaited", "by_gpu", "certain", "links", "relay", "sending")
@@ -78,16 +78,16 @@ class SendStream:
         self.order = threading.RLock()
         """Lock held from the numbering of a message to its frame, so that frames leave in the order of their numbers.
 
-        It is reentrant: if a link refuses a message at once, the message takes another way and may be done before the
+        It is reentrant: if a link refuses a message at once, the message takes another path and may be done before the
         lock is released, and its ``then`` callback may send the next one.
         tests/_messaging/test_moments.py::test_who_sends_again_when_a_send_is_done_may_do_so_while_that_leaves
         """
         self.open: dict[int, InFlight] = {}
 
 
-# More than 30 methods: each fact that a receiver sends, and each transport, has one; all change one table of streams.
+# More than 30 methods: one for each message from a receiver and for each transport; all change one table of streams.
 class Outbox:
-    """Sending ends of this worker's streams. ``send`` is for any thread; ``on_…`` run where frames are read."""
+    """Sending sides of this worker's streams. Any thread may call ``send``; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -124,18 +124,18 @@ class Outbox:
             if not self._send(stream, in_flight):
                 return
         if in_flight.awaited:
-            # Set only after the message has left. Another thread that abandoned it earlier would send WITHDRAW ahead of
-            # the message; the receivers would ignore the withdrawal and then accept the abandoned message. An
-            # abandonment before this line is found below, by ``done``.
+            # Set ``withdraw`` only after the message was sent. Another thread that abandoned the operation earlier
+            # would send WITHDRAW ahead of the message; the receivers would ignore the withdrawal and then accept the
+            # abandoned message. If the operation was abandoned before this line, ``done`` below finds that.
             # tests/_messaging/test_mailbox.py::test_a_send_that_is_given_up_under_way_is_withdrawn
             # tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
             sending.withdraw = functools.partial(self._withdraw, stream, in_flight)
         self._settle(stream, in_flight)
         if sending.done():
             sending.forget()
-            if sending.has_failed:  # abandoned while it left
+            if sending.has_failed:  # another thread abandoned it while it was being sent
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
-        # A peer may have ended after the check above and before this message was in the table: ``fail`` has missed it.
+        # A peer may have ended after the check above and before this message was in the table: ``fail`` did not see it.
         for peer in receivers:
             if peer.error is not None:
                 self._fail(stream)
@@ -146,7 +146,8 @@ class Outbox:
         try:
             transport = self._choose_transport(stream, payload)
             if payload.is_on_gpu and transport not in GPU_LINKS:
-                payload.make_plain()  # in this thread, because the copy would delay the thread that reads
+                # Copy in this thread: the copy would delay the thread that reads the socket.
+                payload.make_plain()
         except Exception as error:
             sending.fail(error)
             return False
@@ -191,7 +192,7 @@ class Outbox:
         return transport_choice.choose(payload.nbytes, same_node=False, direct=direct)
 
     def _transmit(self, stream: SendStream, in_flight: InFlight, transport: str, start: tuple[Any, ...]) -> None:
-        """Raise if the content cannot be packed; nothing has left then."""
+        """Send the content; raise, with nothing sent, if it cannot be packed."""
         if transport in GPU_LINKS:
             try:
                 self._by_link(stream, in_flight, stream.receivers, transport, start)
@@ -224,7 +225,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(stream, in_flight)  # done: an error of the receiver comes too late
+                self._drop(stream, in_flight)  # the send is done, and a later error of a receiver must not affect it
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -235,7 +236,7 @@ class Outbox:
         links = [self._peers.link(peer, transport) for peer in receivers]
         body: bytes | int
         buffers: Sequence[Any]
-        if in_flight.by_gpu:  # then there is one receiver
+        if in_flight.by_gpu:  # a GPU transfer has a single receiver
             assert isinstance(payload, DevicePayload)
             buffers, places = payload.tensors(), [payload.places]
             body, fds = payload.pack_rest()
@@ -244,7 +245,8 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
-                timeout = settings.GPU_LINK_TIMEOUT_S()  # libraries may search for a connection for ever
+                # Libraries may search for a connection forever.
+                timeout = settings.GPU_LINK_TIMEOUT_S()
                 self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
             transfer = next(peer.transfers)
@@ -252,11 +254,13 @@ class Outbox:
             self._peers.post((peer,), (*start, [transport, transfer, sizes, *places]), body, fds)
             work = link.send(transfer, buffers)
             work._follow(functools.partial(self._sent_by_link, stream, in_flight, peer, work))
-        if in_flight.awaited and number not in stream.open:  # withdrawn meanwhile: no receiver will request it
+        # The message was withdrawn meanwhile, so no receiver will request it.
+        if in_flight.awaited and number not in stream.open:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        if work._error is not None:  # not raised: its traceback would keep the payload until a collection
+        # Do not raise the error: its traceback would keep the payload until a garbage collection.
+        if work._error is not None:
             self._retry(stream, in_flight, (peer,), work._error)
 
     def _abandon_gpu_link(self, stream: SendStream, number: int, peer: Peer, link: Any) -> None:
@@ -302,13 +306,13 @@ class Outbox:
     # -- relayed broadcasts -------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
-        """True for a large message to two or more other nodes, whose receivers all wait for it."""
+        """True for a large message to two or more other nodes, all of whose receivers wait for it."""
         payload = in_flight.sending.payload
         is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
 
     def _by_relay(self, stream: SendStream, in_flight: InFlight, start: tuple[Any, ...]) -> None:
-        """Raise if the content cannot be packed; nothing has left then."""
+        """Send the content by the relay; raise, with nothing sent, if it cannot be packed."""
         here = node_of(self._peers.me)
         near = [peer for peer in stream.receivers if peer.node == here]
         far = [peer for peer in stream.receivers if peer.node != here]
@@ -326,13 +330,15 @@ class Outbox:
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, on_landed)
         in_flight.relay.start(memory)
-        if in_flight.number not in stream.open:  # withdrawn meanwhile by a thread that did not see the relay
+        # Another thread, which did not see the relay, has withdrawn the message meanwhile.
+        if in_flight.number not in stream.open:
             in_flight.end_relay()
 
     def on_relay(self, source: Peer, stream_id: Any, number: int, *message: Any) -> None:
         stream = self._find(source.endpoint, stream_id)
         in_flight = None if stream is None else stream.open.get(number)
-        relay = None if in_flight is None else in_flight.relay  # read once: another thread may end it
+        # Read the attribute once: another thread may end the relay between two reads.
+        relay = None if in_flight is None else in_flight.relay
         if relay is not None:
             relay.on_message(source, *message)
 
@@ -351,8 +357,8 @@ class Outbox:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
         if in_flight.links:
-            # A link keeps a transfer until its receiver asks for it. This receiver may have the message already and
-            # never ask.
+            # A link keeps a transfer until its receiver requests it. This receiver may have the message already and
+            # never request it.
             # tests/_messaging/test_moments.py::test_a_transfer_that_nobody_asks_for_ends_with_its_message
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
         if in_flight.relay is not None:
@@ -390,7 +396,8 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            in_flight.end_transfers(error)  # also to live receivers: the value may change from now on
+            # End the transfers to live receivers, too: the caller may change the value from now on.
+            in_flight.end_transfers(error)
             in_flight.sending.fail(copy_of(error))
 
     # -- messages of receivers ----------------------------------------------------------------------------------
@@ -411,9 +418,9 @@ class Outbox:
                 self._send_announced(stream, [in_flight])
 
     def _send_announced(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
-        """Send the content of these messages, and of the messages behind them that fit into the room they leave."""
-        # A message that is withdrawn, or cannot be packed, leaves its room unused. No ROOM of a receiver would then
-        # release the messages behind it, hence the loop.
+        """Send the content of these messages, and of the messages behind them that fit into the remaining room."""
+        # A message that is withdrawn or cannot be packed leaves its room unused. No further ROOM from a receiver would
+        # then release the messages behind it, hence the loop.
         # tests/_messaging/test_moments.py::test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:
@@ -459,7 +466,7 @@ class Outbox:
             return
         in_flight = stream.open.get(number)
         relay = None if in_flight is None else in_flight.relay
-        if relay is not None:  # the other receivers still get it
+        if relay is not None:  # the other receivers still get the content
             relay.abandon(TransferFailed(f"{source.label} cannot receive it"))
         with self._lock:
             in_flight = stream.open.pop(number, None)
@@ -471,4 +478,4 @@ class Outbox:
             in_flight.end_transfers(TransferFailed(f"{source.label} does not want it"))
         text = f"{source.label} could not receive a message: {why}"
         if in_flight is None or not in_flight.sending.fail(ValueError(text)):
-            logger.warning("%s", text)  # the operation is already done
+            logger.warning("%s", text)  # the operation is done already

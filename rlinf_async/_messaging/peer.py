@@ -1,4 +1,4 @@
-"""``Peer``, record of another worker (endpoint, node, error, links), and ``LinkHealth``, its links' failures."""
+"""``Peer``, record of another worker (endpoint, node, error, links), and ``LinkHealth``, failures of its links."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rlinf_async._core import frames
 from rlinf_async._transports.devices.gpu_link_choice import Gpu
 
 _MAX_FAILURES: Final = 3
-"""Failures without one success after which a link to a peer is not used again."""
+"""Number of failures, without any success, after which a link to a peer is abandoned."""
 
 
 class LinkHealth:
@@ -35,11 +35,11 @@ class Peer:
     """Another worker: its endpoint and names, the error that ended it, its GPU, the links to it.
 
     Attributes:
-        error: reason why it sends nothing more; None while it lives.
+        error: the error that ended it; None while it lives.
         returns: True if it has died and its rank is being restarted under another endpoint.
         is_supervised: True if its rank is known to be restarted after a death.
         connection, gpu_link: health of the direct connection, and of the link from GPU to GPU.
-        gpu: its GPU, as far as it has announced one.
+        gpu: its announced GPU, if any.
         reachable: uuids of other GPUs that it can open.
         knows_gpu: True if this worker's GPU has been announced to it.
     """

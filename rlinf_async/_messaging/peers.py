@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 SWITCH: Final = "RLINF_GPU_LINKS"
-"""Environment variable of a worker; ``0`` sends its tensors, and those sent to it, by way of the CPU."""
+"""Environment variable of a worker; ``0`` sends all tensors to and from it through CPU memory."""
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -37,11 +37,11 @@ def label_of(group: str, rank: int, node: str, pid: int) -> str:
 
 
 class Peers:
-    """All workers that this one has exchanged messages with, itself included.
+    """All workers with which this one has exchanged messages, itself included.
 
     Args:
         on_end: called with every peer that has ended, and again when its rank is back.
-        on_facts: takes facts and body that this worker posts to itself.
+        on_facts: receives facts and body that this worker posts to itself.
     """
 
     def __init__(
@@ -88,7 +88,8 @@ class Peers:
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                self._on_end(before)  # again: messages of the dead process cannot be received any more
+                # Call back again: messages of the dead process cannot be received any more.
+                self._on_end(before)
 
     def named(self, group: str, rank: int) -> Peer | None:
         return self._named.get((group, rank))
@@ -98,7 +99,7 @@ class Peers:
         return list(self._named)
 
     def on_introduction(self, endpoint: int, group: str, rank: int, node: str, pid: int) -> None:
-        """Take the introduction of a peer, whose daemon will report its end without another request."""
+        """Handle the introduction of a peer; its daemon reports its end without another request."""
         self.note_names(endpoint, group, rank, node, pid)
         self.at(endpoint).is_watched = True
         for callback in list(self.introduction_callbacks):
@@ -107,14 +108,14 @@ class Peers:
     # -- sending ------------------------------------------------------------------------------------------------
 
     def post(self, peers: Sequence[Peer], facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        """Send a frame to one or several peers; a frame to this worker itself has no other receivers."""
+        """Send a frame to one or several peers; a frame to this worker itself must have no other receivers."""
         if len(peers) > 1:
             self._introduce(peers)
             self._send_to_all(peers, facts, body, fds)
             return
         (peer,) = peers
         if peer.endpoint == self._client.endpoint:
-            # By way of the loop, as for other peers: the caller may hold a lock that the handler takes.
+            # Deliver through the loop, as from other peers: the caller may hold a lock that the handler takes.
             self._client.loop.call_soon_threadsafe(self._on_facts, self.me, facts, body, list(fds))
             return
         if not peer.is_met:
@@ -132,7 +133,7 @@ class Peers:
             self._send_to(peer, (message_facts.INTRODUCE, *self._introduction))
 
     def _send_to(self, peer: Peer, facts: Sequence[Any], body: Any = b"", fds: Sequence[int] = ()) -> None:
-        # All frames to one peer take the same connection, so that none overtakes another.
+        # Send all frames to one peer on the same connection, so that none overtakes another.
         connection = self._client.direct_connection(peer.endpoint) or self._client
         connection.send((frames.MESSAGE, len(fds), self._client.endpoint, peer.route, facts, body), fds)
 
@@ -158,8 +159,7 @@ class Peers:
         self._client.later(seconds, callback)
 
     def link(self, peer: Peer, name: str) -> Any:
-        """Return the named link to a peer, made at the first use; a ``DeviceLink`` for ``GPU_LINKS``. Raise ValueError
-        if there is no such link."""
+        """Return the link of that name to a peer, made at first use: a ``DeviceLink`` for ``GPU_LINKS``."""
         link = peer.links.get(name)
         if link is None:
             with self._lock:
@@ -194,7 +194,7 @@ class Peers:
             for peer in watched:
                 if peer.node in self._client.lost_nodes:
                     self._lose(peer, lost)
-                else:  # this machine's own daemon is gone
+                else:  # this machine's own daemon has exited
                     self._end(peer, lost)
         except Exception as error:
             for peer in watched:
@@ -211,9 +211,10 @@ class Peers:
                 self._end(peer, ClosedError(f"{peer.label}: its group was closed"))
 
     def on_returned(self, facts: dict[str, Any]) -> None:
-        """Handle the news that a dead rank is back under another endpoint, or does not return."""
+        """Handle the report that a dead rank is back under another endpoint, or does not return."""
         entry, report, peer = facts["entry"], facts["report"], self._peers.get(facts["was"])
-        if peer is not None and peer.error is None:  # the report of its end takes another way, and arrives later
+        # The report of the dead process's end takes another path, and arrives later.
+        if peer is not None and peer.error is None:
             self._end(peer, WorkerDied.from_exit_report(report), returns=True)
         if entry is not None:
             node, pid = entry["info"]["node_name"], entry["pid"]
@@ -223,10 +224,10 @@ class Peers:
             self.mark_lost(peer, report["reason"])
 
     def mark_lost(self, peer: Peer, reason: str = "") -> None:
-        """Note that a peer that was to return does not."""
+        """Record that a peer that was expected to return will not."""
         assert peer.error is not None
         peer.returns = False
-        if isinstance(peer.error, WorkerDied):  # its text says that the rank is being restarted
+        if isinstance(peer.error, WorkerDied):  # the error's text says that the rank is being restarted
             peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
             return
         peer.error = copy_of(peer.error)
@@ -236,8 +237,7 @@ class Peers:
             peer.error.add_note(reason)
 
     def on_node_lost(self, facts: dict[str, Any]) -> None:
-        """Handle the loss of a node. Node 0 knows whether its ranks are restarted elsewhere, and is asked when one is
-        needed."""
+        """Handle the loss of a node. Node 0, asked when a rank is needed, knows whether the rank is restarted."""
         for peer in list(self._peers.values()):
             if peer.node == facts["node"]:
                 self._lose(peer, self._client.lost_nodes[facts["node"]])
@@ -254,7 +254,7 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # a copy: a raised error would hold the open transfers
+            link.discard(copy_of(error))  # a raised error would keep the open transfers alive, so the link gets a copy
         self._on_end(peer)
 
 
@@ -262,7 +262,7 @@ class Devices:
     """This worker's GPU, and the links from it to each peer's GPU.
 
     Two workers announce their GPUs to each other when the first large tensor is sent between them. That tensor, and
-    further ones until the answer arrives, go by way of the CPU. Only a user thread can tell which GPU it works on, and
+    further ones until the answer arrives, go through CPU memory. Only a user thread can tell which GPU it works on, and
     CUDA is never initialised for this purpose. A worker that learns of another's GPU therefore announces its own with
     the next message that it sends or receives while CUDA is in use.
 
@@ -287,7 +287,7 @@ class Devices:
             return
         try:
             own = _find_own_gpu()
-        except Exception as error:  # the driver may be too old, or gone
+        except Exception as error:  # the driver may be too old, or unloaded
             logger.info("tensors of this worker's GPU go by way of the CPU: %s", error)
             self._is_out_of_order, self.is_awaited = True, False
             return
@@ -315,11 +315,11 @@ class Devices:
         if peer.gpu is None:
             self._introduce(peer)
             return None
-        # The receiver opens the sender's memory.
+        # The arguments are in this order because the receiver opens the sender's memory.
         return gpu_link_between(peer.gpu, self.own.gpu, peer.reachable)
 
     def make_link(self, name: str, post: Post, first: bool, address: str) -> DeviceLink:
-        """Make the link, as ``OwnGpu.make_link``. Raise ValueError also if this worker has announced no GPU."""
+        """Make the link, as ``OwnGpu.make_link`` does. Raise ValueError also if this worker has announced no GPU."""
         if self.own is None:
             raise ValueError(f"a peer wants a link {name!r}, and this worker has no GPU")
         return self.own.make_link(name, post, first, address)
@@ -341,7 +341,7 @@ def _is_switched_off() -> bool:
 
 
 def _find_own_gpu() -> OwnGpu | None:
-    """Return the GPU of this thread, None if CUDA is not in use. Neither imports torch nor initialises CUDA for it."""
+    """Return the GPU of this thread, None if CUDA is not in use. This neither imports torch nor initialises CUDA."""
     is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     if is_in_use is None or not is_in_use():
         return None

@@ -1,4 +1,5 @@
-"""``Relay``: executes a ``RelayPlan`` at the source: sends messages and pieces to hosts, and feeds back the results."""
+"""``Relay``: executes a ``RelayPlan`` at the source: sends messages and pieces to hosts, reports results to the
+plan."""
 
 from __future__ import annotations
 
@@ -38,8 +39,8 @@ class Relay:
     def act(self, event: Callable[..., T], *facts: Any) -> T:
         with self._lock:
             result = event(*facts)
-            # A message may fail at once. That failure is another event, and its actions queue behind those that are
-            # due: messages leave in the order in which the plan decided on them.
+            # A message may fail at once. That failure is another event, whose actions queue behind the pending ones:
+            # messages leave in the order in which the plan decided on them.
             if not self._is_acting:
                 self._is_acting = True
                 try:
@@ -85,6 +86,6 @@ class Relay:
         error: Exception | None = None
         try:
             work._result()
-        except Exception as failure:  # a copy: the traceback would keep the piece
+        except Exception as failure:  # the error's traceback would keep the piece alive, so a copy is kept
             error = copy_of(failure)
         self.act(self.plan.sent, transfer, error)

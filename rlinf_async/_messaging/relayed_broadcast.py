@@ -1,11 +1,11 @@
 """Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` for the nodes that it reaches.
 
-The first receiver of each node is its host. It receives the buffers of the message into sealed memory. The source tells
-all receivers of the node the name of that memory; each maps it privately and answers TAKEN. Then the source has the
-hosts release it. Content that will be unpickled never travels by the relay, whose pieces may take connections that are
-not authenticated: it is the body of the frame that names the memory.
+The first receiver of each node is its host. It receives the buffers of the message into sealed memory. The source sends
+the name of that memory to all receivers of the node; each maps it privately and answers TAKEN. Then the source makes
+the hosts release it. Content that will be unpickled never travels by the relay, whose pieces may use unauthenticated
+connections: it is the body of the frame that names the memory.
 
-A message that does not get through, or has not moved for a while, goes by way of the daemons, as other broadcasts do.
+If the relay fails, or makes no progress for a while, the daemons carry the content, as for other broadcasts.
 """
 
 from __future__ import annotations
@@ -39,22 +39,21 @@ RELAY: Final = "relay"
 
 HOST: Final = "host"
 END: Final = "end"
-"""Messages of the source besides those of ``RelayPlan``: receive for your node; release the memory."""
+"""Messages of the source in addition to those of ``RelayPlan``: receive for your node; release the memory."""
 
 STALL_S: Final = 20.0
-"""Seconds, beyond the transfer time at 4 MiB per second, after which the daemons carry the content to all who lack it.
-"""
+"""Seconds, beyond the transfer time at 4 MiB/s, after which the daemons carry the content to receivers that lack it."""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
-"""Time of a broadcast; hosts wait for each piece of each other for a fraction of it."""
+"""Time limit of a broadcast; hosts wait for each other's pieces for a fraction of it."""
 
 _ALIGNMENT_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
 
 
 def places_of(sizes: Iterable[int]) -> list[slice]:
-    """Return the slices of buffers of these sizes in one piece of memory."""
+    """Return the slices of one block of memory that buffers of these sizes take."""
     places, end = [], 0
     for size in sizes:
         start = -(-end // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
@@ -64,25 +63,25 @@ def places_of(sizes: Iterable[int]) -> list[slice]:
 
 
 def memory_of(buffers: Sequence[memoryview]) -> memoryview:
-    """Return the buffers in one piece of memory, without a copy if there is only one."""
+    """Return the buffers in one contiguous block of memory, without a copy if there is only one."""
     if len(buffers) == 1:
         return buffers[0]
     places = places_of(buffer.nbytes for buffer in buffers)
     memory = warm.take(places[-1].stop)
     for place, buffer in zip(places, buffers, strict=True):
         target = memory[place]
-        for start in range(0, buffer.nbytes, _PIECE_BYTES):  # other threads may run in between
+        for start in range(0, buffer.nbytes, _PIECE_BYTES):  # other threads may run between two pieces
             target[start : start + _PIECE_BYTES] = buffer[start : start + _PIECE_BYTES]
     return memory
 
 
 def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Content:
-    """Return the content of a message that has landed on this node; raise if the host has released it, or is gone."""
+    """Return the content of a message that has landed on this node; raise if its host released it or has exited."""
     path, inode = memory
     places = places_of(sizes)
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        if os.fstat(fd).st_ino != inode:  # the descriptor's number has been reused
+        if os.fstat(fd).st_ino != inode:  # the descriptor's number was reused for another file
             raise TransferFailed(f"{path} is not the memory that was announced")
         view = map_private(fd, places[-1].stop)
     finally:
@@ -93,7 +92,7 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 class Carrier:
     """Messages and pieces of one broadcast between this worker and a peer, and pieces of other hosts by endpoint.
 
-    A source needs no inbox; ``about`` has stream and number of the message.
+    A source needs no inbox. ``about`` holds stream and number of the message.
     """
 
     def __init__(self, peers: Peers, outbox: Any, inbox: Any, peer: Peer, *about: Any) -> None:
@@ -145,7 +144,7 @@ class Carrier:
 
 
 class _PieceAcceptor:
-    """Acceptor of a piece, which is written to its place while it arrives."""
+    """Acceptor of a piece; the piece is written to its place as it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -168,11 +167,11 @@ class _PieceAcceptor:
 
 
 class RelayedBroadcast:
-    """Message under way to receivers on several other nodes. For any thread.
+    """Message in transit to receivers on several other nodes. Any thread may call the methods.
 
     Args:
         carriers: one for each receiver.
-        told: called with receivers, and with the memory of their node that the message is in, or the error.
+        told: called with receivers and the memory of their node that holds the message, or the error.
     """
 
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
@@ -186,7 +185,8 @@ class RelayedBroadcast:
         job = RelayJob(1, memory.nbytes, _SECONDS)
         job.body, job.packed, job.facts = memory, memory.nbytes, ()
         carriers = list(self._carriers.values())
-        with self._lock:  # otherwise ``close`` could run in between, and miss hosts that are appointed after it
+        # Hold the lock: otherwise ``close`` could run in between, and miss hosts appointed after it.
+        with self._lock:
             if self._told is None:
                 return
             for carrier in carriers:
@@ -199,14 +199,14 @@ class RelayedBroadcast:
         self._relay.on_message(self._carriers[peer.endpoint], *message)
 
     def abandon(self, error: Exception) -> None:
-        """Give up the relay, and send the content by another way to all receivers that lack it."""
+        """Abandon the relay, and send the content along another path to all receivers that lack it."""
         told = self._told
         self.close()
         if told is not None:
             told([carrier.peer for carrier in self._carriers.values()], None, error)
 
     def close(self) -> None:
-        """Abandon the transfers under way, and have the hosts release their memory. Idempotent."""
+        """Abandon the current transfers, and make the hosts release their memory. Idempotent."""
         with self._lock:
             self._told = None
             self._relay.act(self._relay.plan.close)
@@ -228,7 +228,7 @@ class RelayedBroadcast:
             carrier.send_message(HOST, stream_id)
 
     def inform(self, carrier: Carrier, memory: Any, number: int) -> None:
-        if carrier in self._hosts:  # it is not a host any more
+        if carrier in self._hosts:  # another receiver has replaced it as host
             self._hosts.remove(carrier)
             carrier.send_message(END)
 
@@ -244,7 +244,7 @@ def _miss(reference: weakref.ref[RelayedBroadcast], seconds: float) -> None:
 
 
 class BroadcastHosts:
-    """Broadcasts for which this process is the host of its node. Called where frames are read."""
+    """Broadcasts for which this process is the host of its node. Its methods are called where frames are read."""
 
     def __init__(self, *mailbox: Any) -> None:
         self._mailbox = mailbox
@@ -286,7 +286,7 @@ class _BroadcastHost(RelayHost):
     def close(self, error: Exception) -> None:
         super().close(error)
         self.carrier.forget()
-        self._submit_later(self._forget)  # behind the job that makes a room
+        self._submit_later(self._forget)  # must run after the job that allocates the room
 
     def _forget(self) -> None:
         for room in self._rooms:
@@ -308,7 +308,7 @@ class _SegmentRoom:
             raise
 
     def pin(self) -> Callable[[], None]:
-        return lambda: None  # the piece's view keeps the mapping
+        return lambda: None  # the piece's view keeps the mapping alive
 
     def finish(self, number: int) -> list[Any]:
         return [f"/proc/{os.getpid()}/fd/{self._fd}", os.fstat(self._fd).st_ino]

@@ -13,8 +13,8 @@ from rlinf_async.work import Returnable, Whole, Work
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
     """Result of ``send_to`` and ``recv_from``: done when all parts are, failed with the first part that fails.
 
-    ``timeout`` is for all parts together. The waiter's thread merges them. If that waiter is cancelled before, they
-    go back to their senders' streams.
+    ``timeout`` is for all parts together. The waiter's thread merges them. If the waiter is cancelled before that, the
+    parts return to their senders' streams.
     """
 
     def __init__(self, what: str, timeout: float | None = None) -> None:
@@ -51,7 +51,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         self._parts = parts
         self._finalize = finalize
         self._missing = len(parts)
-        if self._done:  # abandoned meanwhile
+        if self._done:  # the work was abandoned meanwhile
             self._abandon_parts()
         if not parts:
             self._settle()

@@ -50,7 +50,7 @@ class Route:
 
     Attributes:
         channel: channel that carries the shards; None if they are sent between the workers.
-        queue_size: shards that this rank sends or takes at once in decoupled mode; 0 for all of its part.
+        queue_size: number of shards that this rank sends or takes at once in decoupled mode; 0 for its whole part.
     """
 
     group: str
@@ -77,7 +77,7 @@ class Route:
 class Routes:
     """``send_to`` and ``recv_from`` of one worker. Everything runs in threads of user code.
 
-    A group that is not known yet is looked up first. Operations that wait for the lookup start in order, ahead of later
+    The first use of a group looks it up. Operations that wait for the lookup start in order, ahead of later
     ones.
     """
 
@@ -88,7 +88,7 @@ class Routes:
         self._order = threading.RLock()
         self._sent: dict[tuple[str, str | None, Any], int] = {}
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- send ---------------------------------------------------------------------------------------------------
 
     def send(self, route: Route, data: Any, split_fn: SplitFn | None) -> AsyncRouteWork:
         work = AsyncRouteWork(f"send_to() to '{route.group}'", route.timeout)
@@ -155,7 +155,7 @@ class Routes:
             work = route.channel.put(part, key=key, async_op=True, timeout=route.timeout)
         return work
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- receive ------------------------------------------------------------------------------------------------
 
     def receive(self, route: Route, merge_fn: MergeFn | None, size_fn: SizeFn | None) -> AsyncRouteWork:
         work = AsyncRouteWork(f"recv_from() from '{route.group}'", route.timeout)
@@ -216,7 +216,7 @@ class Routes:
                 batch_size=route.batch_size,
                 recv_queue_size=route.queue_size,
             ).entries
-        else:  # one shard to serve, or all that were sent
+        else:  # one shard to serve, or all shards that were sent
             count = 1 if serves else self._sent.get(_place(route), 0)
             if not count:
                 raise ConfigError(
@@ -274,7 +274,7 @@ class Routes:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()
                 if work.done():
-                    continue  # abandoned: it must not start sending now
+                    continue  # the work was abandoned meanwhile, and must not start sending now
                 try:
                     start(size._result())
                 except Exception as error:
@@ -282,8 +282,8 @@ class Routes:
 
 
 def _advance_there(loop: asyncio.AbstractEventLoop, routes: Routes, group: str) -> None:
-    """Advance in the loop of the user's code, called from the thread that got the answer."""
-    with contextlib.suppress(RuntimeError):  # the loop is closed, and its waiters are gone
+    """Advance on the loop of the user's code; the thread that received the answer calls this."""
+    with contextlib.suppress(RuntimeError):  # the loop is closed, so no code waits there any more
         loop.call_soon_threadsafe(routes._advance, group)
 
 

@@ -1,16 +1,16 @@
 """This process's part of the flight recorder: its ring, a file beside the logs, and the hooks that write to it.
 
-    attach(directory, identity)      once the daemon has welcomed the process; the ring is a file there
+    attach(directory, identity)      once the daemon has welcomed the process; creates the ring's file there
     if admits():                     for an operation that begins now; ``Work`` itself records its end
         work._event = begin(EventKind.SEND, "send actor:0", 4096)
     detach()                         the process leaves its run
 
-The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run.  It lies with the
-run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``).  A process that cannot have one
+The ring is a file, not anonymous memory, so that it survives a SIGKILL of all processes of a run. It lies beside the
+run's logs, is removed with them, and has a fixed size (``RLINF_RECORDER_EVENTS``). A process that cannot create one
 records nothing.
 
-In a traced run the process has a span log beside its ring as well (``trace``).  The same ``begin`` and ``end`` then
-write to both, and all operations are admitted.
+In a traced run the process also has a span log beside its ring (``trace``). The same ``begin`` and ``end`` then write
+to both, and all operations are admitted.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ logger = own_logger(__name__)
 # Number of rings that must fit on the disk, so that a small disk has room for logs and the user's files.
 _LEFT_FREE: Final = 20
 
-ring: EventRing | None = None  # ring of this process; None if it records nothing
+ring: EventRing | None = None  # this process's ring; None if it records nothing
 
-log: SpanLog | None = None  # span log of this process; None if its run is not traced
+log: SpanLog | None = None  # this process's span log; None if its run is not traced
 
-_BYTES_PER_SPAN: Final = 128  # room in the span log: a begin takes about 60 bytes and an end 20
+_BYTES_PER_SPAN: Final = 128  # a begin takes about 60 bytes and an end 20
 
 _NONE: Final = itertools.repeat(False).__next__
 _ALL: Final = itertools.repeat(True).__next__
@@ -76,7 +76,7 @@ def _no_finish(place: int) -> None:
 
 
 # Hooks without an intermediate call. They change when the process joins or leaves a run, while operations may begin in
-# other threads: look each up here at every use, and do not keep a copy.
+# other threads: look up each hook in this module at every use, and do not keep a copy.
 
 # True if an operation that begins now has to be recorded (``RingAdmission.question``).
 admits: Callable[[], bool] = _NONE
@@ -86,19 +86,22 @@ admits: Callable[[], bool] = _NONE
 # its ``_event`` records its own end.
 begin: BeginEvent = _nowhere
 
-end: EndEvent = _no_end  # ``end(operation, failed)`` records the end of an operation that has a number
+# ``end(operation, failed)`` records the end of an operation that has a number.
+end: EndEvent = _no_end
 
-point: BeginEvent = _nowhere  # ``point(kind, name, value)`` records an event without duration
+# ``point(kind, name, value)`` records an event without duration.
+point: BeginEvent = _nowhere
 
 start_call: Start = _no_start
-finish_call: Finish = _no_finish  # ``start`` and ``finish`` of the ``CallJournal``
+# ``start`` and ``finish`` of the ``CallJournal``.
+finish_call: Finish = _no_finish
 
 _owner: object = None
 _tracer: object = None
 
 
 def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
-    """Start recording beside the run's ``logs``, once for all clusters of this process; ``owner`` is for ``detach``."""
+    """Start recording beside ``logs``, once for all clusters of this process; ``detach`` needs the ``owner``."""
     global ring, point, start_call, finish_call, _owner
     slots = _slots()
     if ring is not None or slots == 0 or not logs:
@@ -109,7 +112,7 @@ def attach(owner: object, logs: str, identity: dict[str, Any]) -> None:
         point, start_call, finish_call = ring.point, ring.journal.start, ring.journal.finish
         _write_to((RingAdmission(slots, ring.left_out).question(), ring.begin, ring.end))
         _owner = owner
-    except (OSError, ValueError) as error:  # a full disk, no descriptors: the run goes on
+    except (OSError, ValueError) as error:  # a full disk, or no descriptors: the run continues without a recorder
         logger.debug("this process has no flight recorder: %s", error)
 
 
@@ -131,7 +134,7 @@ def trace(owner: object, logs: str, identity: dict[str, Any]) -> None:
 
 def detach(owner: object) -> None:
     """Stop recording, unless another owner has attached; the files stay."""
-    # The mappings are not closed: another thread may be within an event.  They end with the last reference.
+    # Do not close the mappings: another thread may be writing an event.  They end with the last reference.
     global ring, log, admits, begin, end, point, start_call, finish_call, _owner, _tracer
     if log is not None and _tracer is owner:
         admits, begin, end = log.ring
@@ -155,7 +158,7 @@ def _forget() -> None:
     detach(_tracer)
 
 
-os.register_at_fork(after_in_child=_forget)  # otherwise parent and child would write to one ring
+os.register_at_fork(after_in_child=_forget)  # parent and child must not write to one ring
 
 
 def _slots() -> int:
@@ -168,7 +171,7 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
     disk = os.statvfs(path.parent)
     if disk.f_bavail * disk.f_frsize < _LEFT_FREE * nbytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path.parent))
-    path.unlink(missing_ok=True)  # left by an earlier run in the same directory
+    path.unlink(missing_ok=True)  # an earlier run in the same directory may have left it
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         # Reserve the blocks now: a write to a mapping on a full disk would raise SIGBUS.
@@ -183,10 +186,10 @@ def _mapping(path: Path, nbytes: int) -> mmap.mmap:
 
 
 def journal_in(logs: str | Path, endpoint: int, run: str) -> JournalContents | None:
-    """Return the journal of an ended process's calls; None if it has left none in this run."""
+    """Return the journal of an ended process's calls; None if the process has left none in this run."""
     try:
         with open(ring_path(logs, endpoint), "rb", buffering=0) as file:
-            if identity_of(file.read(NAMES_AT)).get("run") != run:  # a log directory of several runs
+            if identity_of(file.read(NAMES_AT)).get("run") != run:  # a log directory may hold several runs
                 return None
             file.seek(-JOURNAL_BYTES, os.SEEK_END)
             return JournalContents(file.read(JOURNAL_BYTES))

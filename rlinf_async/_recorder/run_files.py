@@ -1,4 +1,4 @@
-"""``RunFiles``: rings, black boxes and logs below a run's log directory, listed and read without following links out of
+"""``RunFiles``: rings, black boxes and logs in a run's log directory: lists and reads them, following no links out of
 it."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-MAX_PIECE_BYTES: Final = 1 << 20  # limit of one read; a frame may have 16 MiB
+MAX_PIECE_BYTES: Final = 1 << 20  # limit of one read; a frame may have at most 16 MiB
 
 _NAME: Final = re.compile(
     r"(?:daemon_\d+|template_\d+_\d+)\.log"
@@ -66,10 +66,10 @@ class RunFiles:
         return [each for name in ("", *_folders(self.directory)) for each in self._files_in(name)]
 
     def read(self, path: str, offset: int, nbytes: int) -> bytes:
-        """Return a part of a file; shorter at its end.
+        """Return a part of a file, which is shorter at the end of the file.
 
         Raises:
-            ValueError: the path is no file of a run, or the range is invalid.
+            ValueError: the path is not a file of a run, or the range is invalid.
             OSError: the file cannot be read; links are not followed.
         """
         if not is_of_a_run(path):
@@ -77,7 +77,7 @@ class RunFiles:
         if offset < 0 or not 0 <= nbytes <= MAX_PIECE_BYTES:
             raise ValueError(f"{path}: a piece has up to {MAX_PIECE_BYTES} bytes, got {nbytes} from {offset}")
         folder, _, name = path.rpartition("/")
-        # Open the folder first: one that was replaced by a link meanwhile must not lead elsewhere. The log directory
+        # Open the folder first: a link that has replaced it meanwhile must not lead elsewhere. The log directory
         # itself may be a link, which its user has chosen.
         directory = os.open(self.directory, _DIRECTORY)
         try:
@@ -115,5 +115,5 @@ def _entries(directory: Path) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as entries:
             return sorted(entries, key=lambda entry: entry.name)
-    except OSError:  # missing, removed meanwhile, or another user's
+    except OSError:  # the folder is missing, was removed meanwhile, or belongs to another user
         return []

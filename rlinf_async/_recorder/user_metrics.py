@@ -1,8 +1,9 @@
 """The user's own metrics: gauges and counters in the cells of this process's ring, from which daemons read them.
 
-    self.metrics.gauge("return", task="cheetah").set(312.5) self.metrics.counter("episodes").add(8)
+    self.metrics.gauge("return", task="cheetah").set(312.5)
+    self.metrics.counter("episodes").add(8)
 
-Nothing here fails a training: a bad name, a bad value or one metric too many is reported once in the log.
+Metrics never fail a training: a bad name, a bad value or one metric too many is reported once in the log.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from rlinf_async._recorder.state.metric_names import cell_name, complaint
 
 logger = own_logger(__name__)
 
-# Exceptions of the conversion to a float: a tensor of several elements raises the last one.
+# Exceptions from the conversion to a float: a tensor with several elements raises the last one.
 _NO_NUMBER: Final = (TypeError, ValueError, RuntimeError)
 
 
 _NAMES: Final = reprlib.Repr()
-_NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES  # a name that is too long is not all of the log
+# Shorten the log's quote of a name that is too long.
+_NAMES.maxstring = _NAMES.maxother = MAX_NAME_BYTES
 
 
 class _UserMetric:
-    """Value of one name with its labels, in the process's present ring, if any; ``cell`` is empty if it is not kept."""
+    """Value of one name with its labels, in the process's present ring; ``cell`` is empty for an invalid metric."""
 
     __slots__ = ("_cell",)
     kind: MetricKind
@@ -40,7 +42,7 @@ class _UserMetric:
 
     def _nowhere(self, ring: EventRing | None) -> None:
         if not self._cell:
-            return  # the reason is already in the log
+            return  # the log has the reason already
         if ring is not None:
             _warn_full()
         else:
@@ -60,7 +62,7 @@ class Gauge(_UserMetric):
     kind = MetricKind.GAUGE
 
     def set(self, value: float) -> None:
-        """Set the value. Any thread may call it; takes less than a microsecond, and NaN and infinities are allowed."""
+        """Set the value, in less than a microsecond. Any thread may call this; NaN and infinities are allowed."""
         ring = recording.ring
         if ring is None or not self._cell or (place := ring.cell(MetricKind.GAUGE, self._cell)) is None:
             self._nowhere(ring)
@@ -78,7 +80,7 @@ class Counter(_UserMetric):
     kind = MetricKind.COUNTER
 
     def add(self, amount: float = 1.0) -> None:
-        """Add to the sum. Any thread may call it; a negative or infinite amount, or no number, is refused."""
+        """Add to the sum. Any thread may call this. Amounts that are negative, infinite or not numbers are refused."""
         ring = recording.ring
         if ring is None or not self._cell or (place := ring.cell(MetricKind.COUNTER, self._cell)) is None:
             self._nowhere(ring)
@@ -111,12 +113,12 @@ class Metrics:
         """Return the gauge of that name with these labels; the same object each time.
 
         Args:
-            labels: labels with few values each: every combination is a metric, and a process has up to 512.
+            labels: labels, each with few values: every combination is a metric, and a process may have 512.
         """
         try:
             key = (name, *labels, *map(str, labels.values())) if labels else name
             return self._gauges.get(key) or self._new(Gauge, self._gauges, key, name, labels)
-        except Exception as error:  # a name that has no hash, a label's value that has no text
+        except Exception as error:  # the name has no hash, or a label's value no text
             return _unusable(Gauge, name, error)
 
     def counter(self, name: str, **labels: object) -> Counter:
@@ -140,7 +142,7 @@ class Metrics:
             return cls("")
         why = complaint(cls.kind, name, labels)
         if not why:
-            name = name.removesuffix("_total")  # which counters are served with, either way
+            name = name.removesuffix("_total")  # counters are served with this suffix either way
             if (earlier := self._kinds.setdefault(name, cls.kind)) != cls.kind:
                 why = f"it is a {earlier.name.lower()} elsewhere: give one of the two another name"
         if why:
@@ -153,7 +155,8 @@ def _unusable(cls: type[MetricClass], name: object, why: object) -> MetricClass:
     return cls("")
 
 
-METRICS: Final = Metrics()  # metrics of this process, which has one ring for all its clusters and workers
+# Metrics of this process, which has one ring for all its clusters and workers.
+METRICS: Final = Metrics()
 
 _warned: set[str] = set()
 

@@ -18,7 +18,7 @@ from rlinf_async._simulation.stand_ins import replace
 
 
 def _connection(sock: socket.socket, address: object) -> str | None:
-    # UNIX sockets are the framework's own.
+    # Allow UNIX sockets: the framework itself uses them.
     return None if sock.family == socket.AF_UNIX else f"a connection to {address!r}"
 
 

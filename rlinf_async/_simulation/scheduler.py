@@ -6,8 +6,8 @@
     scheduler.at(scheduler.now + 3, cut)         a fault, or a message that arrives
     scheduler.run_until(task.done)
 
-Every simulated loop and thread is an actor. It has a moment from which it can run, and epoll descriptors that let it
-run earlier. The seed's next random number chooses among the actors that can run.
+Every simulated loop and thread is an actor. It has a time from which it can run, and epoll descriptors that let it run
+earlier. The seed's next random number chooses among the actors that can run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ START_S: Final = 1000.0
 
 _MAX_TURNS_AT_ONCE: Final = 100_000
 _ONCE_S: Final = 0.001
-"""Virtual seconds within which ``_MAX_TURNS_AT_ONCE`` turns count as an endless loop."""
+"""Virtual duration within which ``_MAX_TURNS_AT_ONCE`` turns count as an endless loop."""
 
 SIMULATED: Final = "simulated "
-"""Prefix of the names of simulated threads."""
+"""Prefix of simulated threads' names."""
 
 _MAX_TURN_S: Final = 20.0
 """Real seconds after which a turn counts as blocked by something outside the simulation."""
@@ -44,7 +44,7 @@ _start, _join = threading.Thread.start, threading.Thread.join
 
 
 class SimulationError(Exception):
-    """The simulation cannot go on: every actor waits forever, or one waits for something outside of it."""
+    """The simulation cannot continue: every actor waits forever, or one waits for something outside the simulation."""
 
 
 class SimulatedDeath(BaseException):
@@ -99,7 +99,7 @@ def moment_of(time: float, rate: float) -> float:
 
 
 class SimLog:
-    """Events of a run, one per line, identical in every run of a seed: a hash of all lines, and the last ones."""
+    """Log of a run's events, one per line, the same for one seed: a hash of all lines, and the last lines."""
 
     def __init__(self, kept: int = 4000) -> None:
         self.kept: deque[str] = deque(maxlen=kept)
@@ -128,7 +128,7 @@ class Scheduler:
         random: generator that makes every choice of the simulation, seeded.
         writes: separate seeded generator for partial socket writes, which leaves the other choices unchanged.
         current: process whose globals are installed.
-        grave: an ended process; code that outlives its process runs with its globals.
+        grave: an ended process, whose globals are installed for code that outlives its process.
         steps: number of turns so far.
         serials: numbers for tasks and futures, in order of creation.
     """
@@ -201,7 +201,7 @@ class Scheduler:
         self.at(self.now + seconds, callback)
 
     def run_until(self, done: Callable[[], bool]) -> None:
-        """Run turns until ``done`` returns True; raise SimulationError if no actor can run, now or later."""
+        """Run turns until ``done`` returns True; raise SimulationError if no actor can ever run again."""
         while not done():
             self._step()
 
@@ -271,7 +271,7 @@ def _closed_lock() -> threading.Lock:
 
 
 class ThreadActor:
-    """A thread of a simulated process; it runs from one park to the next while all others stand still."""
+    """A thread of a simulated process; it runs from one park to the next while all others are blocked."""
 
     def __init__(
         self,
@@ -320,7 +320,7 @@ class ThreadActor:
         self._scheduler.await_baton(self)
 
     def park(self, waiting: ParkedWait) -> None:
-        """Pass the baton on, on this thread, until the wait may be over."""
+        """Pass the baton on, and block this thread until the wait may be over."""
         if self.process.has_ended:
             raise SimulatedDeath
         self._waiting = waiting

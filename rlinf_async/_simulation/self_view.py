@@ -1,6 +1,6 @@
-"""Stand-ins for a process's view of itself, and the kernel's view of it: its own tasks, threads and CPU state.
+"""Stand-ins for a process's view of itself and the kernel's view of it: tasks, threads and CPU state.
 
-Reports of a run, and so all verdicts, are made of these. Without stand-ins, a simulated process would report the tasks
+Reports of a run, and so all verdicts, rely on these. Without stand-ins, a simulated process would report the tasks
 and threads of all simulated processes, and the CPU time of the simulation.
 """
 
@@ -39,7 +39,7 @@ class SimThread:
 
 
 def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
-    """Return for each stand-in its place, its name there, and itself."""
+    """Return each stand-in as a triple: the object to patch, the attribute's name, the stand-in."""
     current_frames, enumerate_threads, main_thread = sys._current_frames, threading.enumerate, threading.main_thread
 
     def actors() -> list[ThreadActor]:
@@ -63,7 +63,7 @@ def places(scheduler: Scheduler) -> list[tuple[Any, str, Any]]:
         process = scheduler.current
         assert process is not None
         first = process.actors[0] if process.actors else None
-        # The scheduler's own thread turns a driver's loop, whose tasks no thread of the driver has.
+        # The scheduler's own thread runs a driver's loop: no thread of the driver has its tasks.
         return _as_thread(first) if isinstance(first, ThreadActor) else SimThread("MainThread", scheduler._thread, None)
 
     def actor_of(native_id: int | None) -> ThreadActor | None:

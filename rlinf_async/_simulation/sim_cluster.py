@@ -57,7 +57,7 @@ class SimCluster:
         nodes: number of nodes.
         seed: seed of every choice, such as the next actor to run and the delay of each message.
         faults: random faults, at moments that the seed chooses.
-        drift: largest relative deviation of a node's clock rate; 0.01 is one per cent.
+        drift: largest relative deviation of a node's clock rate: 0.01 is one percent.
         settings: values of ``docs/settings.md`` for this cluster, by variable, with or without ``RLINF_``. Variables in
             the test's own environment have no effect.
 
@@ -117,7 +117,7 @@ class SimCluster:
             SimulationError: every actor waits forever, or one waits for something that is not simulated.
             TypeError: ``main`` does not take these arguments.
         """
-        inspect.signature(main).bind(*args)  # fails before anything has started
+        inspect.signature(main).bind(*args)  # raises for wrong arguments before anything has started
         folder = Path(tempfile.mkdtemp(prefix="rlinf-sim-"))
         scheduler = self.scheduler = Scheduler(self.seed)
         real_clock, hooks = clock.monotonic, sys.get_asyncgen_hooks()
@@ -158,8 +158,8 @@ class SimCluster:
 
     def _discard_remains(self) -> None:
         """Drop the remains of ended processes, with the output of their coroutines discarded."""
-        # A coroutine that is collected runs its `finally` blocks. With the host process's globals installed, a worker's
-        # call would take that process for a forked child and end it, which runs all exit functions.
+        # A garbage-collected coroutine runs its `finally` blocks. With the host process's globals installed, a worker's
+        # call would take that process for a forked child and end it, after running all exit functions.
         # tests/simulation/test_sim_deaths.py::test_a_death_leaves_nothing_in_the_process_that_simulates
         self.scheduler.grave.enter()
         _close_coroutines()
@@ -168,11 +168,10 @@ class SimCluster:
         del self.fabric
         pool.close()  # all simulated processes have shared it
         for finalizer in list(weakref.finalize._registry.keys() - self._finalizers):  # type: ignore[attr-defined]
-            if isinstance(
-                (finalizer.peek() or (None, None))[1], MethodType
-            ):  # belongs to an object of an ended process
+            # A method as a callback belongs to an object of an ended process.
+            if isinstance((finalizer.peek() or (None, None))[1], MethodType):
                 finalizer.detach()
-        for _ in range(_COLLECTIONS):  # an object that a finalizer revives goes with the next collection
+        for _ in range(_COLLECTIONS):  # the next collection frees an object that a finalizer has revived
             self.scheduler.forget()
             if not gc.collect():
                 break
@@ -291,7 +290,7 @@ class SimCluster:
             worker.sever(how)
 
     def cut(self, node: int, seconds: float) -> None:
-        """Cut a node off from all others for some seconds, as by pulling its cable."""
+        """Cut a node off from all others for some seconds, as if its cable were pulled."""
         self.scheduler.note("fault", f"cut node {node} off for {seconds:g} s")
         for other in range(self.num_nodes):
             if other != node:
@@ -305,7 +304,7 @@ class SimCluster:
         self.fabric.cut(other, one, seconds)
 
     def cut_way(self, source: int, target: int, seconds: float) -> None:
-        """Hold up all data from one node to another for some seconds; data the other way arrives."""
+        """Hold up all data from one node to another for some seconds; data in the other direction arrives."""
         self.scheduler.note("fault", f"no way from node {source} to node {target} for {seconds:g} s")
         self.fabric.cut(source, target, seconds)
 
@@ -352,8 +351,8 @@ class SimCluster:
 def _close_coroutines() -> None:
     """End the coroutines of all simulated tasks, with an ended process's globals installed.
 
-    A program may keep some coroutines alive. A collection after the simulation would run their ``finally`` blocks in
-    the host process, which a worker's call would take for a forked child and end.
+    A program may keep some coroutines alive. A garbage collection after the simulation would run their ``finally``
+    blocks in the host process, which a worker's call would take for a forked child and end.
     """
     # tests/simulation/test_sim_deaths.py::test_a_task_that_outlives_its_simulation_ends_nothing
     for task in own_tasks.all_tasks():

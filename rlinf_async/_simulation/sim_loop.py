@@ -93,7 +93,7 @@ class SimLoop(asyncio.SelectorEventLoop):
     def call_at(  # type: ignore[override]
         self, when: float, callback: Any, *args: Any, **options: Any
     ) -> asyncio.TimerHandle:
-        """Never schedule at once: a wait for a rounded remainder of its time would repeat forever."""
+        """Schedule at least a tick from now: rounded times could let a wait's timer fire early again and again."""
         return super().call_at(max(when, self.time() + 2 * TICK_S), callback, *args, **options)
 
     def create_future(self) -> Any:
@@ -189,7 +189,8 @@ class LoopActor:
         before, work._per_thread.wakeups = (
             work._per_thread.wakeups,
             self._wakeups,
-        )  # per thread; a real thread has one loop
+            # Keep this per thread; a real thread has one loop.
+        )
         try:
             self.loop.turn()
         finally:
@@ -202,7 +203,7 @@ class LoopActor:
 
 
 class SimIdleReader(IdleReader):
-    """Reader for a worker's main thread that waits outside of its loop: the thread parks."""
+    """Reader for a worker's main thread that waits outside its loop: the thread parks."""
 
     def __init__(self, scheduler: Scheduler, host: ThreadActor, loop: SimLoop, other: SimSelector) -> None:
         super().__init__(loop, loop.selector, other)

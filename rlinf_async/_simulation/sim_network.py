@@ -17,12 +17,12 @@ from rlinf_async.errors import AuthError, NodeLost
 
 _DELAY_S: Final = (0.0001, 0.002)
 _CALM_S: Final = 60.0
-"""Seconds after the last disturbance until heartbeats stop; longer than any lease."""
+"""Seconds from the last disturbance until heartbeats stop; longer than any lease."""
 _MAX_IN_FLIGHT: Final = 64
-"""Messages under way beyond which a sender waits, like the windows of TCP and gRPC."""
+"""Number of messages in transit above which a sender waits, like the windows of TCP and gRPC."""
 _MINUTE_S: Final = 60.0
 _MAX_CONNECTIONS: Final = 100
-"""Connections between two daemons in a minute; more mean that a daemon breaks each of them, without end."""
+"""Limit on connections between two daemons in a minute; more mean that a daemon keeps breaking them."""
 
 
 class SimStream:
@@ -90,7 +90,7 @@ class Cable:
         self.nodes = (near, far)
         self.made_at = fabric.scheduler.now
         self.waits_until: dict[int, float] = {}
-        """Time until which a node's data is held up after a cut, by node: TCP's backoff may last as long as the cut."""
+        """Time by node until which its data is held up after a cut: TCP's backoff may last as long as the cut."""
         self._ends: dict[int, tuple[SimStream, SimStream]] = {}
         for node, peer in ((near, far), (far, near)):
             self._ends[node] = (SimStream(self, node, peer), SimStream(self, node, peer))
@@ -105,7 +105,7 @@ class Cable:
         return Wire(control, bulk, hang_up)
 
     def end(self, reason: str, but: int = -1) -> None:
-        """Break the connection; both nodes notice, unless the network is cut."""
+        """Break the connection; both nodes notice this unless the network is cut."""
         scheduler = self.fabric.scheduler
         for node in self.nodes:
             if node == but:
@@ -125,7 +125,7 @@ class Cable:
 
 
 class SimPeerLink(PeerLink):
-    """A link without heartbeats while the network is intact, where hours of them would change nothing."""
+    """A link without heartbeats while the network is intact, because hours of heartbeats would change nothing then."""
 
     network: SimNetwork
     _sleeps = False
@@ -152,7 +152,7 @@ class Fabric:
         self.scheduler = scheduler
         self.networks: dict[int, SimNetwork] = {}
         self.held: list[tuple[int, int, Callable[[], None]]] = []
-        """Callbacks that wait until the path from one node to another is open."""
+        """Callbacks, with source and target node, that wait until the path between these is open."""
         self.cables: list[Cable] = []
         self.is_whole = True
         self._cuts: dict[tuple[int, int], float] = {}
@@ -171,7 +171,7 @@ class Fabric:
             self.is_whole = True
 
     def expect_silence(self, seconds: float) -> None:
-        """Announce that a daemon is about to stop for some seconds."""
+        """Announce that a daemon will be stopped for some seconds."""
         self.disturb()
         self._silent_until = max(self._silent_until, self.scheduler.now + seconds)
         self.scheduler.after(seconds + _CALM_S, self.calm)
@@ -290,7 +290,7 @@ class SimNetwork:
 
         Raises:
             NodeLost: the peer does not answer, or refuses.
-            AuthError: the peer does not continue the link.
+            AuthError: the peer refuses to continue the link.
         """
         fabric = self.fabric
         await self._pause()

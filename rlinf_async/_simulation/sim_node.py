@@ -1,4 +1,4 @@
-"""``SimNode``, a simulated node: its daemon's process, with the control that a launcher has of it."""
+"""``SimNode``, a simulated node: its daemon's process, with a launcher's means to control it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class SimNode:
 
     @property
     def lost(self) -> list[dict[str, Any]]:
-        """Nodes that the daemon counts as lost, as its reports list them."""
+        """Nodes that the daemon considers lost, as listed in its reports."""
         return [] if self.node is None else self.node._service.lost
 
     @property
@@ -124,7 +124,7 @@ class SimNode:
             self.scheduler.after(silent, self.kill)
 
     def kill(self) -> None:
-        """Kill the daemon as SIGKILL does; its workers end with it, as the kernel would end them."""
+        """Kill the daemon as SIGKILL does; its workers die with it, as the kernel would kill them."""
         if self.has_ended:
             return
         assert self.node is not None

@@ -1,4 +1,4 @@
-"""``SimProcess``, a process of a simulation: its globals, environment, loops, threads and sockets; how it ends."""
+"""``SimProcess``, a process of a simulation: its globals, environment, loops, threads and sockets; its end."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _GLOBALS: Final[tuple[tuple[Any, str], ...]] = (
     (registration, "_made"),
     (os.environ, "_data"),
 )
-"""Globals that each real process has once: module or mapping, and name."""
+"""Globals of which each real process has its own: module or mapping, and name."""
 
 _ON_CLASSES: Final = (
     (Scope, "_open"),
@@ -52,7 +52,7 @@ _ON_CLASSES: Final = (
         for name in ("current_worker", "logger", "PID", "accelerator_type", "torch_platform", "torch_device_type")
     ),
 )
-"""Class attributes that each real process has once: class, and name."""
+"""Class attributes of which each real process has its own: class, and name."""
 
 _TABLES: Final = tuple((vars(place), name) for place, name in _GLOBALS)
 
@@ -72,7 +72,7 @@ class SimProcess:
         starved_until: time until which descriptors sent to it are lost.
         turn_s: virtual seconds that each of its turns takes.
         rate: seconds on its clock per virtual second.
-        has_ended: True once none of its actors runs any more.
+        has_ended: True once none of its actors will run again.
     """
 
     def __init__(self, scheduler: Scheduler, name: str, pid: int, environ: dict[str, str], rate: float = 1.0) -> None:
@@ -86,7 +86,7 @@ class SimProcess:
         self.loops: list[Any] = []
         self.actors: list[Any] = []
         self.on_exit: Callable[[int], None] = lambda code: None
-        """Callback that ends the process when it exits by itself."""
+        """Callback for the process's own exit, which ends it."""
         self._scheduler = scheduler
         self._globals = [_fresh(table[name]) for table, name in _TABLES]
         self._of_classes: list[Any] = [_fresh(getattr(place, name)) for place, name in _ON_CLASSES]
@@ -129,7 +129,7 @@ class SimProcess:
         self.stopped_until = self._scheduler.now + seconds
 
     def end(self, connections: Iterable[Any] = (), *sockets: Any) -> None:
-        """Take what the kernel takes: threads run no more; sockets are closed, with their unsent data."""
+        """End the process as the kernel does: threads stop; sockets are closed, and their unsent data is lost."""
         self.has_ended = True
         for actor in self.actors:
             self._scheduler.remove(actor)

@@ -24,7 +24,7 @@ from rlinf_launcher.daemon.exit_status import ExitStatus
 from rlinf_launcher.daemon.worker_process import WorkerProcess, WorkerSetup, WorkerStarter
 
 _BIRTH_S = 0.05
-"""Longest time that the start of a process takes."""
+"""Longest time in virtual seconds that the start of a process takes."""
 
 
 class SimWorkerProcess(WorkerProcess):
@@ -101,7 +101,7 @@ class SimWorkerProcess(WorkerProcess):
         self._scheduler.note(self.process.name, f"pid {self.pid} {exit_status.text}")
         connections: list[Any] = []
         if self._runtime is not None:
-            self._runtime.direct_callers._granted = False  # code that runs during the exit must not open another one
+            self._runtime.direct_callers._granted = False  # code that runs during the exit must not open another socket
             connections = [*filter(None, (*self.connections(), self._runtime.client._connection))]
             os.close(self._runtime._alarm)
             if self._runtime.client.closed is None:
@@ -136,10 +136,10 @@ class SimWorkerProcess(WorkerProcess):
             if (fd := connection.fileno()) < 0:
                 continue
             if how == "shutdown":
-                with contextlib.suppress(OSError):  # it is broken already
+                with contextlib.suppress(OSError):  # the socket may be broken already
                     connection._socket.sock.shutdown(socket.SHUT_RDWR)
             else:
-                # The number stays taken: otherwise another file could get it, and with it the frames, beyond repair.
+                # Keep the number in use: another file that got it would also get the frames, beyond repair.
                 null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
                 os.dup2(null, fd, inheritable=False)
                 os.close(null)
@@ -155,7 +155,7 @@ class SimWorkerProcess(WorkerProcess):
 
 
 class SimTemplates:
-    """Stand-in for a daemon's templates: nothing is forked."""
+    """Stand-in for a daemon's templates, which forks nothing."""
 
     python = "python"
     open_files = 1024

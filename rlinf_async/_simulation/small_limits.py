@@ -1,7 +1,7 @@
 """``small_limits``: small values for the protocol's thresholds, so that short simulated programs cross each of them.
 
-Real runs keep the constants: the modules read them unchanged, and only while a ``small_limits`` block runs do small
-values replace them. Settings have environment variables, so the block returns their values::
+Real runs keep the constants: the modules read them as usual, and small values replace them only while a
+``small_limits`` block runs. Settings have environment variables, so the block returns their values::
 
     with small_limits() as settings:
         SimCluster(nodes=3, seed=7, settings=settings).run(main)
@@ -67,9 +67,9 @@ LIMITS: Final[tuple[tuple[ModuleType, str, Any], ...]] = (
     (send_buffer, "_BATCH_BYTES", 16 * _KIB),
     (stand_ins, "_SHARE_CUT_SHORT", 0.2),
     (transport_choice, "TRANSPORTS", {"pieces": transport_choice.TRANSPORTS["pieces"]._replace(min_bytes=64 * _KIB)}),
-    (service, "count_memory", lambda: 16 * _KIB),  # half of it is the ``max_bytes`` of channels that name none
+    (service, "count_memory", lambda: 16 * _KIB),  # half of it is the ``max_bytes`` of channels without their own
 )
-"""Where each threshold stands, its name, and its value in small."""
+"""Module of each threshold, its name, and its small value."""
 
 SETTINGS: Final = {
     settings.MESSAGE_WINDOW_BYTES.variable: 64 * _KIB,

@@ -33,11 +33,11 @@ from rlinf_async._waits import thread_gate
 from rlinf_async._waits.thread_gate import LockGate
 
 _OUTSIDE: Final = frozenset({"rlinf-blocked-loop", "rlinf-output"})
-"""Threads of the framework that wait only for the kernel, and are no actors."""
+"""Threads of the framework that are not actors: they wait only for the kernel."""
 
 
 _SHARE_CUT_SHORT: Final = 0.0
-"""Share of socket writes that the kernel accepts only in part, or not yet at all."""
+"""Fraction of socket writes that the kernel accepts only in part, or not at all for now."""
 
 
 class WaitUntil:
@@ -55,7 +55,7 @@ class WaitUntil:
 
 
 class SimGate:
-    """Gate at which a simulated thread waits and does nothing else."""
+    """Gate of a simulated thread that has no other work while it waits."""
 
     __slots__ = ("_actor", "_is_open")
 
@@ -131,7 +131,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             actor.park(WaitUntil(lambda: other.has_ended, timeout))
 
     def wait(condition: threading.Condition, timeout: float | None = None) -> bool:
-        """Park until the condition is notified; events, semaphores, queues and futures wait with it, too."""
+        """Park until the condition is notified; events, semaphores, queues and futures also wait through conditions."""
         actor = scheduler.current_actor()
         if actor is None:
             return _REAL.wait(condition, timeout)
@@ -148,7 +148,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return not waiter.locked()
 
     def submit(executor: ThreadPoolExecutor, function: Callable[..., Any], /, *args: Any, **options: Any) -> Any:
-        """Run jobs one after the other, even in an executor with several threads."""
+        """Run jobs one at a time, even in an executor with several threads."""
         process = scheduler.current
         if process is None or not scheduler.in_simulation():
             return _REAL.submit(executor, function, *args, **options)
@@ -178,7 +178,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
         return function if is_of_a_thing and scheduler.in_simulation() else _REAL.register(function, *args, **options)
 
     def run_exit_functions() -> None:
-        """Run no exit functions for a simulated process: all of them belong to the host process."""
+        """Do nothing for a simulated process: all exit functions belong to the host process."""
         if is_outside():
             _REAL.run_exit_functions()
 
@@ -208,8 +208,8 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
             raise BlockingIOError(errno.EAGAIN, "the send buffer of a simulated socket is full")
         if how == "short" and has_descriptors:
             raise OSError(errno.ETOOMANYREFS, "too many descriptors of simulated processes are under way")
-        # Eighths, because the size of a pickle varies by a byte from run to run. A choice that depended on it would
-        # change all later ones, and a seed would not determine its run (tests/simulation/test_sim_cluster.py).
+        # Accept eighths of the size: the size of a pickle varies by a byte from run to run. A choice that depended on
+        # it would change all later ones, and a seed would not determine its run (tests/simulation/test_sim_cluster.py).
         return max(1, size * scheduler.writes.choice((0, 1, 3, 5, 7)) // 8)
 
     def send(sock: socket.socket, data: Any, flags: int = 0) -> int:
@@ -257,7 +257,7 @@ def installed(scheduler: Scheduler) -> Iterator[None]:
     finally:
         _scheduler = None
         for (_, name, _), restore in zip(places, restores, strict=True):
-            # A thread that waits outside of the simulation continues for some time, and may try to end its process.
+            # A thread that waits outside the simulation continues for some time, and may try to end its process.
             if name not in ("_exit", "_run_exitfuncs") or not scheduler.has_stuck_threads:
                 restore()
 

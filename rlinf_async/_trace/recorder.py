@@ -1,4 +1,4 @@
-"""Recording of a process from its daemon's welcome on; opening, collecting and closing of a run's trace.
+"""Starts recording once the daemon has welcomed a process; opens, collects and closes a run's trace.
 
 In a traced run every process writes its operations into its span log (``_recorder/state/span_log.py``).  The daemons
 read these, and one of them writes the file (``launcher/daemon/trace_service.py``): no process sends or waits for
@@ -23,7 +23,7 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, name: str) -> None:
-    """Have this process record its latest events, and spans once its daemon reports that the run is traced."""
+    """Make this process record its latest events and, once its daemon reports that the run is traced, spans."""
 
     def greeted() -> None:
         welcome = client.welcome
@@ -45,7 +45,7 @@ def attach(client: NodeClient, name: str) -> None:
 
 
 async def open_trace(client: NodeClient, path: str | None) -> None:
-    """Trace the run, also here, into an absolute ``path``; None for one in the folder of the logs.
+    """Trace the run, this process included, into an absolute ``path``; None for a file beside the logs.
 
     Raises:
         ConfigError: the file cannot be written, or the run is traced into another one.
@@ -72,7 +72,7 @@ async def collect(client: NodeClient) -> str | None:
     nodes = [peer["node"] for peer in client.welcome["nodes"]]
     requests = [client.request(operations.CollectTrace(), node=node, what="the spans of a node") for node in nodes]
     timeout = settings.TRACE_COLLECT_TIMEOUT_S()
-    until = clock.monotonic() + timeout  # for all nodes together
+    until = clock.monotonic() + timeout  # one deadline for all nodes
     for node, request in zip(nodes, requests, strict=True):
         try:
             await request.async_wait(max(0.0, until - clock.monotonic()))

@@ -15,7 +15,7 @@ from rlinf_async._recorder.state.span_log import SpanLog
 from rlinf_async._trace import recorder
 from rlinf_async.work import blocking
 
-_MAX_TEXT_CHARS: Final = 200  # limit on a name, or on a text among the arguments
+_MAX_TEXT_CHARS: Final = 200  # a name, or a text among the arguments, is cut at this length
 
 _MAX_ARGUMENTS: Final = 16
 
@@ -30,8 +30,8 @@ class Tracer:
     ``cluster.tracer: {enable: true, output_file: ...}`` in its configuration.  https://ui.perfetto.dev opens the file,
     even during the run.
 
-    Spans of one coroutine, or of one thread, are nested; overlapping ones of several are on tracks of their own.  The
-    trace keeps numbers and texts of the arguments, and the type of all others.
+    Spans of one coroutine, or of one thread, are nested; overlapping spans of several are on separate tracks. The trace
+    keeps numbers and texts of the arguments, and only the type of all others.
 
     Example:
         with Tracer.trace_span("load", args={"shard": 3}):
@@ -43,7 +43,7 @@ class Tracer:
 
     @staticmethod
     def trace_begin(name: str, cat: str = "default", args: dict[str, Any] | None = None) -> None:
-        """Begin a span; ``trace_end`` ends it in the same coroutine, or in the same thread outside of coroutines."""
+        """Begin a span; ``trace_end`` ends it in the same coroutine, or in the same thread outside coroutines."""
         if (log := recording.log) is not None:
             log.enter(_text(name), _text(cat), plain(args))
 
@@ -73,16 +73,16 @@ class Tracer:
 
     @staticmethod
     def finalize(*, cluster: registry.HasClient | None = None) -> Any:
-        """Complete the file with the spans that all processes of the run have recorded so far; recording goes on.
+        """Complete the file with the spans that all processes of the run have recorded so far; recording continues.
 
-        Calling it is optional: the end of the cluster completes the file.
+        This call is optional: the end of the cluster completes the file.
 
         Args:
             cluster: cluster whose trace it is, if several are open in this process.
 
         Returns:
-            The path of the file on the driver's machine, None if the run is not traced; in a coroutine a ``Work`` of
-            it.
+            The path of the file on the driver's machine, None if the run is not traced; in a coroutine, a ``Work`` with
+            that path.
 
         Raises:
             RuntimeError: no ``cluster=`` was given, and not exactly one is open in this process.
@@ -148,7 +148,7 @@ def _traced(function: F, name: str, category: str) -> F:
 def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return a span's arguments as plain data: numbers and texts, and the type of anything else.
 
-    It calls no ``repr``: that of a tensor on a device would wait for the device.
+    No ``repr`` is called: that of a tensor on a device would wait for the device.
     """
     if not args:
         return None
@@ -156,7 +156,7 @@ def plain(args: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _text(value: Any) -> str:
-    """Return any value as a name of limited length."""
+    """Return any value as a text of limited length."""
     return value if type(value) is str and len(value) <= _MAX_TEXT_CHARS else str(value)[:_MAX_TEXT_CHARS]
 
 

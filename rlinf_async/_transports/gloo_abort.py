@@ -1,7 +1,7 @@
 """Aborts users' pending Gloo collectives: ends their TCP connections, found by Gloo threads' epoll descriptors.
 
 Gloo has no way to end a pending operation. Each of its devices has a thread in ``epoll_wait``, and the kernel lists the
-descriptors that it waits for. Nothing else in the process is touched: neither torch's store nor the user's connections.
+descriptors for which that thread waits. Neither torch's store nor the user's connections are touched.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from rlinf_async._transports.tcp_connections import TcpConnection, connection_at
 _THREAD: Final = b"gloo_tcp_loop"
 
 _LOOK_S: Final = 1.0
-"""Seconds to catch a thread in its system call: it returns every 10 ms, and then may wait for a core."""
+"""Seconds to catch a thread in its system call: it returns every 10 ms, and may then wait for a CPU."""
 
 
 def end_connections() -> int:
     """End the connections of all Gloo process groups except this framework's own pairs. Return their number.
 
-    Listening sockets are left alone: Gloo ends the whole process if one is shut down.
+    Listening sockets are left alone: Gloo ends the whole process if one of them is shut down.
     """
     ended = 0
     for poll in _polls():
         connections = list(_connections_of(poll))
         if not any(TcpConnection.is_held(connection) for connection in connections):
             for connection in connections:
-                with contextlib.suppress(OSError):  # it may just have ended
+                with contextlib.suppress(OSError):  # the connection may just have ended
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
         for connection in connections:
@@ -43,7 +43,7 @@ def end_connections() -> int:
 
 def _polls() -> Iterator[int]:
     for task in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread may just have ended
+        with contextlib.suppress(OSError):  # the thread may just have exited
             if (task / "comm").read_bytes().strip() == _THREAD and (poll := _poll_of(task)) is not None:
                 yield poll
 
@@ -67,5 +67,5 @@ def _connections_of(poll: int) -> Iterator[socket.socket]:
             continue
         if os.fstat(connection.fileno()).st_ino == int(watched[2], 16):
             yield connection
-        else:  # the number has been reused since
+        else:  # the number was reused meanwhile
             connection.close()

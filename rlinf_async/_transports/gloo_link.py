@@ -16,10 +16,10 @@ from rlinf_async.work import Work
 class GlooLink(PairedLink[memoryview], Link):
     """Link for large buffers in CPU memory over a Gloo process group of two, made with the first transfer.
 
-    Only buffers below 64 KiB are copied. Received memory is the receiver's own and warm (``_transports/memory.py``).
-    The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the kernel chooses, on
-    ``address`` only: the nodes need a private network without a firewall between them. A failing connection is detected
-    after some seconds.
+    Only buffers below 64 KiB are copied. Received memory belongs to the receiver, and comes from a pool
+    (``_transports/memory.py``). The bytes are neither encrypted nor authenticated, and Gloo listens on a port that the
+    kernel chooses, on ``address`` only: the nodes need a private network without a firewall between them. Detection of
+    a broken connection takes some seconds.
     """
 
     def receive_in(self, transfer: int, sizes: Sequence[int], memory: Memory) -> Work[list[memoryview]]:

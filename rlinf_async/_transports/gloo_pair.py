@@ -19,18 +19,18 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
-"""Bytes for which the peer may send ahead, if they are in two transfers: the message for the next one travels while the
-memory of the last one does."""
+"""Bytes that the peer may send ahead, if they belong to two transfers: the message for the next transfer travels while
+the memory of the last one does."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
 """Gloo tries to connect for up to five times this long, and cannot be interrupted meanwhile. A shorter timeout is
-dangerous: on giving up, Gloo frees memory that its own thread still uses, and the process dies; a distant peer takes
-tenths of a second.
+dangerous: when Gloo gives up, it frees memory that its own thread still uses, and the process dies; a distant peer
+takes tenths of a second to answer.
 tests/test_rough_networks.py::test_traffic_of_every_kind_arrives_once_over_a_rough_network"""
 
 _CHUNK_TIMEOUT: Final = timedelta(seconds=1.5)
 """Timeout for one chunk that the peer is sending. Nothing interrupts Gloo within a chunk, not even the end of its
-connection, and the pair is closed afterwards. This is therefore how long a thread may linger when a pair breaks."""
+connection, and the pair is closed afterwards. So a thread may linger this long when a pair breaks."""
 
 _MAX_TAGS: Final = 1 << 31
 
@@ -44,7 +44,8 @@ class GlooDevice:
     """Gloo device that listens on one address of this machine, shared by all pairs of the process.
 
     Gloo sends and receives in the device's thread, but starts each send in the caller's: it copies into the socket as
-    long as that accepts data. The device therefore has a thread for callers to use. That thread never waits for a peer.
+    long as that accepts data. The device therefore has a thread that sends for all callers. That thread never waits for
+    a peer.
     """
 
     _lock = threading.Lock()
@@ -53,14 +54,14 @@ class GlooDevice:
     def __init__(self, address: str) -> None:
         self._address = address
         self._users = 0
-        # Not lazy: with a shared device the first message of a lazy pair never arrives.
+        # Do not use lazy pairs: with a shared device the first message of a lazy pair never arrives.
         self.gloo: Any = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         threading.Thread(target=self._run, name="rlinf-gloo-send", daemon=True).start()
 
     @classmethod
     def acquire(cls, address: str) -> GlooDevice:
-        """Return the device of this address, made if there is none. Each ``acquire`` needs a ``release``.
+        """Return the device of this address, creating it if necessary. Each ``acquire`` needs a ``release``.
 
         Raises:
             RuntimeError: the address is not one of this machine's.
@@ -183,7 +184,7 @@ class GlooPair(Pair):
         self._device = GlooDevice.acquire(self._address)
         options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # torch does not list it
         options._devices = [self._device.gloo]
-        options._threads = 0  # threads serve collectives only
+        options._threads = 0  # Gloo's threads serve collectives only
         options._timeout = _CONNECT_TIMEOUT
         group = ProcessGroupGloo(self._store, self._rank, 2, options)
         connection = self._find_connection()
@@ -200,7 +201,7 @@ class GlooPair(Pair):
         """Return the connection of the new group: without it, an operation of the group could not be ended."""
         own, peers = (self._store.get(f"0/{rank}") for rank in (self._rank, 1 - self._rank))
         connection = TcpConnection.find(lambda _, far: is_named_in(peers, far))
-        if connection is not None:  # this side made the connection
+        if connection is not None:  # this side has opened the connection
             self._owner.connected(self, connection.near)
             return connection
         with self._changed:
@@ -264,7 +265,7 @@ class GlooPair(Pair):
     def _break(self, error: Exception) -> None:
         if isinstance(error, RuntimeError):
             error = self._translate(error)
-        error.__traceback__ = None  # its frames hold the group
+        error.__traceback__ = None  # the traceback's frames would keep the group alive
         self._owner.broke(self, error)
         self.close(error)
 
@@ -299,7 +300,7 @@ class GlooPair(Pair):
         group = self._group
         if group is None or self._error is not None:
             return
-        # Kept until the peer has everything. Waiting for them would tell no more, and might take for ever.
+        # Keep the works until the peer has everything. Waiting for them would add nothing, and might take forever.
         works: list[Any] = []
         with self._changed:
             self._sent[sending.number] = (sending, works)

@@ -26,7 +26,7 @@ def describe(tensor: torch.Tensor) -> list[Any]:
 def difference(sent: TensorFacts, wanted: TensorFacts) -> str | None:
     """Return the reason why a tensor cannot be received into another one; None if it can.
 
-    The type of device must match too: a receiver on another type of device has to agree with its sender explicitly.
+    The device type must match, too: a receiver on another device type has to agree with its sender explicitly.
     """
     for name, sent_value, own_value in zip(("dtype", "shape", "device"), sent, wanted, strict=True):
         if sent_value != own_value:
@@ -69,7 +69,8 @@ def _copy(target: torch.Tensor, content: bytes | memoryview | SharedSegment | to
     if target.device.type == "cpu" and target.is_contiguous():
         _flat(target)[:] = memory
         return
-    writable = memory if isinstance(memory, memoryview) and not memory.readonly else bytearray(memory)  # or torch warns
+    # Torch warns of read-only memory.
+    writable = memory if isinstance(memory, memoryview) and not memory.readonly else bytearray(memory)
     target.copy_(torch.frombuffer(writable, dtype=target.dtype).view(target.shape))
 
 

@@ -1,12 +1,12 @@
-"""``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within a window of the receiver's.
+"""``InlineLink``, the fallback ``Link``: buffers in pieces in MESSAGE frames, within the receiver's window.
 
 It needs neither shared memory nor a connection beyond the existing sockets of the two workers. The receiver requests a
-transfer, and limits the pieces under way so that nobody in between has to buffer much::
+transfer, and limits the pieces in transit so that no process in between has to buffer much::
 
     sender                                      receiver
     send(7, …)       ◄── "begin", 7, window ──  receive(7, …)
     "piece", 7, …  ──────────────────────────►  copies it to its place
-    another one      ◄── "more", 7 ───────────
+    another piece      ◄── "more", 7 ───────────
     send(7) is done  ◄── "end", 7 ────────────  receive(7) is done
 """
 
@@ -51,7 +51,7 @@ class _InlineReceive(Work[list[memoryview]]):
         self.offset = 0
 
     def take(self, piece: bytes) -> None:
-        """Write a piece behind the previous one. Raise ValueError if the buffers are full."""
+        """Write a piece after the previous one. Raise ValueError if the buffers are full."""
         while self.place < len(self.buffers) and self.offset == self.buffers[self.place].nbytes:
             self.place, self.offset = self.place + 1, 0
         self.buffers[self.place][self.offset : self.offset + len(piece)] = piece

@@ -1,4 +1,4 @@
-"""Job queues that run one job at a time, in order: in a thread of their own, or after a lock is released."""
+"""Job queues that run one job at a time, in order: in their own thread, or after a lock is released."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _JobQueue:
     def _on_error(self, error: BaseException) -> None: ...
 
     def _do_all(self, linger_s: float = 0.0) -> BaseException | None:
-        """Run all jobs, including those added meanwhile. Return the first error, for example of a signal handler."""
+        """Run all jobs, including those added meanwhile. Return the first error, such as a signal handler's."""
         failure: BaseException | None = None
         while True:
             with self._condition:
@@ -53,7 +53,7 @@ class _JobQueue:
 
 
 class LazyThread(_JobQueue):
-    """Runs jobs in a thread of its own, which exists only while there are any.
+    """Runner of jobs in its own thread, which exists only while there are jobs.
 
     The idle thread waits ``linger_s`` seconds for another job: waking it is faster than a new start.
     """
@@ -64,8 +64,7 @@ class LazyThread(_JobQueue):
         self._linger_s = linger_s
 
     def submit(self, job: Job) -> None:
-        """Queue a job, whose error is logged, from any thread. Raise RuntimeError if no thread can be
-        started; the next job tries again."""
+        """Queue a job from any thread; its error is logged. RuntimeError if no thread can start; a next job retries."""
         with self._condition:
             self._jobs.append(job)
             if not self._begin():
@@ -89,16 +88,16 @@ class LazyThread(_JobQueue):
         logger.error("a job of thread %r has failed", self._name, exc_info=error)
 
     def call(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Call a function that may raise or never return; a process that ends does not wait for it."""
+        """Call a function that may raise or never return; an exiting process does not wait for it."""
         future: Future[Any] = Future()
         self.submit(functools.partial(_settle, future, function, args))
         return future
 
 
 class DeferredActions(_JobQueue):
-    """Lock with a queue of actions that run once it is released, by the first thread to do so.
+    """Lock with a queue of actions, which the first thread that releases it runs.
 
-    No foreign code is called under the lock, and messages to others leave in the order of the decisions::
+    No foreign code runs under the lock, and messages are sent in the order of the decisions::
 
         with deferred.locked():
             self.state = ...
@@ -107,7 +106,7 @@ class DeferredActions(_JobQueue):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock; on exit, also after an error, this thread or one already at it runs the queued actions."""
+        """Hold the lock; on exit, also after an error, run the queued actions, unless another thread is doing so."""
         try:
             with self._condition:
                 yield
@@ -130,4 +129,5 @@ def _settle(future: Future[Any], function: Callable[..., Any], args: tuple[Any, 
     except BaseException as error:
         future.set_exception(error)
     finally:
-        del future  # its own exception's traceback would hold it
+        # The traceback of its own exception would keep the future alive.
+        del future

@@ -17,10 +17,10 @@ class Link(ABC):
     """Transport between this process and ONE peer, for both directions; the peer has a link of the same kind.
 
     The two mailboxes agree on a transfer before either link is called: the sender has announced its number and sizes.
-    Numbers are per direction: ``send(7)`` on one side is unrelated to ``send(7)`` on the other. Both sides request the
-    transfers of one direction in the same order, but one side may be far ahead.
+    Numbers are separate for each direction: ``send(7)`` on one side is unrelated to ``send(7)`` on the other. Both
+    sides request the transfers of one direction in the same order, but one side may be far ahead.
 
-    A link is constructed as ``Kind(post, first, address)``: ``first`` is true on exactly one of the two sides, and
+    A link is constructed as ``Kind(post, first, address)``: ``first`` is true on exactly one side, and
     ``address`` is this node's own address. Nothing is set up before the first transfer. All methods return at once and
     may be called from any thread; the works settle on any thread::
 
@@ -31,7 +31,7 @@ class Link(ABC):
 
     @abstractmethod
     def send(self, transfer: int, buffers: Sequence[memoryview]) -> Work[None]:
-        """Send flat, contiguous byte buffers once the peer receives; done when they may be mutated."""
+        """Send flat, contiguous byte buffers once the peer receives; done once they may be mutated."""
 
     @abstractmethod
     def receive(self, transfer: int, sizes: Sequence[int]) -> Work[list[memoryview]]:
@@ -47,9 +47,10 @@ class Link(ABC):
 
     @abstractmethod
     def discard(self, error: Exception, transfer: int | None = None) -> None:
-        """Fail all open transfers with ``error``, after an error, a deadline or a death; the next use starts afresh.
+        """Fail all open transfers with ``error``, after an error, deadline or death; the next use sets up the link
+        again.
 
-        The peer's link is notified, so that its transfers fail too. Idempotent, and it does not block.
+        The peer's link is notified, so that its transfers fail, too. Idempotent; does not block.
 
         Args:
             transfer: fail only the send of this number; the others still arrive.

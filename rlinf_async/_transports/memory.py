@@ -20,14 +20,14 @@ from typing import Final, Protocol
 from rlinf_async import settings
 
 _SMALL_BYTES: Final = 1 << 20
-"""Size in bytes below which Python's allocator is as good."""
+"""Size in bytes below which Python's allocator is as fast."""
 
 
 class Memory(Protocol):
     """Allocator of memory to receive into."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Return writable memory, exclusive to its caller while anything made from it lives, or raise MemoryError."""
+        """Return writable memory, exclusive to its caller while views or tensors of it live, or raise MemoryError."""
 
 
 class GivenMemory:
@@ -41,11 +41,11 @@ class GivenMemory:
 
 
 class WarmMemory:
-    """Pool of memory that returns by itself once it is unreferenced. Any thread may call its methods."""
+    """Pool of memory blocks, which return automatically once unreferenced. Any thread may call its methods."""
 
     def __init__(self, keep: int | None = None) -> None:
         self._keep = keep
-        # A deque, because the garbage collector may return memory, in any thread that holds any lock.
+        # Use a deque, not a lock: the garbage collector may return memory in any thread, which may hold any lock.
         self._unused: deque[mmap.mmap] = deque()
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class WarmMemory:
         return sum(map(len, tuple(self._unused)))
 
     def take(self, nbytes: int) -> memoryview:
-        """Return memory, as ``Memory.take``; its contents are undefined."""
+        """Return memory, as ``Memory.take`` does; its contents are undefined."""
         if nbytes < _SMALL_BYTES:
             return memoryview(bytearray(nbytes))
         memory = self._find(nbytes) or _allocate(nbytes)
@@ -68,7 +68,7 @@ class WarmMemory:
         for _ in range(len(self._unused)):
             try:
                 memory = self._unused.popleft()
-            except IndexError:  # other threads take memory too
+            except IndexError:  # other threads take memory, too
                 break
             if nbytes <= len(memory) <= 2 * nbytes:
                 return memory
@@ -77,20 +77,20 @@ class WarmMemory:
 
     def _return(self, memory: mmap.mmap) -> None:
         self._unused.append(memory)
-        with contextlib.suppress(IndexError):  # other threads return memory too
+        with contextlib.suppress(IndexError):  # other threads return memory, too
             keep = settings.TENSOR_POOL_BYTES() if self._keep is None else self._keep
             while self.unused > keep:
                 self._unused.popleft()
 
 
 def _allocate(nbytes: int) -> mmap.mmap:
-    # At most an eighth larger, so that messages of nearly one size share it.
+    # Round up by at most an eighth, so that messages of similar sizes share the memory.
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 4))
     try:
         memory = mmap.mmap(-1, -(-nbytes // step) * step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"no memory for {nbytes / (1 << 20):.1f} MiB: {error.strerror}") from error
-    with contextlib.suppress(OSError):  # a kernel without huge pages
+    with contextlib.suppress(OSError):  # the kernel may lack huge pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory
 

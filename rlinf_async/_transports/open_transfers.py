@@ -1,4 +1,4 @@
-"""Table of a link's unfinished transfers, and of the peer's requests and refusals that came before them.
+"""Table of a link's unfinished transfers, and of the peer's requests and refusals that arrived before them.
 
 Each side may be ahead of the other: a transfer may be requested before it is offered, and abandoned before both. Plain
 state; its owner's lock guards it.
@@ -14,13 +14,13 @@ from rlinf_async._transports.transfer import Buffer, ReceiveTransfer, SendTransf
 from rlinf_async.errors import TransferFailed
 
 _MAX_TRIES: Final = 5
-"""Number of connections that may break during one transfer without any progress."""
+"""Number of connections that may break without progress during one transfer."""
 
 _SomeTransfer = TypeVar("_SomeTransfer", bound=Transfer[Any])
 
 
 class TransferRequest(NamedTuple):
-    """Message that the peer is ready to receive: the tag, the size in bytes, and the first chunk."""
+    """The peer's message that it is ready to receive: tag, size in bytes, first chunk."""
 
     tag: int
     nbytes: int
@@ -28,18 +28,18 @@ class TransferRequest(NamedTuple):
 
 
 class OpenTransfers(Generic[Buffer]):
-    """Open transfers of a link, requested and not done, by number, which is per direction."""
+    """Requested and unfinished transfers of a link, by number; each direction has its own numbers."""
 
     def __init__(self) -> None:
         self.sendings: dict[int, SendTransfer] = {}
         self.receivings: dict[int, ReceiveTransfer[Buffer]] = {}
         self._newest = -1
-        # For transfers not offered yet: the peer has requested them, or does not want them any more.
+        # Transfers not offered yet that the peer has requested, or has refused.
         self._requests: dict[int, TransferRequest] = {}
         self._unwanted: dict[int, TransferFailed] = {}
-        # For transfers not requested here yet: the peer has abandoned them.
+        # Transfers not requested here yet that the peer has abandoned.
         self._withdrawn: dict[int, TransferFailed] = {}
-        # Transfers that this side has abandoned and the peer has not confirmed as failed: it may still request them.
+        # Transfers that this side has abandoned, without the peer's confirmation so far: it may still request them.
         self._abandoned: set[int] = set()
 
     def __repr__(self) -> str:
@@ -56,7 +56,7 @@ class OpenTransfers(Generic[Buffer]):
         return self._requests.pop(number, None)
 
     def refuse(self, number: int) -> None:
-        """Note that a transfer will not be sent; the peer may request it until it is told."""
+        """Record that a transfer will not be sent; the peer may request it until it knows."""
         self._abandoned.add(number)
 
     def request(self, receiving: ReceiveTransfer[Buffer]) -> TransferFailed | None:
@@ -88,7 +88,7 @@ class OpenTransfers(Generic[Buffer]):
         return self.sendings.pop(number, None)
 
     def abandon(self, receivings: Collection[int], sendings: Collection[int]) -> tuple[list[Any], list[Any]]:
-        """Remove those of these transfers that are open, and return them; the peer must be told."""
+        """Remove and return the open ones among these transfers; the caller must notify the peer."""
         received, sent = _take(self.receivings, receivings), _take(self.sendings, sendings)
         self._abandoned.update(sending.number for sending in sent)
         return received, sent
@@ -97,10 +97,10 @@ class OpenTransfers(Generic[Buffer]):
         return _exhausted(self.receivings), _exhausted(self.sendings)
 
     def note_abandoned(self, received: Collection[int], sent: Collection[int], error: TransferFailed) -> list[int]:
-        """Note that the peer has abandoned transfers that it was receiving and sending.
+        """Record that the peer has abandoned transfers that it was receiving and sending.
 
         Returns:
-            Transfers among the latter that have not been requested here, which is certain only above the newest number.
+            Sends of the peer that were not requested here; this is certain only above the newest number.
         """
         for number in received:
             if number not in self.sendings and number not in self._abandoned:

@@ -10,9 +10,9 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 
 
 class Pair(ABC):
-    """One half of a process group of two, from its creation to its first error, which ends it.
+    """One half of a process group of two, from its creation to its first error, which closes it.
 
-    No method blocks. The pair has threads of its own, in which it calls its owner.
+    No method blocks. The pair calls its owner in its own threads.
     """
 
     @property
@@ -24,53 +24,53 @@ class Pair(ABC):
 
     @abstractmethod
     def admit(self, address: Address) -> None:
-        """Note the address from which the peer has connected."""
+        """Record the address from which the peer has connected."""
 
     @abstractmethod
     def receive(self, receiving: ReceiveTransfer[Any]) -> None:
-        """Prepare a receive, announce that it is ready, and report its chunks; in the order of these calls."""
+        """Prepare a receive, announce that it is ready, and report its chunks. Receives keep the order of the calls."""
 
     @abstractmethod
     def send(self, sending: SendTransfer, tag: int, start: int) -> None:
-        """Send chunks from ``start`` on, for which the peer is ready."""
+        """Send the chunks from ``start`` on, which the peer is ready to receive."""
 
     @abstractmethod
     def expect(self, number: int) -> None:
-        """Note that the peer has begun to send a transfer."""
+        """Record that the peer has begun to send a transfer."""
 
     @abstractmethod
     def forget(self, number: int) -> None: ...
 
     @abstractmethod
     def close(self, error: Exception) -> None:
-        """End the pair. Idempotent; resources still in use are released shortly afterwards."""
+        """Close the pair. Idempotent; resources still in use are released shortly afterwards."""
 
 
 class PairOwner(Protocol):
     """Link of a pair, which the pair calls from its own threads."""
 
     def set_key(self, pair: Pair, key: str, value: bytes) -> None:
-        """Have the peer call ``on_set`` with this key."""
+        """Make the peer call ``on_set`` with this key."""
 
     def connected(self, pair: Pair, address: Address) -> None:
-        """Have the peer call ``admit`` with our end of the connection that this side made."""
+        """Make the peer call ``admit`` with the local address of the connection that this side opened."""
 
     def begins(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> int | None:
-        """Return the first missing chunk, from which the peer may now send; None: the transfer is not wanted.
+        """Return the first missing chunk, from which the peer may now send; None if the transfer was abandoned.
 
         MemoryError means that there is no room for it; the pair must call ``refuses``.
         """
 
     def ready(self, pair: Pair, receiving: ReceiveTransfer[Any], tag: int, start: int) -> None:
-        """Have the peer call ``send``."""
+        """Make the peer call ``send``."""
 
     def sends(self, pair: Pair, sending: SendTransfer) -> None:
-        """Have the peer call ``expect``."""
+        """Make the peer call ``expect``."""
 
     def arrived(self, pair: Pair, receiving: ReceiveTransfer[Any]) -> None: ...
 
     def refuses(self, pair: Pair, receiving: ReceiveTransfer[Any], error: Exception) -> None:
-        """Fail a transfer without room; the pair goes on."""
+        """Fail a transfer for which there is no memory; the pair continues."""
 
     def broke(self, pair: Pair, error: Exception) -> None:
-        """Note that the pair has ended by itself."""
+        """Handle the failure of the pair."""

@@ -34,7 +34,7 @@ class PeerStore(Store):
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Make all present and future waits for keys fail."""
+        """Fail all present and future waits for keys."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -52,8 +52,8 @@ class PeerStore(Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: Any = None) -> None:
-        """Return once all keys are set; torch's timeout is ignored, as the peer may be busy for long. Raise
-        TransferFailed if the store was closed."""
+        """Return once all keys are set, or raise TransferFailed once the store is closed. Torch's timeout is ignored,
+        because the peer may be busy for long."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self.check(keys))
             if self._is_closed:

@@ -1,8 +1,8 @@
 """``PairedLink``, base of the Gloo, NCCL and staged links: protocol of pair set-up, transfers, errors, restart.
 
 The two sides agree on every transfer first, and a pair of process groups lives until its first error. Then both sides
-drop it and begin the next *generation*. Every message names its generation, so that nothing of an old pair can be taken
-for something of the new one::
+drop it and begin the next *generation*. Every message names its generation, so that no message of an old pair is taken
+for one of the new pair::
 
     receiver                                               sender
     receive(7): "open" ──────────────────────────────────► makes its half of the pair, in a thread
@@ -33,7 +33,7 @@ from rlinf_async.errors import TransferFailed
 from rlinf_async.work import Work
 
 _MAX_ATTEMPTS: Final = 4
-"""Number of consecutive pairs that fail to connect after which the waiting transfers fail."""
+"""Number of consecutive failures to connect after which the waiting transfers fail."""
 
 _MAX_ERROR_CHARS: Final = 500
 
@@ -41,7 +41,7 @@ _MAX_ERROR_CHARS: Final = 500
 class PairedLink(ABC, Generic[Buffer]):
     """Link that uses pairs; subclasses define the pairs and the buffers.
 
-    A transfer fails with ``TransferFailed`` if the peer abandoned it, no connection could be made, or all broke. An
+    A transfer fails with ``TransferFailed`` if the peer abandoned it, or if no connection could be made or lasted. An
     abandoned transfer ends the pair, but the other transfers continue with the next one.
 
     Args:
@@ -89,7 +89,7 @@ class PairedLink(ABC, Generic[Buffer]):
         return sending
 
     def _refuse(self, number: int, error: Exception) -> Work[None]:
-        """Fail a transfer that cannot be sent, and tell the peer, which waits for it."""
+        """Fail a transfer that cannot be sent, and notify the peer, which waits for it."""
         refused: Transfer[None] = Transfer(number, [])
         with self._deferred.locked():
             self._open_transfers.refuse(number)
@@ -129,10 +129,11 @@ class PairedLink(ABC, Generic[Buffer]):
             if kind == "broken":
                 self._on_broken(generation, *rest)
                 return
-            if kind == "received":  # also after its pair has ended
+            if kind == "received":  # the report is valid even after the pair has ended
                 self._on_received(*rest)
                 return
-            if generation < self._generation:  # sent before our "broken" arrived, or that was lost with a connection
+            if generation < self._generation:
+                # The peer sent this before our "broken" arrived, or "broken" was lost with a connection.
                 self._post_facts("broken", self._generation - 1, [], [], "a new pair has begun")
                 return
             if generation > self._generation:
@@ -178,7 +179,8 @@ class PairedLink(ABC, Generic[Buffer]):
     ) -> None:
         """End this generation: the named transfers fail, the others continue with the next one."""
         pair, self._pair = self._pair, None
-        if pair is not None:  # before any sender may reuse its memory
+        # Close the pair before any sender may reuse its memory.
+        if pair is not None:
             self._deferred.add(functools.partial(pair.close, copy_of(error)))
         self._open_transfers.forget_requests()
         received, sent = self._abandon(error, receivings, sendings)
@@ -211,7 +213,7 @@ class PairedLink(ABC, Generic[Buffer]):
         assert pair is not None
         match kind, *rest:
             case ("open",):
-                pass  # it is open already
+                pass  # the pair is open already
             case "store", key, value:
                 self._deferred.add(lambda: pair.on_set(key, value))
             case "connected", host, port:
@@ -228,7 +230,7 @@ class PairedLink(ABC, Generic[Buffer]):
         if sending is not None:
             self._begin(sending, request)
         elif self._open_transfers.is_abandoned(number):
-            # The peer's half of the pair waits for what never comes, and nothing else will pass it.
+            # The peer's half of the pair waits for a transfer that never comes, and blocks all later ones.
             error = TransferFailed(f"transfer {number} had been given up")
             self._post_facts("broken", self._generation, [], [number], _error_text(error))
             self._break(error)
@@ -268,7 +270,8 @@ class PairedLink(ABC, Generic[Buffer]):
         with self._about(pair) as is_current:
             if not is_current or receiving.number not in self._open_transfers.receivings:
                 return None
-            receiving.tries += 1  # counted first: an allocation may fail at every attempt
+            # Count first: an allocation may fail at every attempt.
+            receiving.tries += 1
             if not receiving.chunks:
                 receiving.allocate()
             return receiving.arrived

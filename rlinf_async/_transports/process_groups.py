@@ -1,9 +1,9 @@
 """Finds this process's pending ``torch.distributed`` collectives, aborts its groups; probe of its main thread.
 
 torch's flight recorder lists the pending collectives of Gloo and NCCL, whichever thread started them and however their
-end is awaited. It lacks ``send`` and ``recv``, the rendezvous of ``init_process_group``, and does not exist in every
-torch: these are recognised by the main thread staying in one frame of ``torch.distributed``. Other threads are not
-sampled: a user's thread may wait there for ever without holding up a call.
+end is awaited. It lacks ``send``, ``recv`` and the rendezvous of ``init_process_group``, and not every torch has it:
+these operations are recognised by the main thread staying in one frame of ``torch.distributed``. Other threads are not
+sampled: a user's thread may wait there forever without blocking a call.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _RECORDERS: Final = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
 
 @dataclass(frozen=True)
 class Pending:
-    """Operation that has not ended.
+    """Pending operation.
 
     Attributes:
         name: its function, such as ``"all_reduce"``.
-        since: when it began or was first seen, by ``time.monotonic()``.
+        since: time at which it began or was first seen, by ``time.monotonic()``.
         group: name of its process group; "" if unknown.
         record: its number in the recorder; -1 if it is not recorded.
     """
@@ -65,12 +65,12 @@ class Collectives:
         self._aborted: set[int] = set()
 
     def pending(self) -> list[Pending]:
-        """Return the pending operations; one that is not recorded begins when it is first seen."""
+        """Return the pending operations; an unrecorded one counts from the moment when it is first seen."""
         if "torch.distributed.distributed_c10d" not in sys.modules:
             return []
         try:
             recorded = [operation for operation in _recorded() if operation.record not in self._aborted]
-        except Exception:  # an unknown version of torch
+        except Exception:  # this version of torch may have another format
             logger.warning("torch's flight recorder could not be read", exc_info=True)
             recorded = []
         return [*recorded, *self._sampled()]
@@ -82,7 +82,7 @@ class Collectives:
     def abort(self, pending: list[Pending]) -> None:
         """End these operations, and with them all process groups of this process; see ``abort``.
 
-        Their records are ignored from now on: those of an aborted back end may stay open for ever.
+        Their records are ignored from now on: those of an aborted back end may stay open forever.
         """
         self._aborted |= {operation.record for operation in pending if operation.record >= 0}
         abort(pending)
@@ -97,7 +97,7 @@ class Collectives:
         if frame is None or frame.f_globals.get("__name__") not in _WAITING_MODULES:
             self._seen = None
             return []
-        # The frame itself is kept: another one might get its address.
+        # Keep the frame itself: a new frame might get its address.
         if self._seen is None or self._seen[0] != place:
             self._seen = (place, now)
         return [Pending(_called(frame), self._seen[1])]
@@ -109,9 +109,9 @@ def _main_thread_place() -> FramePosition:
 
 
 class PythonProbe:
-    """Probe that tells whether the main thread has run Python code since it was made; in a C call it runs none.
+    """Probe of the main thread: has it run Python code since the probe was made? Within a C call it runs none.
 
-    The main thread's position is no evidence: a loop that computes may be at the same instruction at each sample. The
+    The main thread's position is not evidence: a loop that computes may be at the same instruction at each sample. The
     interpreter runs a pending call in the main thread between two instructions.
     """
 
@@ -134,13 +134,13 @@ def _note(number: int) -> int:
 
 
 _note_python: Final = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_note)
-"""Kept for the life of the process, as the interpreter has only its address."""
+"""Reference that keeps the function alive, because the interpreter has only its address."""
 
 
 def abort(pending: list[Pending]) -> None:
     """End pending operations of this process, and with them all its process groups; returns at once.
 
-    Gloo's connections are shut down, which the peers notice too. Other back ends (NCCL) have an ``abort``, which may
+    Gloo's connections are shut down, which the peers notice, too. Other back ends (NCCL) have an ``abort``, which may
     take long and runs in a thread of its own.
     """
     ended = end_connections()
@@ -156,9 +156,9 @@ def abort(pending: list[Pending]) -> None:
 def forget_half_made() -> None:
     """Roll back the group number that a failed ``init_process_group`` has used up.
 
-    torch numbers default groups from 0, counts up before it connects them, and restarts only after it destroys a group
-    that was created. Otherwise the next group would have number 1 here and 0 in a new process, and their keys in the
-    store would never match.
+    torch numbers default groups from 0, increments the number before it connects, and resets it only after it destroys
+    a group that was created. Otherwise the next group would have number 1 here and 0 in a new process, and their keys
+    in the store would never match.
     tests/test_restarts.py::test_ranks_make_their_process_group_anew_as_the_page_says
     """
     c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
@@ -169,7 +169,7 @@ def forget_half_made() -> None:
 def takes_part(pending: Pending, rank: int, world_size: int) -> bool:
     """True if a rank of a worker group certainly belongs to the operation's process group.
 
-    Certain only if the default process group is that of the worker group.
+    That is certain only if the default process group is that of the worker group.
     """
     if pending.is_rendezvous:
         return os.environ.get("WORLD_SIZE") == str(world_size)
@@ -184,11 +184,11 @@ def _recorded() -> Iterator[Pending]:
     import torch._C
 
     now, clock = time.monotonic(), time.time()
-    # Groups without a name in torch's table are this framework's own, between two workers.
+    # Groups without a name in torch's table are private to this framework, between two workers.
     names = set(sys.modules["torch.distributed.distributed_c10d"]._world.pg_names.values())
     recorders = getattr(torch._C, "_distributed_c10d", None)
     for dump in filter(None, (getattr(recorders, name, None) for name in _RECORDERS)):
-        # Writing the full record takes up to half a second; its heads alone tell whether anything is pending.
+        # Writing the full record takes up to half a second; its heads alone show whether an operation is pending.
         heads = json.loads(dump(False, True)).get("pg_status", {}).values()
         if all(head.get("last_enqueued_collective") == head.get("last_completed_collective") for head in heads):
             continue
@@ -221,7 +221,7 @@ def _end_store_connections() -> int:
                 if str(far) == port and host.rpartition(":")[2] in (address, address.rpartition(":")[2]):
                     connection.shutdown(socket.SHUT_RDWR)
                     ended += 1
-            except OSError:  # it may just have ended
+            except OSError:  # the connection may just have ended
                 continue
     return ended
 

@@ -21,7 +21,7 @@ from rlinf_async.errors import SerializationError
 logger = own_logger(__name__)
 
 BUDGET: Final = "RLINF_SHM_BUDGET"
-"""Environment variable with the budget in bytes, or with K, M, G or T behind the number."""
+"""Environment variable with the budget in bytes; the number may end in K, M, G or T."""
 
 _ALWAYS_FITS_BYTES: Final = 1 << 20
 """Size in bytes of messages that are not checked against the machine's memory."""
@@ -49,7 +49,7 @@ class SharedSegment:
         return self.nbytes <= _COPY_MAX_BYTES
 
     def open(self) -> memoryview:
-        """Return writable private memory with the content, as ``map_private``."""
+        """Return writable private memory with the content, as ``map_private`` does."""
         if self.is_small:
             memory = memoryview(bytearray(self.nbytes))
             self.read_into(memory)
@@ -74,13 +74,13 @@ class SharedSegment:
 
 
 def fits(nbytes: int) -> bool:
-    """True if a message of so many bytes may be shared. Log once when the budget is used up."""
+    """True if a message of ``nbytes`` bytes may be shared. Log once when the budget is used up."""
     if nbytes < _ALWAYS_FITS_BYTES or pool.has(nbytes):
         return True
     try:
         used, available, total = _usage()
         limit = budget()
-    except OSError:  # no descriptor is left: creating the segment will fail with a better error
+    except OSError:  # without a free descriptor, creating the segment fails with a better error
         return True
     if used + nbytes <= limit and nbytes + _RESERVED_FRACTION * total <= available:
         return True
@@ -100,7 +100,7 @@ def _warn(limit: int) -> None:
 
 @functools.cache
 def budget() -> int:
-    """Return the bytes up to which this machine or container shares messages. Raise ValueError if they are no size."""
+    """Return the limit in bytes on messages in shared memory here; ValueError for a malformed setting."""
     wanted = os.environ.get(BUDGET)
     if wanted is None:
         limits = [limit for limit, _ in map(_limit_and_usage, _control_groups()) if limit is not None]
@@ -147,7 +147,7 @@ def _control_groups() -> tuple[Path, ...]:
 
 
 def _limit_and_usage(group: Path) -> tuple[int | None, int]:
-    """Return the memory limit of a group, and the memory that it cannot give back."""
+    """Return the memory limit of a control group, and the part of its usage that cannot be reclaimed."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

@@ -1,7 +1,7 @@
 """Finds this process's TCP connections among its descriptors, and shuts one down to end a Gloo operation.
 
 Gloo itself cannot end an operation: ``abort`` and ``shutdown`` of its groups end none, and a deadline closes the pair
-but may leave the peer waiting. A ``shutdown(2)`` of the connection ends everything at once, on both sides.
+but may leave the peer waiting. A ``shutdown(2)`` of the connection ends all its operations at once, on both sides.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TcpConnection:
             for duplicate in connections():
                 try:
                     candidate = cls(duplicate)
-                except OSError:  # it may just have ended
+                except OSError:  # the connection may just have ended
                     duplicate.close()
                     continue
                 is_new = candidate._ends not in cls._held and candidate._ends not in found
@@ -62,7 +62,7 @@ class TcpConnection:
     def is_held(cls, connection: socket.socket) -> bool:
         try:
             return (connection.getsockname()[:2], connection.getpeername()[:2]) in cls._held
-        except OSError:  # it may just have ended
+        except OSError:  # the connection may just have ended
             return False
 
     @property
@@ -103,7 +103,7 @@ def connection_at(fd: int) -> socket.socket | None:
         return None
     try:
         candidate = socket.socket(fileno=duplicate)
-    except OSError:  # its number has been reused
+    except OSError:  # the number was reused for another file
         os.close(duplicate)
         return None
     if _is_established(candidate):

@@ -27,12 +27,12 @@ _DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 class _Region:
-    """Memory that a tensor covers; pickled once, however many tensors cover it. With ``keep`` it stays on its GPU."""
+    """Memory that a tensor covers, pickled once for all its tensors; kept on its GPU if ``keep`` accepts it."""
 
     def __init__(self, owner: torch.Tensor, keep: Callable[[Any], bool] | None) -> None:
         self._on_cuda = owner.is_cuda
         self._is_kept = keep is not None and keep(owner)
-        # The view holds the storage: the address, which is the key of the region, cannot be reused meanwhile.
+        # The view keeps the storage alive: the address, which is the key of the region, cannot be reused meanwhile.
         if owner.is_contiguous():
             self._bytes = owner.as_strided((owner.numel(),), (1,)).view(torch.uint8)
             return
@@ -49,7 +49,7 @@ def reduce(obj: Any, state: dict[Any, Any]) -> Any:
     """Return the result of ``__reduce__`` without copying CPU memory; NotImplemented if torch should pickle the object.
 
     A dense tensor keeps its strides (channels last, transposed); any other arrives contiguous. A CUDA tensor arrives on
-    the receiver's current CUDA device, or on the CPU if there is none; it travels by way of the CPU, unless it is kept
+    the receiver's current CUDA device, or on the CPU if there is none; it travels through CPU memory, unless it is kept
     (``codec.KEEP``). A received tensor is writable, but cannot be resized to something larger.
     """
     if type(obj) is not torch.Tensor or not _is_simple(obj):
@@ -80,7 +80,7 @@ def alone(obj: Any) -> tuple[Any, memoryview] | None:
 
 
 def rebuilder(key: Any) -> Callable[[Any], torch.Tensor]:
-    """Return the inverse of ``alone``: a function that makes a tensor of memory, and takes the memory over."""
+    """Return the inverse of ``alone``: a function that makes a tensor from memory, which it takes over."""
     name, shape, strides = key
     none = numpy.empty(0, name)
     dtype = torch.from_numpy(none).dtype
@@ -108,7 +108,7 @@ def _is_simple(tensor: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """True if it covers a range of memory without gaps or overlaps, in any order of its dimensions."""
+    """True if the tensor covers a range of memory without gaps or overlaps, in any order of its dimensions."""
     if tensor.is_contiguous():
         return True
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)

@@ -30,7 +30,7 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Transfer(Work[T]):
-    """Transfer that was requested of a link.
+    """Transfer requested from a link.
 
     Attributes:
         sizes: sizes of its buffers in bytes.
@@ -58,7 +58,7 @@ class Transfer(Work[T]):
 
 
 class SendTransfer(Transfer[None]):
-    """Buffers that the peer may request."""
+    """Transfer of buffers that the peer may request."""
 
     start = 0
 
@@ -68,11 +68,11 @@ class SendTransfer(Transfer[None]):
 
 
 class ReceiveTransfer(Transfer[list[Buffer]]):
-    """Buffers that the peer has announced.
+    """Transfer of buffers that the peer has announced.
 
     Attributes:
         chunks: flat bytes to receive into, once allocated.
-        buffers: buffers that consist of the chunks.
+        buffers: the buffers, which consist of the chunks.
         arrived: number of complete chunks.
     """
 
@@ -108,7 +108,7 @@ class MemorySend(SendTransfer):
 
 
 class MemoryReceive(ReceiveTransfer[memoryview]):
-    """Buffers in CPU memory from a pool, which reuses memory that receivers have released."""
+    """Transfer into CPU memory from a pool, which reuses memory that receivers have released."""
 
     def __init__(self, number: int, sizes: Sequence[int], memory: Memory = warm) -> None:
         super().__init__(number, sizes)
@@ -119,7 +119,7 @@ class MemoryReceive(ReceiveTransfer[memoryview]):
 
 
 def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor], list[memoryview]]:
-    """Allocate chunks to receive into, and the buffers that consist of them."""
+    """Allocate the chunks of a receive, and the buffers that consist of them."""
     alone, together, nbytes = _divide(sizes)
     buffers = {index: memory.take(sizes[index]) for index in alone}
     views = [torch.frombuffer(buffer, dtype=torch.uint8) for buffer in buffers.values()]
@@ -132,7 +132,7 @@ def make_room(sizes: Sequence[int], memory: Memory) -> tuple[list[torch.Tensor],
 
 
 def _divide(sizes: Sequence[int]) -> tuple[list[int], list[tuple[int, int]], int]:
-    """Return the buffers with chunks of their own, the others with their offsets in a common chunk, and its size."""
+    """Return the buffers with their own chunks, the others with offsets in a common chunk, and that chunk's size."""
     alone = [index for index, size in enumerate(sizes) if size >= _SMALL_BYTES]
     together, nbytes = [], 0
     for index, size in enumerate(sizes):

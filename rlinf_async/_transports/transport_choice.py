@@ -1,4 +1,4 @@
-"""Table of transports for CPU memory beside the frame (Gloo, pieces): choice by size and node, link factory."""
+"""Table of transports for CPU memory outside frames (Gloo, pieces): choice by size and node, link factory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlinf_async._transports.link import Link, Post
 from rlinf_async._transports.shared_memory import fits
 
 IN_FRAME: Final = ""
-"""Transport within the frame: small messages inline, others as attached memory, or in pieces between two daemons."""
+"""Transport within the frame: small messages inline, others in attached memory or, between daemons, in pieces."""
 
 PIECES: Final = "pieces"
 
 
 class Transport(NamedTuple):
-    """Transport beside the frames.
+    """Transport outside the frames.
 
     Attributes:
-        make: makes its ``Link``, and imports its modules at the first call.
+        make: creates its ``Link``; the first call imports its modules.
         min_bytes: size from which two workers on different machines use it.
         is_authenticated: True if its peer is authenticated, so that received bytes may be unpickled.
     """
@@ -52,7 +52,7 @@ def choose(nbytes: int, *, same_node: bool, direct: bool) -> str:
 
 
 def make_link(name: str, post: Post, first: bool, address: str) -> Link:
-    """Make the link of that name. Raise ValueError if there is none, as the peer may run other code."""
+    """Create the link of that name; ValueError for an unknown one, because the peer may run other code."""
     if name not in TRANSPORTS:
         raise ValueError(f"there is no link {name!r} between workers")
     return TRANSPORTS[name].make(post, first, address)

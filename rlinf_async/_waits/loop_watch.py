@@ -1,14 +1,14 @@
 """``LoopNotRunning`` in waits for a user's event loop that was left or closed.
 
-A cluster that is opened in a coroutine lives on the loop running there.  A wait on that loop needs it to turn anyhow; a
-wait from another thread would last for ever once the loop is left (``run_until_complete`` has returned) or closed,
-which asyncio does not report.  So each such wait schedules a callback on the loop, and checks after a while whether it
-ran::
+A cluster opened in a coroutine lives on the loop that runs there. A wait on that loop works only while the loop runs,
+anyway; a wait from another thread would last forever once the loop has stopped (``run_until_complete`` has returned) or
+is closed, which asyncio does not report. So each such wait schedules a callback on the loop, and checks after a while
+whether it ran::
 
     waiting thread ── call_soon_threadsafe(sign) ──► loop        at the beginning, and again after each sign
     waiting thread    LOOP_TURN_S later: no sign, and the loop is not running: LoopNotRunning
 
-A loop that is running without a sign is busy with user code, which is no error.
+A loop that is running without a sign is busy with user code, which is not an error.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from rlinf_async import settings
 from rlinf_async._core import clock
 from rlinf_async.errors import LoopNotRunning
 
-# True once any cluster of this process has lived on a loop of the user's; without one, waits need no watch.
+# True once a cluster of this process has lived on a user's loop; before that, waits need no watch.
 is_needed = False
 
-# Loop of the user's, while there has been only one: a wait on it needs no watch.
+# The user's loop, while there has been only one: a wait on that loop needs no watch.
 only: asyncio.AbstractEventLoop | None = None
 
 
@@ -47,7 +47,7 @@ Have one loop serve all:
 
 
 class LoopBound(Protocol):
-    """Awaited object: a ``Work``."""
+    """Part of an awaited ``Work`` that the watch reads: its loop and its description."""
 
     def _user_loop(self) -> asyncio.AbstractEventLoop | None: ...
 
@@ -55,7 +55,7 @@ class LoopBound(Protocol):
 
 
 class LoopWatch:
-    """Watch of one wait: checks that the loop turns; ``due`` is the next time, in seconds of the monotonic clock."""
+    """Watch of one wait: checks that the loop runs, next at ``due``, in seconds of the monotonic clock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, work: LoopBound) -> None:
         self._loop = loop
@@ -67,14 +67,14 @@ class LoopWatch:
     def _ask(self) -> None:
         self.due = clock.monotonic() + self._seconds
         self._has_turned = False
-        with contextlib.suppress(RuntimeError):  # it is closed
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._sign)
 
     def _sign(self) -> None:
         self._has_turned = True
 
     def check(self) -> None:
-        """Raise LoopNotRunning if the loop is closed, or has not turned; call this once it is due."""
+        """Raise LoopNotRunning if the loop is closed, or has not run the callback. Call this once the watch is due."""
         check_open(self._loop, self._work._describe)
         if not self._has_turned and not self._loop.is_running():
             raise LoopNotRunning(
@@ -85,7 +85,7 @@ class LoopWatch:
         self._ask()
 
     def check_on(self, loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-        """Check on the running loop whenever it is due; an error goes to the future on which the task waits."""
+        """Schedule the checks on the running loop; an error goes to the future on which the task waits."""
 
         def look() -> None:
             try:
@@ -117,7 +117,7 @@ def closed(loop: asyncio.AbstractEventLoop, what: str) -> LoopNotRunning:
 
 
 def watch(work: LoopBound, own: asyncio.AbstractEventLoop | None) -> LoopWatch | None:
-    """Return the watch for a wait on the loop ``own``, or in a thread; None if it needs no loop of the user's.
+    """Return the watch for a wait on the loop ``own``, or in a thread; None if the wait needs no user's loop.
 
     Raises:
         LoopNotRunning: the loop is closed.

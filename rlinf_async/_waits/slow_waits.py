@@ -1,8 +1,8 @@
 """Tables of the waits of tasks and threads: ``snapshot``, blocking ``wait_on``, and warnings about slow waits.
 
-Two kinds of table: tasks wait in their loop's (``LoopWaits``, with one timer), threads in a common one, in which they
-enter themselves after a moment.  A row has the awaited object and the start of the wait, and costs two operations of a
-dict; waiter, line, and the activity of the other side are computed on request::
+There are two kinds of tables: tasks register in that of their loop (``LoopWaits``, with one timer), threads in a common
+one, after a moment. A row has the awaited object and the start of the wait, and costs two dict operations; waiter,
+line, and the activity of the other side are computed on request::
 
     waits.snapshot()        # [WaitRecord(kind="call", what="rollout.step() on 4 ranks", line="t.py:12 in main()")]
 
@@ -37,16 +37,16 @@ logger = own_logger(__name__)
 REGISTER_AFTER_S: Final = 0.25
 
 
-# Part of the first mark by which warnings are delayed, so that one warning covers waits that began at about the same
-# time.
+# Fraction of the first mark by which warnings are delayed, so that one warning covers waits that began at about the
+# same time.
 _MARK_SLACK_FRACTION: Final = 0.02
 
 
-Needs = tuple[list[Target], bool]  # actions that would end a wait, and whether all of them are needed, or one
+Needs = tuple[list[Target], bool]  # actions that end a wait; True if all are needed, False if one suffices
 
 
 class Waitable(Protocol):
-    """Awaited object: a ``Work``."""
+    """Part of an awaited ``Work`` that warnings about its waits need."""
 
     _kind: str
 
@@ -108,7 +108,7 @@ def snapshot() -> list[WaitRecord]:
 
 @dataclass(frozen=True)
 class Row:
-    """Row of the tables; ``until`` is the monotonic time at which the wait ends itself, or ``FOREVER``."""
+    """Row of the tables; ``until`` is the monotonic time at which the wait times out, or ``FOREVER``."""
 
     work: Waitable
     since: float
@@ -146,7 +146,7 @@ class LoopWaits:
     Attributes:
         thread: id of the thread that runs the loop.
         rows: work and start of the wait, by the future on which a task waits.
-        armed: true if the timer is set, or need not be.
+        armed: true if the timer is set or not needed.
     """
 
     __slots__ = ("__weakref__", "_table", "armed", "loop", "rows", "thread")
@@ -187,8 +187,8 @@ class LoopWaits:
             warn(rows, now)
         finally:
             if self.rows:
-                # At the latest when the first warning on a wait that begins now is due: such a wait need not set the
-                # timer.
+                # Wake up no later than the first warning about a wait that begins now: such a wait then need not set
+                # the timer.
                 then = min(self._table.next_due(times), now + times[0])
                 self.armed = True
                 self.loop.call_later(max(0.0, then - clock.monotonic()) + times[0] * _MARK_SLACK_FRACTION, self._look)
@@ -198,7 +198,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
     """Continue a wait in this thread after ``REGISTER_AFTER_S`` seconds. Return False once ``timeout`` has passed.
 
     Raises:
-        LoopNotRunning: the wait needs a loop of the user's that does not turn.
+        LoopNotRunning: the wait needs a user's loop that is not running.
     """
     watch = loop_watch.watch(work, None) if loop_watch.is_needed else None
     since = clock.monotonic() - REGISTER_AFTER_S
@@ -231,7 +231,7 @@ def wait_on(work: Waitable, gate: Gate, timeout: float | None) -> bool:
 
 
 def _place(work: Waitable, waiter: Waiter) -> tuple[str, str] | None:
-    """Return line and kind of a wait: waits with the same ones usually take equally long."""
+    """Return line and kind of a wait: waits that share both usually take equally long."""
     return None if waiter.line is None else (waiter.line, work._kind)
 
 
@@ -243,7 +243,7 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
     for same in alike.values():
         try:
             _warn_once(same, now)
-        except Exception:  # an error of the warning must not end the user's wait
+        except Exception:  # a failed warning must not end the user's wait
             logger.exception("no word could be said about %d waits", len(same))
     for listener in list(_listeners) if alike else ():
         try:
@@ -254,7 +254,7 @@ def warn(rows: Iterable[tuple[Waitable, float, Waiter]], now: float) -> None:
 
 class LongWaitListener(Protocol):
     def _on_long_wait(self) -> None:
-        """Act after warnings were logged, in the logging thread; an exception is logged, and ends no wait."""
+        """React to logged warnings, in the logging thread. An exception is logged and does not end the wait."""
 
 
 def add_listener(listener: LongWaitListener) -> None:
@@ -274,14 +274,14 @@ def _warn_once(same: Sequence[tuple[Waitable, float, Waiter]], now: float) -> No
     text = f"still waiting after {duration_since(since, now)} for {work._describe()}, at {place}"
 
     def log(words: str) -> None:
-        if not all(work.done() for work, *_ in same):  # else the waits are over
+        if not all(work.done() for work, *_ in same):  # the waits may have ended during the query
             _log(text, words)
 
     with_peer_activity(work, log)
 
 
 def with_peer_activity(work: Waitable, then: Callable[[str], None]) -> None:
-    """Call ``then`` with the daemons' description of the other side once it has arrived; an empty text without one."""
+    """Call ``then`` with the daemons' description of the other side, or with an empty text if none arrives."""
     peer_activity = work._peer_activity()
     if peer_activity is None:
         then("")
@@ -302,7 +302,7 @@ def _log(text: str, peer_activity: str) -> None:
 
 
 def work_on(future: asyncio.Future[Any]) -> Any:
-    """Return the work that a future waits for; None if it waits for something else."""
+    """Return the ``Work`` that a future waits for; None if it waits for something else."""
     row = row_of(future)
     return None if row is None else row.work
 
@@ -328,5 +328,5 @@ _lock = threading.Lock()
 _listeners: weakref.WeakSet[LongWaitListener] = weakref.WeakSet()
 _loops: weakref.WeakSet[LoopWaits] = weakref.WeakSet()
 _threads = WaitTable()
-_until: dict[Hashable, float] = {}  # end of a thread's wait by its own timeout, by the key of its row
+_until: dict[Hashable, float] = {}  # time at which a thread's wait times out, by the key of its row
 os.register_at_fork(after_in_child=_forget)

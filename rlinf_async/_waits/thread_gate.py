@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # None where there is none, and no exception
+from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # None, and no exception, if no loop runs
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -15,10 +15,10 @@ T = TypeVar("T")
 
 
 class Gate(Protocol):
-    """Place where one thread waits once."""
+    """Object on which one thread waits, once."""
 
     def open(self) -> None:
-        """End the wait, or let a later one end at once; any thread may call it."""
+        """End the wait, or make a later one return at once. Any thread may call this."""
 
     def wait(self, seconds: float) -> bool:
         """Wait until the gate is opened. Return False after ``seconds``."""
@@ -41,7 +41,7 @@ class LockGate:
 
 
 class EndableWaits:
-    """Blocking waits of one thread in a ``with`` block; any thread may ``end`` them with an error.
+    """Blocking waits of one thread in a ``with`` block; any thread may ``end`` these waits with an error.
 
     Present and later waits of the block raise copies of the error.
     """
@@ -106,7 +106,7 @@ class _EndableGate:
         self.wake()
 
     def wake(self) -> None:
-        """Open the inner gate, which may be opened only once."""
+        """Open the inner gate, unless it is open already: it may be opened only once."""
         with self._waits._lock:
             is_first, self._is_awake = not self._is_awake, True
         if is_first:
@@ -147,7 +147,8 @@ def wait_at(make: Callable[[], Gate]) -> None:
 def awaiting_loop() -> AbstractEventLoop | None:
     """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well.
 
-    Code that handles received frames must await even then: functions given to ``then``, callbacks of a group.
+    Even under those rules, code that handles received frames must await: functions given to ``then``, callbacks of a
+    group.
     """
     return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
@@ -157,7 +158,7 @@ def must_await() -> bool:
 
 
 def may_wait() -> bool:
-    """True if this thread may block: it runs no loop, and does not handle received frames, which other waits need."""
+    """True if this thread may block: it runs no loop, and handles no received frames, which end other waits."""
     return not _per_thread.reads and (dialect.is_rlinf or running_loop() is None)
 
 

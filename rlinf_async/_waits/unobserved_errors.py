@@ -32,28 +32,28 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Limit on the kept errors of one client; older ones are in the log, and in the launcher's account.
+# Limit on the kept errors of one client; older ones are in the log, and the launcher has counted them.
 MAX_ERRORS: Final = 1000
 
 # Limit on remembered causes that have been observed: errors that share them may still arrive.
 MAX_OBSERVED: Final = 1000
 
-MAX_LINES: Final = 16  # limit on the lines about errors in one warning
+MAX_LINES: Final = 16
 
 _numbers = itertools.count(1)
 
 
 @dataclass(eq=False)
 class UnobservedError:
-    """Error of a call or of a rank that has arrived, and that the script has not got yet.
+    """Error of a call or of a rank that has arrived, and that the script has not received yet.
 
     Attributes:
         cause: identity that errors of several calls share.
-        of: the call, or the rank: ``"actor.train()"``.
+        of: name of the call or rank: ``"actor.train()"``.
         text: one line with the call, its ranks and the error.
         details: the remote traceback and its origin.
-        make: makes the exception; None for an error that belongs to no call, and ends no wait.
-        awaited: true while a wait for the call goes on, which will raise the error.
+        make: creates the exception; None for an error that belongs to no call and ends no wait.
+        awaited: true while a wait for the call is in progress, which will raise the error.
         is_due: true once it is older than ``RLINF_UNOBSERVED_ERROR_S``, and logged.
     """
 
@@ -78,11 +78,11 @@ class UnobservedError:
 class UnobservedErrors:
     """Unobserved errors of one client.
 
-    An error and the code that gets it may come in either order, in different threads: an error whose cause was observed
+    An error and its observation may come in either order, from different threads: an error whose cause was observed
     before it arrived is never reported.
 
     Args:
-        send_operation: sends an operation to the daemon, which keeps the account for the launcher; None in a worker,
+        send_operation: sends an operation to the daemon, which counts the errors for the launcher; None in a worker,
             whose errors do not affect the run's exit code.
         later: calls back after a number of seconds.
     """
@@ -106,7 +106,7 @@ class UnobservedErrors:
         return f"<UnobservedErrors [{len(self._errors)}]>"
 
     def arrived(self, error: UnobservedError) -> None:
-        """Record an error; any thread may call it."""
+        """Record an error; any thread may call this."""
         with self._lock:
             if self._closed or error.cause in self._observed:
                 return
@@ -126,7 +126,7 @@ class UnobservedErrors:
             self._later(settings.UNOBSERVED_ERROR_S(), self._look)
 
     def observed(self, cause: str) -> None:
-        """Record that the user's code gets the error; any thread may call it."""
+        """Record that the user's code has received the error; any thread may call this."""
         with self._lock:
             self._observed.pop(cause, None)
             self._observed[cause] = None
@@ -139,7 +139,7 @@ class UnobservedErrors:
             self._send_operation(operations.WithdrawError(key))
 
     def left(self, cause: str) -> None:
-        """Record that a wait ended without raising its error; any thread may call it."""
+        """Record that a wait ended without raising its error; any thread may call this."""
         with self._lock:
             found = [error for error in self._errors.values() if error.cause == cause and error.awaited]
             for error in found:
@@ -201,7 +201,7 @@ class UnobservedErrors:
 
 _accounts: weakref.WeakSet[UnobservedErrors] = weakref.WeakSet()
 
-# Accounts of the clients with ``fail_fast``; usually empty, and the only thing that a wait has to check.
+# Accounts of the clients with ``fail_fast``. The set is usually empty, and a wait has to check nothing else.
 ending_waits: Final[set[UnobservedErrors]] = set()
 
 
@@ -228,7 +228,7 @@ def lines() -> list[str]:
 
 
 def warning_suffix() -> str:
-    """Return these lines as the end of a warning about a wait; empty if there are none."""
+    """Return ``lines()`` as the end of a warning about a wait; empty if there are none."""
     return "".join(f"\n    {line}" for line in ("failed, and not awaited yet:", *found)) if (found := lines()) else ""
 
 
@@ -236,7 +236,7 @@ def warning_suffix() -> str:
 
 
 class ErrorWatch:
-    """Plain wait in a process with ``fail_fast``, and the error that has ended it."""
+    """Plain wait in a process with ``fail_fast``, and the error that ended it, if any."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end
@@ -248,7 +248,7 @@ _watches: dict[ErrorWatch, None] = {}
 
 @contextmanager
 def watched(end: Callable[[], None]) -> Iterator[ErrorWatch]:
-    """Context manager: calls ``end``, in any thread, once an error is due; an error already due is in the watch."""
+    """Context manager: calls ``end``, in any thread, once an error is due; its watch has an error already due."""
     watch = ErrorWatch(end)
     # Register the watch before looking for errors: an error that becomes due in between is then seen at least once.
     _watches[watch] = None

@@ -33,7 +33,7 @@ _TASKS: Final = str(asyncio.tasks.__file__)
 # Functions of asyncio, with the variables that hold their timers.
 _TIMERS: Final = {"sleep": "h", "_wait": "timeout_handle", "wait_for": "timeout_handle"}
 
-_MAX_AWAITERS: Final = 32  # limit on a chain of tasks that await each other
+_MAX_AWAITERS: Final = 32  # longest chain of tasks awaiting each other that is followed
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def futures_of(task: asyncio.Task[Any]) -> Iterator[asyncio.Future[Any]]:
 
 
 def awaiter_of(future: asyncio.Future[Any] | None) -> asyncio.Task[Any] | None:
-    """Return the task that goes on once a future is done, through ``gather``, ``shield``, ``wait`` or ``TaskGroup``."""
+    """Return the task that resumes after a future, found through ``gather``, ``shield``, ``wait`` or ``TaskGroup``."""
     for _ in range(_MAX_AWAITERS):
         following = None
         for callback, *_ in getattr(future, "_callbacks", None) or ():
@@ -112,7 +112,7 @@ def bound_to(callback: Any) -> list[Any]:
     """Return the values bound to a callback: in the closure of its function, or as arguments of a partial call."""
     found = list(getattr(callback, "args", ()))
     for cell in getattr(callback, "__closure__", None) or ():
-        with contextlib.suppress(ValueError):  # an empty cell
+        with contextlib.suppress(ValueError):  # the cell is empty
             found.append(cell.cell_contents)
     return found
 
@@ -130,7 +130,7 @@ def _deadlines_of(task: asyncio.Task[Any]) -> Iterator[float]:
     """Yield the deadlines of ``sleep``, ``wait``, ``wait_for`` and ``timeout``, by the loops' monotonic clock."""
     for awaitable, frame in suspended(task):
         if frame.f_code.co_filename == _TASKS and (name := _TIMERS.get(frame.f_code.co_name)):
-            timer: Any = frame.f_locals.get(name)  # None, or a handle of the loop's own kind
+            timer: Any = frame.f_locals.get(name)  # None, or a timer handle of the loop's own kind
             with contextlib.suppress(AttributeError):
                 yield timer.when()
         # The interpreter keeps the exit method of an open ``async with`` on the frame's value stack, without a name.
@@ -161,7 +161,7 @@ def _wrapped(awaitable: Any, task: asyncio.Task[Any]) -> Any:
     drivers = getattr(awaitable, "_drivers", None)
     if isinstance(drivers, dict):
         return drivers.get(task)
-    if type(awaitable).__name__ not in _WRAPPERS:  # another type may refer to its awaiter instead
+    if type(awaitable).__name__ not in _WRAPPERS:  # an object of another type may refer to its awaiter instead
         return None
     inner = (CoroutineType, GeneratorType, AsyncGeneratorType)
     return next((found for found in gc.get_referents(awaitable) if isinstance(found, inner)), None)

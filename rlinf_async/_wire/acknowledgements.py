@@ -1,4 +1,4 @@
-"""Timing of acknowledgements of a socket: with the next frame that is sent, otherwise alone after a delay."""
+"""Timing of a socket's acknowledgements: each travels with the next sent frame, or alone after a delay."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Acknowledgements:
         if incoming.owes():
             self._writer.send_acknowledgement()
         elif not self._is_timing and (incoming.descriptors or incoming.received >= incoming.look_at + ACK_FRAMES):
-            # Not as soon as one is due: if each frame is answered, the next answer carries the acknowledgement, and a
-            # timer would cost the loop time in every turn.
+            # Do not send one as soon as it is due: if each frame is answered, the next answer carries the
+            # acknowledgement, and a timer would cost the loop time in every turn.
             self._is_timing = True
             self._writer.on_loop(self._set_timer)
 
@@ -36,7 +36,8 @@ class Acknowledgements:
             self._loop.call_later(settings.DIRECT_ACK_S(), self._late, self._incoming.acknowledged)
 
     def _late(self, acknowledged: int) -> None:
-        self._is_timing = False  # first: a later frame must set another timer
+        # Reset the flag first: a later frame must set another timer.
+        self._is_timing = False
         if not self._incoming.is_due:
             return
         if self._incoming.acknowledged != acknowledged:

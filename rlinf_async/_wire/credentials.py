@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from rlinf_async.errors import AuthError, ConfigError
 
-if TYPE_CHECKING:  # a slow import, needed only to start runs over several machines
+if TYPE_CHECKING:  # a slow import, needed only by runs over several machines
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-_CLOCK_SKEW = timedelta(days=2)  # a certificate that is not valid yet fails without an explanation
-_LIFETIME = timedelta(days=365)  # runs last weeks; a run ends with its authority anyway
-_READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject our certificate
+# A certificate that is not valid yet fails without an explanation: start the validity early, for clocks that are slow.
+_CLOCK_SKEW = timedelta(days=2)
+_LIFETIME = timedelta(days=365)  # a run lasts weeks at most, and its authority is discarded with it
+_READ_ALERT_TIMEOUT_S = 1.0  # time for a server to reject this node's certificate
 _UNKNOWN_ISSUER = (18, 19, 20, 21)  # OpenSSL's codes for a chain that does not end in the authority
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 
@@ -58,7 +59,7 @@ class NodeCredentials:
 
 
 class RunAuthority:
-    """Signs the certificates of one run's nodes. ECDSA P-256, because gRPC does not accept Ed25519."""
+    """Signer of the certificates of one run's nodes; uses ECDSA P-256, because gRPC does not accept Ed25519."""
 
     def __init__(self, run_id: str) -> None:
         node_name(run_id, 0)
@@ -73,7 +74,7 @@ class RunAuthority:
     def issue(self, node: int) -> NodeCredentials:
         """Return a new key and certificate for the node of that rank, for both ends of a connection.
 
-        Valid from two days ago (clocks differ) for a year from now.
+        The certificate is valid from two days ago (clocks differ) until a year from now.
         """
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -89,16 +90,16 @@ class RunAuthority:
 async def explain_refusal(
     host: str, port: int, name: str, credentials: NodeCredentials, timeout: float
 ) -> AuthError | None:
-    """Repeat a failed TLS handshake, which gRPC reports only as "socket closed", to find the cause.
+    """Repeat a failed TLS handshake to find its cause, which gRPC reports only as "socket closed".
 
-    Return the error to raise, within ``timeout`` seconds in all; None if authentication is not the cause: nobody
-    listens, or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
+    Return the error to raise, within ``timeout`` seconds in all; None if authentication is not the cause: the port is
+    closed, or the handshake succeeds. This node's own ``credentials`` have passed their `check`.
     """
     where = f"{host}:{port}, which should be {name},"
     try:
         async with asyncio.timeout(timeout):
             return await _handshake(host, port, name, where, credentials)
-    except (OSError, TimeoutError):  # no connection or no answer: certificates are not the cause
+    except (OSError, TimeoutError):  # without a connection or an answer, certificates are not the cause
         return None
 
 
@@ -115,7 +116,8 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
         return AuthError(f"{where} ended the connection during the TLS handshake: no node of this run")
     try:
         async with asyncio.timeout(_READ_ALERT_TIMEOUT_S):
-            accepted = await reader.read(1)  # a server that accepts our certificate sends HTTP/2 settings at once
+            # A server that accepts this node's certificate sends HTTP/2 settings at once.
+            accepted = await reader.read(1)
     except TimeoutError:
         return None
     except (ssl.SSLError, ConnectionResetError):
@@ -128,7 +130,7 @@ async def _handshake(host: str, port: int, name: str, where: str, credentials: N
 
 
 def _tls_context(credentials: NodeCredentials) -> ssl.SSLContext:
-    descriptor = os.memfd_create("credentials")  # ssl reads keys from files only; this file has no name
+    descriptor = os.memfd_create("credentials")  # ssl reads keys only from files; this one has no name
     try:
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.ca)
         context.set_alpn_protocols(["h2"])
@@ -181,7 +183,7 @@ def _signed(
     *,
     is_authority: bool,
 ) -> x509.Certificate:
-    """Return a certificate that may only sign others, or only stand at either end of a connection."""
+    """Return a certificate that is valid only for signing others, or only for the ends of a connection."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID

@@ -1,15 +1,15 @@
-"""``PeerLink`` between two daemons: two streams (control, bulk) that outlive their connections; ends in order or lost.
+"""``PeerLink`` between two daemons: two streams (control, bulk) that survive reconnections; closed in order or lost.
 
-It has two streams of messages in each direction: *control*, a byte stream where everything queued when the stream is
-free leaves as one message, and *bulk*, in pieces, so that a large value never delays a call. Payloads are opaque in
+It has two streams of messages in each direction: *control*, a byte stream that sends everything queued as one message
+whenever the stream is free, and *bulk*, in pieces, so that a large value never delays a call. Payloads are opaque in
 both. Order holds within a stream, not across the two.
 
-A connection may break or fall silent at any time. Then the side that dialled dials again, both say how many messages of
-each stream they have received, and the rest follows: nothing is lost and nothing arrives twice
-(`rlinf_async._core.link_messages`). The link itself ends by a goodbye, by a daemon that is gone, or when its lease has
-passed without any message of the other side.
+A connection may break or fall silent at any time. Then the dialling side reconnects, both sides say how many messages
+of each stream they have received, and the remaining ones are sent again: none is lost or duplicated
+(`rlinf_async._core.link_messages`). The link itself ends by a goodbye, by the peer daemon's exit, or when its lease has
+passed without any message from the other side.
 
-A control message begins with the numbers of messages received of both streams; a message without further content is a
+A control message begins with the number of received messages of each stream; a message without further content is a
 heartbeat, and is not numbered. An empty message is a stream's goodbye.
 """
 
@@ -34,16 +34,16 @@ CLOSED = "its daemon ended in order: it was stopped, or has lost its launcher"
 """Reason of a link that the other side has closed."""
 CLOSE_TIMEOUT_S = 2.0
 
-_BATCH_BYTES = 256 << 10  # larger messages are no faster, and delay calls
+_BATCH_BYTES = 256 << 10  # larger messages are no faster and delay calls
 _MAX_QUEUED_PIECES = 4  # enough to keep the stream busy
 _MAX_KEPT_BYTES: Final = 32 << 20
-"""Bytes of unacknowledged pieces from which the bulk stream waits."""
+"""Size of unacknowledged pieces above which the bulk stream waits."""
 _ACK_DELAY_S: Final = 0.05
 _BEATS: Final = 10
 _SILENT_BEATS: Final = 3.5
 """Heartbeats without a message after which a connection is replaced if the peer is reachable: TCP waits longer."""
 _PROBE_S: Final = 1.0
-"""Seconds for a silent peer to be reached; TCP retries after one second, and so does another probe."""
+"""Seconds that a probe waits to reach a silent peer; TCP retries after one second, and so does the next probe."""
 _BREAK_OFF_S: Final = 0.5
 _MAX_REASON_BYTES: Final = 1000
 _FIRST_PAUSE_S: Final = 0.1
@@ -51,9 +51,9 @@ _LONGEST_PAUSE_S: Final = 1.0
 _GOODBYE = b""
 _HEADER: Final = struct.Struct("<QQ")
 _DEAF: Final = 1 << 63
-"""Bit of the second number: this side has received nothing for `_SILENT_BEATS` heartbeats."""
+"""Flag in the second number: this side has received nothing for `_SILENT_BEATS` heartbeats."""
 _BREAK_OFF: Final = _HEADER.pack((1 << 64) - 1, (1 << 64) - 1)
-"""Header of a message whose rest is the reason for which the other side ends the link."""
+"""Header of a message that ends the link; the rest of the message is the reason."""
 
 
 class Broken(Exception):
@@ -61,7 +61,7 @@ class Broken(Exception):
 
 
 class LinkEnded(Broken):
-    """The link itself has ended, so no other connection follows."""
+    """The link itself has ended: do not reconnect."""
 
 
 class MessageStream(Protocol):
@@ -73,11 +73,11 @@ class MessageStream(Protocol):
 
 
 async def _leave(_in_order: bool) -> None:
-    """Do nothing: a server's handlers return once the wire is over, which ends their streams."""
+    """Do nothing: a server's handlers return once the wire is closed, and that ends their streams."""
 
 
 class Over:
-    """Awaitable end of a wire, in order or not."""
+    """Awaitable close of a wire, in order or not."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -93,7 +93,7 @@ class Over:
 
 @dataclass(eq=False)
 class Wire:
-    """One connection of a link: its streams, how this side hangs up, and its end."""
+    """One connection of a link: its streams, the function that hangs up, and an event for its close."""
 
     control: MessageStream
     bulk: MessageStream
@@ -102,11 +102,11 @@ class Wire:
 
 
 Received = Sequence[int]
-"""Numbers of messages received on all connections of a link: of the control stream, and of the bulk stream."""
+"""Numbers of messages received over all connections of a link: on the control stream, and on the bulk stream."""
 
 Redial = Callable[[Received, float], Awaitable[tuple[Wire, Received]]]
-"""Function that opens another connection within so many seconds, and exchanges the numbers. It raises NodeLost if it
-may be tried again, and another RLinfAsyncError if the peer refuses to continue the link."""
+"""Function that opens another connection within the given seconds, and exchanges the numbers. It raises NodeLost if the
+caller may retry, and another RLinfAsyncError if the peer refuses to continue the link."""
 
 _Argument = TypeVar("_Argument")
 
@@ -129,25 +129,25 @@ class _Callback(Generic[_Argument]):
             asyncio.get_running_loop().call_soon(link._notify_end)
 
 
-# More than 30 methods: both streams, heartbeats, reconnection and the end share the flags that say how far the link is.
+# More than 30 methods: both streams, heartbeats, reconnection and shutdown share the flags for the link's state.
 class PeerLink:
-    """Link to another node's daemon, the same on both ends. Made by `dial` and `PeerServer`.
+    """Link to another node's daemon, the same on both ends; created by `dial` and `PeerServer`.
 
-    The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Nothing is
-    delivered, and nothing is lost, until all three are set. An exception of a callback ends the link.
+    The owner sets three callbacks. They are called on the loop, one at a time, and must not block. Messages are kept,
+    not delivered, until all three are set. An exception of a callback ends the link.
 
     Args:
-        lease: seconds without any message of the other side, plus at most a tenth, that end the link.
-        address: where the peer's daemon listens; if it refuses connections, the daemon is gone. Empty: unknown.
-        accepts: probes whether that address accepts connections; None if there is no answer within so many seconds.
+        lease: seconds without any message from the other side after which the link ends, a tenth later at most.
+        address: where the peer's daemon listens; if it refuses connections, the daemon has exited. Empty: unknown.
+        accepts: probes whether that address accepts connections; None without an answer within the given seconds.
         redial: None on the side that accepts, which uses `suspend` and `resume`.
-        on_end: called once, when the link has ended in any way.
+        on_end: called once, when the link has ended, whatever the reason.
 
     Attributes:
         peer: the other node's rank.
         lease: as above; it may be changed at any time, on both sides.
-        peer_has_ended: True if the other side's daemon has said goodbye, or is gone.
-        on_control: called with the bytes that `send` was given on the other side, in their order, many at once. Only
+        peer_has_ended: True if the other side's daemon has closed the link or exited.
+        on_control: called with the bytes given to `send` on the other side, in order, several calls' bytes joined. Only
             values larger than 256 KiB arrive in parts.
         on_bulk: called with each bulk piece.
         on_lost: called once, after the last message, with the reason, when the link ends by anything but this side's
@@ -185,23 +185,23 @@ class PeerLink:
         self._bulk_received = IncomingMessages()
         self._bulk_wake = asyncio.Event()
         self._bulk_room = asyncio.Semaphore(_MAX_QUEUED_PIECES)
-        self._owes_acknowledgement = False  # an acknowledgement or a heartbeat
+        self._owes_acknowledgement = False  # True if an acknowledgement or a heartbeat must be sent
         self._ack_timer: asyncio.TimerHandle | None = None
         self._open_readers = 2
-        self._closing = False  # this side closes
-        self._ending = False  # either side closes: queued messages still leave, no more are accepted
-        self._has_ended = False  # nothing is sent or received any more
+        self._closing = False  # whether this side has called `close`
+        self._ending = False  # one side is closing: queued messages are still sent, new ones are refused
+        self._has_ended = False  # the link neither sends nor receives any more
         self._has_told_end = False
         self._reason = ""
-        self._verdict = ""  # this side's reason to end, not yet sent
+        self._verdict = ""  # this side's reason for ending the link, until it is sent
         self._loop = asyncio.get_running_loop()
         self._present: Wire | None = wire
         self._interruption: asyncio.Future[Broken] = self._loop.create_future()
         self._resumption: asyncio.Future[Wire] = self._loop.create_future()
         self._last_arrival = self._last_beat = clock.monotonic()
         self._is_silent = asyncio.Event()
-        self._is_deaf = False  # nothing has arrived for a while
-        self._is_unheard = False  # the other side reports that nothing arrives there
+        self._is_deaf = False  # True if nothing has arrived here for some heartbeats
+        self._is_unheard = False  # True if the other side reports that nothing arrives there
         self._beat = self._loop.call_later(self._beat_s, self._on_beat)
         self._task = asyncio.create_task(self._run(wire), name=f"link to node {peer}")
 
@@ -212,7 +212,7 @@ class PeerLink:
         return silent if self._present is None or silent > _SILENT_BEATS * self._beat_s else 0.0
 
     def send(self, data: bytes) -> None:
-        """Queue bytes for the other side's `on_control`; they are dropped if the link is closed or lost.
+        """Queue bytes for the other side's `on_control`; bytes for a closed or lost link are dropped.
 
         The queue has no bound: use `send_bulk` for large or endless data.
         """
@@ -223,7 +223,7 @@ class PeerLink:
         self._control_wake.set()
 
     async def send_bulk(self, piece: bytes) -> None:
-        """Queue a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, best 256 KiB; wait while a few pieces are queued.
+        """Queue a bulk piece of 1 to `MAX_MESSAGE_BYTES` bytes, ideally 256 KiB; wait while the queue is full.
 
         Pieces leave in the order of the calls. A cancelled call has queued nothing.
 
@@ -236,7 +236,8 @@ class PeerLink:
             raise ValueError(f"a bulk piece holds 1 to {MAX_MESSAGE_BYTES} bytes, got {len(piece)}")
         await self._bulk_room.acquire()
         if self._ending:
-            self._bulk_room.release()  # wakes the next waiting call
+            # Wake the next waiting call, which fails in turn.
+            self._bulk_room.release()
             if self._closing:
                 raise ClosedError(f"the link to node {self.peer} is closed")
             reason = self._reason or CLOSED
@@ -280,7 +281,7 @@ class PeerLink:
                     wire = await self._replace(wire, str(broken))
         except Broken as broken:
             self._reason = str(broken)
-        except Exception as error:  # otherwise the owner would believe that the node is connected
+        except Exception as error:  # an error that ends this task silently would leave a link that seems connected
             report_failure(f"the link to node {self.peer} failed", error)
             self._reason = repr(error)
         finally:
@@ -336,16 +337,17 @@ class PeerLink:
         raise await self._interruption
 
     async def _break_silence(self) -> None:
-        """End a connection on which nothing arrives here, or there, although the peer is reachable.
+        """End a connection on which nothing arrives, at either end, although the peer is reachable.
 
-        If the peer is unreachable, or its messages are stuck in a queue of the network, a new connection would wait
+        If the peer is unreachable, or its messages are queued in the network, a new connection would wait
         longer than this one.
         """
         while True:
             await self._is_silent.wait()
             arrival = self._last_arrival
             reached = await self._accepts(self._address, _PROBE_S)
-            if self._is_unheard and reached is not None:  # queued messages may just have arrived: wait for one more
+            if self._is_unheard and reached is not None:
+                # Queued messages may have arrived just now: wait for one more report.
                 await asyncio.wait([self._interruption], timeout=self._beat_s)
             if self._last_arrival != arrival and not self._is_unheard:
                 self._is_silent.clear()
@@ -361,7 +363,7 @@ class PeerLink:
             self._interruption.set_result(error)
 
     async def _replace(self, wire: Wire, why: str) -> Wire:
-        """Return another connection for a broken one, within the lease. Raise LinkEnded if there will be none."""
+        """Return another connection for a broken one, within the lease. Raise LinkEnded if none comes."""
         self._resumption = self._loop.create_future()
         wire.over.set()
         left = self._last_arrival + self.lease + self._beat_s - clock.monotonic()
@@ -369,8 +371,8 @@ class PeerLink:
             async with asyncio.timeout(max(0.0, left)):
                 return await (self._await_resumption(why) if self._redial is None else self._dial_again(why))
         except BaseException as error:
-            # A connection may have arrived at this very moment. If nobody uses it, nobody ends it, and the server waits
-            # for its handler for ever.
+            # A connection may have arrived at this very moment. If this code drops it, no other code ends it, and the
+            # server waits for its handler forever.
             # tests/_wire/test_daemon_link.py::test_a_connection_that_comes_in_the_moment_of_a_close_is_over
             resumed, is_late = self._resumption, isinstance(error, TimeoutError)
             if resumed.done() and resumed.exception() is None:
@@ -406,13 +408,13 @@ class PeerLink:
         return self._resumption.result()
 
     async def _check_peer(self, why: str) -> None:
-        """Raise LinkEnded if the peer's machine refuses connections: its daemon is gone, with nothing to wait for."""
+        """Raise LinkEnded if the peer's machine refuses connections: its daemon has exited, so waiting is useless."""
         if self._address and await self._accepts(self._address, TIMEOUT_S) is False:
             self.peer_has_ended = True
             raise LinkEnded(f"{why}; its daemon is gone: {self._address} refuses connections")
 
     async def suspend(self) -> Received:
-        """Stop the connection, as the peer has begun another. Return the numbers for the peer, or raise LinkEnded."""
+        """Stop the connection: the peer has opened another. Return the numbers for the peer, or raise LinkEnded."""
         if (wire := self._present) is not None:
             self._interrupt(Broken("the other side has made another connection"))
             # The numbers must not change any more when the peer gets them: a message counted afterwards would be sent
@@ -424,9 +426,9 @@ class PeerLink:
         return self._received
 
     def resume(self, wire: Wire, received: Received) -> None:
-        """Continue with a connection, at whose other end so many messages have arrived."""
+        """Continue on another connection; the peer has received ``received`` messages."""
         if self._present is not None or self._resumption.done() or self._ending:
-            wire.over.set()  # another connection was faster, or the link is over
+            wire.over.set()  # another connection was faster, or the link has ended
             return
         try:
             self._resume(received)
@@ -555,7 +557,7 @@ class PeerLink:
         self._close_reader()
 
     def _take_numbers(self, data: bytes) -> None:
-        """Take the numbers that the other side has received. Raise LinkEnded if it ends the link or they are wrong."""
+        """Read the peer's counts of received messages. Raise LinkEnded if it ends the link or the counts are wrong."""
         if data.startswith(_BREAK_OFF):
             raise LinkEnded(data[_HEADER.size :].decode(errors="replace"))
         try:
@@ -570,8 +572,8 @@ class PeerLink:
         self._bulk_wake.set()
 
     async def _deliver(self, callback: str, data: bytes) -> None:
-        # The other side sends as soon as its own callbacks are set, perhaps before this side's are. Nothing more is
-        # read until they are set: gRPC's flow control holds the rest back at its sender.
+        # The other side sends as soon as its own callbacks are set, perhaps before this side's are. Stop reading until
+        # they are: gRPC's flow control then holds the rest back at its sender.
         # tests/_wire/test_daemon_link.py::test_nothing_that_arrives_before_the_owner_listens_is_lost
         if not self._listening.is_set():
             await self._listening.wait()
@@ -582,14 +584,15 @@ class PeerLink:
         except Exception as error:
             report_failure(f"{callback} of the link to node {self.peer} failed", error)
             self._abandon(f"{callback} failed: {error!r}")
-            await self._loop.create_future()  # cancelled once the other side has been told
+            # The future never completes: the task is cancelled once the other side knows.
+            await self._loop.create_future()
 
     def _close_reader(self) -> None:
         self._open_readers -= 1
         if not self._open_readers:
             self._end()
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------------------------
 
     def _abandon(self, reason: str) -> None:
         if not self._verdict:
@@ -614,5 +617,5 @@ class PeerLink:
 
 
 def report_failure(message: str, error: Exception) -> None:
-    """Pass a callback's exception, which has no waiter, to the loop's exception handler."""
+    """Pass a callback's exception to the loop's exception handler, because no caller waits for it."""
     asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})

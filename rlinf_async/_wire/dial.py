@@ -1,4 +1,4 @@
-"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams; its ``PeerLink`` does so again."""
+"""Dials another node's daemon over gRPC: exchanges Hellos, opens both streams; the ``PeerLink`` redials with it."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ async def dial(
     lease: float = settings.LEASE_S.default,
     own_address: str = "",
 ) -> PeerLink:
-    """Open the link from node ``node`` to node ``peer``, which is up in both directions on return.
+    """Open a link from node ``node`` to node ``peer``. On return it works in both directions.
 
     Args:
-        address: where the peer listens, ``"ip:port"``.
+        address: the peer's listening address, ``"ip:port"``.
         timeout: seconds; after a refused handshake, the diagnosis may add two.
-        lease: seconds without a message of the peer that end the link.
-        own_address: where node ``node`` itself listens: a peer that finds nothing there need not wait.
+        lease: seconds without a message from the peer after which the link ends.
+        own_address: the listening address of node ``node`` itself: a peer whose connections it refuses need not wait.
 
     Raises:
         AuthError: one side did not accept the other's certificate or identity, or the credentials are invalid.
@@ -44,7 +44,7 @@ async def dial(
     """
     host, port = split_endpoint(address)
     parse_ip(host)
-    credentials.check()  # gRPC would only report that the connection failed
+    credentials.check()  # a check here explains the error; gRPC would only report that the connection failed
     parameters = _DialParameters(address, node, peer, run, credentials, lease, own_address)
     try:
         wire, first = await parameters.connect((), timeout)
@@ -78,9 +78,9 @@ class _DialParameters:
     own_address: str
 
     async def connect(self, received: Received, timeout: float) -> tuple[Wire, Hello]:
-        """Open both streams, each over a connection of its own. Return the wire, and the peer's Hello.
+        """Open both streams, each over its own connection. Return the wire, and the peer's Hello.
 
-        NodeLost means that there is no answer in time, Broken that nothing answers or the answer is invalid. Further
+        NodeLost means no answer in time; Broken means a refused connection or an invalid answer. Further
         errors are those of ``dial``.
         """
         host, _ = split_endpoint(self.address)
@@ -102,7 +102,7 @@ class _DialParameters:
                     async with asyncio.timeout(CLOSE_TIMEOUT_S):
                         await grpc.finish(control)
                         await grpc.finish(bulk)
-            except TimeoutError:  # the peer said goodbye and then froze
+            except TimeoutError:  # the peer said goodbye and then stopped responding
                 pass
             finally:
                 await _close(channels)

@@ -1,10 +1,9 @@
-"""Table of direct sockets to processes of this node; frames that a broken one lost go by way of the daemon.
+"""Table of direct sockets to processes of this node; the daemon relays frames that a broken socket lost.
 
-A socket that breaks while both processes live loses nothing. Each end tells the other, by way of the daemon, how many
-frames it has received. The missing frames go by way of the daemon too, once and in order, and so do frames sent
-meanwhile::
+A socket that breaks while both processes live loses nothing. Each end tells the other, through the daemon, how many
+frames it has received. The daemon then relays the missing frames, once and in order, and frames sent meanwhile::
 
-    this process ── RESUME 41 ──► daemon ──►  the other one: reads what is left, ends its socket
+    this process ── RESUME 41 ──► daemon ──►  the other one: reads the rest, closes its socket
     this process ◄── RESUME 17 ── daemon ◄──
     sends from frame 18 on ─────► daemon ──►
 
@@ -26,11 +25,11 @@ OnEnd = Callable[[int, Connection | None, bool], None]
 
 
 class DirectSockets:
-    """Resumable connections by the endpoint at their other end; either all made by this process, or all given to it.
+    """Resumable connections by the endpoint at their other end; all created by this process, or all received by it.
 
     Args:
-        send_resume: tells an endpoint, by way of the daemon, how many frames of their socket have arrived.
-        relay: sends an endpoint a frame of that socket by way of the daemon.
+        send_resume: tells an endpoint, through the daemon, how many frames of their socket have arrived.
+        relay: sends an endpoint a frame of that socket through the daemon.
         on_end: called with an endpoint, its connection, which is not used any more (None if it never arrived here), and
             True if its process has ended.
     """
@@ -45,13 +44,13 @@ class DirectSockets:
         self._broken: set[int] = set()
         self._replaced: set[int] = set()
         self._lost: set[int] = set()
-        """Endpoints whose socket has not arrived here, and which have not confirmed that they know."""
+        """Endpoints whose socket did not arrive here and that have not confirmed the loss."""
 
     def __repr__(self) -> str:
         return f"<DirectSockets [{len(self.connections)} connections, {len(self._broken)} of them broken]>"
 
     def add(self, peer: int, connection: Connection, others: DirectSockets | None) -> None:
-        """Add a socket; the other side has made, or has been given, the sockets of the table ``others``."""
+        """Add a socket. ``others`` is the table for the opposite direction, whose sockets may carry acks."""
         self.connections[peer] = connection
         sibling = others.find(peer) if others is not None else None
         if others is not None and sibling is not None and peer not in self._replaced and peer not in others._replaced:
@@ -64,13 +63,14 @@ class DirectSockets:
             self._send_resume(peer, connection.received)
 
     def lost(self, peer: int) -> None:
-        """Note that an endpoint's socket could not be received: its frames go by way of the daemon."""
+        """Record that an endpoint's socket could not be received: the daemon relays its frames."""
         self._lost.add(peer)
-        self._replaced.add(peer)  # the peer does the same: neither side links later sockets
+        # The peer does the same, so that neither side links later sockets.
+        self._replaced.add(peer)
         self._send_resume(peer, 0)
 
     def resume(self, peer: int, received: int) -> None:
-        """Resume by way of the daemon: the endpoint has received so many frames and reads no more; -1: it has ended."""
+        """Resume through the daemon: the peer has received that many frames and reads no more; -1 if it has ended."""
         connection = self.connections.get(peer)
         if connection is None:
             if received < 0:
@@ -87,8 +87,8 @@ class DirectSockets:
             # The other side claims more frames than were sent: the claim is useless, and nothing is sent twice.
             with contextlib.suppress(FrameError):
                 connection.hand_over(received, lambda frame, fds: self._relay(peer, frame, fds))
-        # Only now: a frame that finds no socket goes by way of the daemon at once, ahead of frames that the socket has
-        # not delivered. Until these are handed over, a new frame must find the socket and queue behind them.
+        # Remove the connection only now: a frame that finds no socket is relayed at once, ahead of frames that the
+        # socket has not delivered. Until these are handed over, a new frame must find the socket and queue behind them.
         # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
         self.connections.pop(peer, None)
         self._broken.discard(peer)
@@ -99,7 +99,7 @@ class DirectSockets:
         self._on_end(peer, connection, received < 0)
 
     def drain(self, peer: int) -> None:
-        """Read everything that an endpoint sent before its end is handled."""
+        """Read everything that an endpoint sent, before its end is handled."""
         connection = self.connections.get(peer)
         if connection is not None:
             connection.drain_if_intact()

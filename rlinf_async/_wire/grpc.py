@@ -21,7 +21,7 @@ from rlinf_async.errors import AuthError, ClosedError, RLinfAsyncError, VersionM
 
 
 def _experiments() -> str:
-    """Return the setting for gRPC's older way to wait for sockets; empty if this version would complain about it.
+    """Return the setting for gRPC's older socket polling; empty if this version would warn about it.
 
     It saves a third of the CPU time per call compared to the EventEngine.
     """
@@ -52,9 +52,9 @@ _Options = list[tuple[str, int | str]]
 _Handler = Callable[[Any, Any], Awaitable[None]]
 
 
-# A link notices silence by itself (``daemon_link``), and makes another connection. gRPC's own pings only remove
-# connections that nobody has closed, without haste: a ping waits behind megabytes that a slow network still has to
-# carry. The server must be told that pings are allowed, or it would take them for an attack.
+# A link detects silence by itself (``daemon_link``), and reconnects. gRPC's own pings only remove connections that no
+# side has closed, and may take their time: a ping waits behind megabytes that a slow network still has to carry. The
+# server must be configured to allow pings, or it would take them for an attack.
 # tests/_wire/test_daemon_link_ends.py::test_an_idle_link_outlives_many_leases
 def _shared_options(lease: float) -> _Options:
     pace = round(lease * 1000)
@@ -74,12 +74,11 @@ def _server_options(lease: float, patience: float, most: int | None) -> _Options
     return [
         *_shared_options(lease),
         *([("grpc.max_allowed_incoming_connections", most)] if most is not None else []),
-        ("grpc.so_reuseport", 0),  # otherwise a second process could bind the port and take half the calls
+        # Otherwise a second process could bind the port and take half the calls.
+        ("grpc.so_reuseport", 0),
         ("grpc.server_handshake_timeout_ms", round(patience * 1000)),
-        (
-            "grpc.http2.min_ping_interval_without_data_ms",
-            round(lease * 400),
-        ),  # or the third ping is rejected
+        # With its default of five minutes, the server would reject the third ping.
+        ("grpc.http2.min_ping_interval_without_data_ms", round(lease * 400)),
         ("grpc.server.max_pending_requests", 1 << 20),
         ("grpc.server_max_unrequested_time_in_server", 86_400),
     ]
@@ -103,9 +102,10 @@ def _channel_options(lease: float, name: str) -> _Options:
 def new_server(
     lease: float, patience: float, most_connections: int | None, *, control: _Handler, bulk: _Handler
 ) -> Any:
-    """Return a server of the two streams, which does not listen yet. Call it on a loop.
+    """Return a server of the two streams, which does not listen yet. Call this on a loop.
 
-    A connection has ``patience`` seconds for TLS. Any beyond ``most_connections``, authenticated or not, is closed.
+    A connection has ``patience`` seconds for TLS. Connections beyond ``most_connections``, authenticated or not, are
+    closed.
     """
     server = grpc.aio.server(options=_server_options(lease, patience, most_connections))
     methods = {
@@ -126,7 +126,7 @@ def listen(server: Any, endpoint: str, own: NodeCredentials) -> int:
 
 
 def new_channel(target: str, name: str, own: NodeCredentials, lease: float) -> Any:
-    """Return a channel to the one node whose certificate has this name; it connects at its first use."""
+    """Return a channel to the one node whose certificate has this name; the channel connects at its first use."""
     identity = grpc.ssl_channel_credentials(own.ca.encode(), own.key.encode(), own.cert.encode())
     return grpc.aio.secure_channel(target, identity, options=_channel_options(lease, name))
 
@@ -160,23 +160,24 @@ class RpcStream:
             pass
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            if task is None or task.cancelling():  # otherwise gRPC signals the end of the call
+            # gRPC reports the end of a call by CancelledError, too, without a cancel of this task.
+            if task is None or task.cancelling():
                 raise
         raise Broken(await self._why_broken())
 
 
 def dialled(call: Any) -> RpcStream:
-    """Return the end of a stream on the side that dialled."""
+    """Return the end of a stream on the dialling side."""
 
     async def why_broken() -> str:
-        call.cancel()  # no effect if the call has ended, as it should have
+        call.cancel()  # no effect if the call has ended, as it should have by now
         return f"the connection broke ({await call.details()})"
 
     return RpcStream(call, why_broken)
 
 
 def accepted(context: Any) -> RpcStream:
-    """Return the end of a stream on the side that accepted, which is not told why it broke."""
+    """Return the end of a stream on the accepting side, which does not learn why it broke."""
 
     async def why_broken() -> str:
         return "the connection broke"
@@ -213,7 +214,7 @@ async def refuse(context: Any, error: RLinfAsyncError) -> NoReturn:
     """End a peer's call with the error's text, which both sides then log."""
     _log.warning("refused a connection from %s: %s", context.peer(), str(error))
     await context.abort(_CODES[type(error)], _details(str(error)))
-    raise error  # not reached: abort raises gRPC's own exception
+    raise error  # abort has raised gRPC's own exception before this line
 
 
 def _details(text: str) -> str:
@@ -236,7 +237,7 @@ async def refusal(call: Any) -> Exception:
 
 
 async def finish(call: Any) -> None:
-    """End a call in order, after the goodbyes. If it were merely dropped, gRPC would complain in other loops' logs."""
+    """End a call in order, after the goodbyes. gRPC would log errors on other loops about a call that is dropped."""
     try:
         await call.done_writing()
         while await call.read() is not grpc.aio.EOF:

@@ -1,6 +1,6 @@
 """Handshake message of links between daemons: run, node, protocol and Python version; packs and checks it.
 
-It comes from a peer whose certificate belongs to the run, and still no field of it is trusted.
+The sender's certificate belongs to the run, but no field of the message is trusted.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Hello:
     """First message in each direction of a control stream: the sender's identity and versions.
 
     Attributes:
-        incarnation: id of the daemon; a daemon that was started again under the same name has another.
-        address: where the daemon listens; empty if it does not.
-        received: numbers of messages received of the link's streams, in the Hello of a replacement connection and in
-            its answer; empty for a new link.
+        incarnation: id of the daemon process; a daemon restarted under the same name has a new one.
+        address: the daemon's listening address; empty if it does not listen.
+        received: numbers of received messages of the link's streams, in the Hello of a replacement connection and in
+        its answer; empty for a new link.
         bulk: in an answer, the key that the bulk stream must send.
     """
 
@@ -133,7 +133,7 @@ def _decode(data: bytes) -> dict[str, Any]:
 
 
 def _shown(fields: dict[str, Any], field: str) -> str:
-    """Return a peer's value for a line of text: short, and without control characters for a terminal."""
+    """Return a peer's value as short text that is safe to print, without control characters."""
     value = fields.get(field, "?")
     return ascii(value).strip("'")[:80]
 
@@ -141,5 +141,5 @@ def _shown(fields: dict[str, Any], field: str) -> str:
 def _package_version() -> str:
     try:
         return metadata.version("rlinf-async")
-    except metadata.PackageNotFoundError:  # a checkout on the path, not installed
+    except metadata.PackageNotFoundError:  # a checkout on the path, which is not installed
         return "unknown"

@@ -1,9 +1,9 @@
-"""``Lifeline``: subprocess, local or by ssh, that ends with its stdin (a node daemon): start, JSON lines, stop.
+"""``Lifeline``: subprocess, local or by ssh, that exits when its stdin closes (a node daemon): start, JSON lines, stop.
 
 The far side, started here or through ssh, reads and writes JSON objects, one per line. Its lines for this side start
 with a marker that only the two know. Anything else on its stdout is noise (a shell's start-up files, a banner) and is
-kept only for error messages. When this end goes, however it goes, the far side sees the end of its stdin and ends
-everything that it started.
+kept only for error messages. However this process ends, the far side sees the end of its stdin and ends everything that
+it started.
 
 Nothing here touches signal handlers or child watchers, and no thread is started, so that a service may embed it: a
 pidfd reports the end of the process.
@@ -34,13 +34,12 @@ from rlinf_async.errors import ClosedError, DeadlineExceeded, LaunchError, RLinf
 _READ_BYTES: Final = 64 * 1024
 _READS_PER_TURN: Final = 16
 _LAST_OUTPUT_S: Final = 2.0
-"""Seconds between the end of the output, or a SIGKILL, and the exit code."""
+"""Seconds to wait for the exit code after the end of the output, or after a SIGKILL."""
 _PAST_EDITOR: Final = ("/usr/bin/env",)
-"""Prefix of a command under debugpy, which rewrites the command of a Python, and would add threads to a node's
-template."""
+"""Prefix of a command under debugpy, which would otherwise rewrite it and add threads to a node's template."""
 
 _STOP_S: Final = 5.0
-"""Seconds for the far side to end what it started, once its stdin has ended: a guardian takes four at most."""
+"""Seconds for the far side to end everything that it started after its stdin closes; a guardian takes at most four."""
 
 _STOP_LOST_S: Final = 0.8
 
@@ -107,10 +106,10 @@ class Lifeline:
     ) -> Lifeline:
         """Start ``argv`` in a session of its own and write ``prelude`` to its stdin.
 
-        If the far side ends before it has read all of ``prelude``, ``receive`` raises the cause.
+        If the far side exits before it has read all of ``prelude``, ``receive`` raises the cause.
 
         Raises:
-            LaunchError: ``argv[0]`` cannot be run, or not watched.
+            LaunchError: ``argv[0]`` cannot be run or cannot be watched.
         """
         global _fork_hook_set
         if not _fork_hook_set:
@@ -152,8 +151,8 @@ class Lifeline:
         """Write one JSON line.
 
         Raises:
-            LaunchError: the far side is gone.
-            DeadlineExceeded: it did not take the line within ``timeout`` seconds; the lifeline is then cut.
+            LaunchError: the far side has exited.
+            DeadlineExceeded: the far side did not read the line within ``timeout`` seconds; its stdin is then closed.
             ClosedError: ``stop`` or ``close`` was called before.
         """
         line = json.dumps(message, separators=(",", ":")).encode() + b"\n"
@@ -174,15 +173,16 @@ class Lifeline:
                 self._broken = self._sealed = True
                 raise await self._exit_error() from None
             except BaseException:
-                self.seal()  # half a line may have left, so nothing may follow
+                # Half a line may have been sent, so nothing may follow it.
+                self.seal()
                 raise
 
     async def receive(self, timeout: float | None) -> dict[str, Any]:
         """Return the next marked message.
 
         Raises:
-            LaunchError: the far side is gone; the text has its exit code and its last output.
-            DeadlineExceeded: nothing came within ``timeout`` seconds.
+            LaunchError: the far side has exited; the text has its exit code and its last output.
+            DeadlineExceeded: no message arrived within ``timeout`` seconds.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -196,14 +196,15 @@ class Lifeline:
         return self._output.messages.popleft()
 
     async def wait(self) -> int:
-        """Wait for the end of the local process. Return its exit code, negative for a signal."""
+        """Wait until the local process has exited. Return its exit code, negative for a signal."""
         await self._exited.wait()
         return self._process.returncode
 
     async def stop(self, grace: float = 5.0, *, cut: float = _STOP_S) -> int | None:
-        """Ask the far side to end within ``grace`` seconds; then cut its stdin; kill it ``cut`` seconds later.
+        """Ask the far side to exit within ``grace`` seconds; if it has not, close its stdin, and kill it ``cut``
+        seconds later.
 
-        Never raises for a far side that misbehaves. Return its exit code. Afterwards the lifeline is closed.
+        Never raises for a far side that misbehaves. Return its exit code. The lifeline is closed afterwards.
         """
         end = self._loop.time() + grace
         with suppress(RLinfAsyncError):
@@ -213,7 +214,7 @@ class Lifeline:
         return self._process.returncode
 
     async def stop_lost(self, *, is_here: bool) -> None:
-        """End the far side of a lost node, which may not answer, within a second; elsewhere by its stdin's end."""
+        """Stop the far side of a lost node, which may not answer, within a second; elsewhere by closing its stdin."""
         end = self._loop.time() + _STOP_LOST_S / 2
         with suppress(RLinfAsyncError):
             await self.send({"op": "stop"}, timeout=_STOP_LOST_S / 2)
@@ -230,7 +231,7 @@ class Lifeline:
             self._process.kill()
 
     async def close(self, cut: float = _STOP_S) -> None:
-        """Cut the lifeline, and kill the local process if it has not ended ``cut`` seconds later. Idempotent."""
+        """Close the far side's stdin, and kill the local process if it lives ``cut`` seconds later. Idempotent."""
         self.seal()
         if not self._closed and not await self._exits_within(cut):
             self.kill()
@@ -249,7 +250,7 @@ class Lifeline:
         self._close_descriptors()
 
     def end_without_loop(self, cut: float) -> None:
-        """Close the lifeline, blocking, in any thread, if the loop is closed or does not run any more.
+        """Close the lifeline, blocking, in any thread, if the loop is closed or has stopped running.
 
         If that loop does run again, it releases the descriptors that are registered there.
         """
@@ -263,7 +264,7 @@ class Lifeline:
                     poll.poll(_LAST_OUTPUT_S * 1000)
                 self._process.poll()
         except OSError:
-            pass  # the loop is still running, and has noticed the end
+            pass  # the loop is still running, and has noticed the exit
         if self._loop.is_closed() and not self._closed:
             self._closed = True
             _open_here.discard(self)
@@ -276,7 +277,7 @@ class Lifeline:
         self._stderr.close()
 
     def seal(self) -> None:
-        """Let the far side see the end of its stdin; its last output can still be read."""
+        """Close the far side's stdin; its last output can still be read."""
         if not self._sealed:
             self._sealed = True
             with suppress(OSError):
@@ -289,7 +290,7 @@ class Lifeline:
         return self._exited.is_set()
 
     async def _exit_error(self) -> LaunchError:
-        # The end of the output usually comes a moment before the exit code does.
+        # The output usually ends a moment before the exit code is known.
         await self._exits_within(_LAST_OUTPUT_S)
         return LaunchError(
             self._explain(RemoteExit(self._process.returncode, tuple(self._output.noise), self.stderr_tail))
@@ -352,7 +353,7 @@ class Lifeline:
         self._on_stderr()
         if not self._out_ended:
             self._on_stdout()
-        # A stray descendant may hold the other ends open: the process is what counts.
+        # A stray descendant may hold the other ends open: only the process's own exit counts.
         self._out_ended = True
         self._exited.set()
         self._news.set()
@@ -377,8 +378,8 @@ def _spawn(
 
 
 def _close_after_fork() -> None:
-    # The far side ends when its stdin does: when every copy of this end is closed. A child of the user's process that
-    # kept its copy would keep a whole run alive after its parent was killed.
+    # The far side exits when its stdin ends, that is, when every copy of this end is closed. A child of the user's
+    # process that kept its copy would keep a whole run alive after its parent was killed.
     # tests/_wire/test_lifeline.py::test_a_forked_child_does_not_keep_the_far_side_alive_when_its_parent_is_killed
     for lifeline in list(_open_here):
         lifeline._belongs_to_parent = True

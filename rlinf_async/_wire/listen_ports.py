@@ -32,7 +32,7 @@ def promise(port: int) -> socket.socket | None:
 
 
 def listening_sockets(address: str, ports: Sequence[int] | None, what: str) -> Iterator[socket.socket]:
-    """Yield sockets that listen on ``address``, one after the other; the caller closes each.
+    """Yield listening sockets on ``address``, one at a time; the caller closes each.
 
     The search begins at a random port of the range, so that two nodes of one machine rarely try the same ports.
 
@@ -64,8 +64,8 @@ def family(address: str) -> socket.AddressFamily:
 def _listening(address: str, port: int) -> socket.socket:
     listener = socket.socket(family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
-        # Lingering connections of the last run do not count. Two sockets may then be bound to one port, but only one
-        # can listen: so listen before calling the port free.
+        # SO_REUSEADDR ignores lingering connections of the last run, but also lets two sockets bind one port, of which
+        # only one can listen: so listen before calling the port free.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         listener.listen(1024)

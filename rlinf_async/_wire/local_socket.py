@@ -35,7 +35,7 @@ def connect(path: str | bytes, *, waits: bool = True) -> socket.socket:
     Raises:
         AuthError: the socket's directory or the listener belongs to another user.
         ConnectionError, FileNotFoundError: nothing listens there.
-        BlockingIOError: it does not accept, because it is stopped; only if ``waits`` is False.
+        BlockingIOError: the listener does not accept, because its process is stopped; only if ``waits`` is False.
     """
     if isinstance(path, str):
         status = Path(path).parent.lstat()
@@ -71,7 +71,7 @@ def listen(path: str | bytes) -> socket.socket:
 
 @contextlib.contextmanager
 def _short(path: str | bytes) -> Iterator[bytes]:
-    """Context manager: yields a socket address; a path that is too long goes by a descriptor of its directory."""
+    """Context manager: yields a socket address; it shortens an overlong path by a descriptor of its directory."""
     address = os.fsencode(path)
     if isinstance(path, bytes) or len(address) <= _MAX_ADDRESS_BYTES:
         yield address

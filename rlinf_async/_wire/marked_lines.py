@@ -1,4 +1,4 @@
-"""Parser of a far subprocess's stdout: JSON objects on lines that begin with a marker, and noise."""
+"""Parser of a subprocess's stdout: JSON objects on lines that begin with a marker, and noise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class MarkedLines:
             for line in lines:
                 self._on_line(line)
         elif searched > _MAX_LINE_BYTES:
-            # Output without line ends that is not ours; a marker may be cut in two at the end.
+            # Drop foreign output without line ends, except for its end: a marker may have arrived in part.
             del self._rest[: -len(self._marker)]
 
     def _on_line(self, line: bytearray) -> None:

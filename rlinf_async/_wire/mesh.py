@@ -1,4 +1,4 @@
-"""Joins started node daemons into one cluster: sends configurations, gathers addresses, tells each of all others.
+"""Joins started node daemons into one cluster: sends configurations, gathers addresses, sends all of them to each.
 
 The same few messages serve the one daemon of an embedded cluster and the hundred of a launched run.
 """
@@ -29,14 +29,15 @@ async def start_nodes(
 ) -> list[dict[str, Any]]:
     """Join started daemons into one cluster: send configurations, collect addresses, send all addresses to each.
 
-    Return the list of peers that every daemon was given: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
+    Return the list of peers that every daemon has received: ``node``, ``name``, ``address``, ``hidden``, ``labels``,
     ``facts``, ``log_dir``, the ``socket`` and ``pid`` of each daemon, which are valid on its own machine only, and a
     ``note`` for the user, which is often empty.
 
     The caller must stop the lifelines, whatever happens.
 
     Raises:
-        LaunchError: lists every node that failed, and every node that was not done within ``timeout`` seconds in all.
+        LaunchError: lists every node that failed, and every node that was not ready within ``timeout`` seconds in
+            total.
     """
 
     async def up(index: int) -> dict[str, Any]:
@@ -87,11 +88,11 @@ async def on_all_nodes(
 ) -> tuple[dict[int, _Result], dict[int, str]]:
     """Run ``work(index)`` for all nodes at once. Return results and error texts, by index.
 
-    A failure is an ``RLinfAsyncError``, or a missed deadline. The first failure does not hide the others: they have
-    ``patience`` seconds more to succeed or to fail.
+    A failure is an ``RLinfAsyncError``, or a missed deadline. After the first failure the other nodes have ``patience``
+    seconds more to succeed or fail, so that all failures are reported.
 
     Args:
-        deadline: time of the loop's clock; None waits for ever.
+        deadline: time of the loop's clock; None waits forever.
     """
     results: dict[int, _Result] = {}
     failures: dict[int, str] = {}
@@ -127,7 +128,7 @@ async def on_all_nodes(
 def launch_error(names: Sequence[str], failures: Mapping[int, str], hidden: Collection[int] = ()) -> LaunchError:
     """Return one error that lists every node that could not be started, with its cause.
 
-    A hidden node counts only if it failed: the user has not written it.
+    A hidden node counts only if it failed, because the user did not list it.
     """
     width = max(len(names[index]) for index in failures)
     count = sum(index in failures or index not in hidden for index in range(len(names)))

@@ -17,21 +17,21 @@ class NodeConfig:
     """Identity of a node, and everything that its daemon cannot find out by itself.
 
     Attributes:
-        run: 8 hex digits, the run's name on every machine.
+        run: name of the run on every machine, 8 hex digits.
         marker: prefix of the daemon's answers; the ``marker`` of its lifeline.
         node: rank of the node. ``num_nodes`` counts the nodes that may hold workers.
         hidden: the daemon only connects the driver's machine; no worker is placed on it.
-        bind: address for the other daemons to connect to; None if there are no others.
+        bind: address to which other daemons connect; None if there are no others.
         credentials: None if ``bind`` is None.
         env: variables for the workers.
         max_gpus: the hosts file's ``slots`` or ``max_slots``.
         gpus, fake_gpus, max_gpus, labels: the user's values for the host; None: detected by the daemon.
         sync: folder on the user's machine, and path of its copy on this one.
         run_dir: existing directory of mode 0700; None: the daemon makes its own.
-        tee: workers whose output is shown to the user: ``"all"``, ``"none"``, or ranks.
+        tee: workers whose output the user sees: ``"all"``, ``"none"``, or ranks.
         port_range: first and last port for listening; None for the kernel's choice.
         python_flags: options of the workers' interpreter: ``("-O", "-X", "dev")``.
-        launched: True under ``rlinf-launch``, which is told on the lifeline when the run shall end.
+        launched: True under ``rlinf-launch``: the daemon then reports on the lifeline when the run must end.
     """
 
     run: str
@@ -64,7 +64,7 @@ class NodeConfig:
 
     @classmethod
     def from_json(cls, line: bytes) -> NodeConfig:
-        """Read the output of ``to_json``. Raise VersionMismatch at another protocol, TypeError at wrong fields."""
+        """Read the output of ``to_json``. Raise VersionMismatch for another protocol, TypeError for wrong fields."""
         fields: dict[str, Any] = json.loads(line)
         if (protocol := fields.pop("protocol", None)) != PROTOCOL:
             raise VersionMismatch(

@@ -1,4 +1,4 @@
-"""Socket whose descriptor user code may close: notices, by inode, that another file has its number now.
+"""Socket whose descriptor user code may close: detects, by inode, that its number now means another file.
 
 Code that closes all descriptors from 3 on, or one of its own twice, closes sockets of the framework, and the kernel
 gives their numbers to the files that are opened next. Any later use of such a number affects the wrong file: a frame
@@ -22,8 +22,8 @@ class OwnedSocket:
     """Non-blocking socket in the table of descriptor numbers.
 
     Args:
-        on_number_taken: method called from any thread when another socket gets this one's number, which this one then
-            has lost. The method's object is not kept alive.
+        on_number_taken: method called from any thread when another socket gets this one's number, which this one has
+        then lost. The method's object is not kept alive.
     """
 
     __slots__ = ("__weakref__", "_inode", "_on_number_taken", "sock")
@@ -35,7 +35,7 @@ class OwnedSocket:
         self.sock = sock
         self._inode = os.fstat(sock.fileno()).st_ino
         self._on_number_taken = WeakMethod(on_number_taken)
-        # Detached, not closed: the number is the successor's by now.
+        # Detach the predecessor instead of closing it: its number belongs to the successor by now.
         if predecessor is not None and predecessor.sock.detach() >= 0 and (callback := predecessor._on_number_taken()):
             callback()
 

@@ -1,4 +1,4 @@
-"""gRPC server of a node's daemon: accepts other nodes' links, checks their identity, hands out a ``PeerLink`` each."""
+"""gRPC server of a node's daemon: accepts other nodes' links, checks identities, creates a ``PeerLink`` for each."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class PeerServer:
 
     Args:
         bind: the IP address to listen on.
-        ports: candidate ports; None for a port of the kernel's choice.
-        on_link: called on the loop with every new link, which is up in both directions.
-        lease: seconds without a message of a peer that end its link.
+        ports: candidate ports; None lets the kernel choose.
+        on_link: called on the loop with every new link, once it works in both directions.
+        lease: seconds without a message from a peer after which its link ends.
         greeting_timeout: seconds for TLS, and again for each of the first two messages of a link.
-        most_connections: limit of simultaneous connections, the run's nodes included; None for any number.
+        most_connections: limit on simultaneous connections, including those of the run's nodes; None for no limit.
 
     Raises:
         ConfigError: ``bind`` is not an IP address, or stands for every interface.
@@ -75,7 +75,7 @@ class PeerServer:
         """Incarnation and link of each peer by rank; the link is None until it is up."""
 
     async def start(self) -> str:
-        """Start to listen. Return ``"ip:port"``, an IPv6 address in brackets.
+        """Start listening. Return ``"ip:port"``, an IPv6 address in brackets.
 
         Raises:
             LaunchError: the address is not this machine's; no port of ``ports`` is free.
@@ -86,7 +86,7 @@ class PeerServer:
         host = f"[{self._bind}]" if ":" in self._bind else self._bind
         while True:
             try:
-                with next(sockets) as probe:  # gRPC's own failure is vague and leaks
+                with next(sockets) as probe:  # a failure of gRPC's own bind is vague and leaks memory
                     port = probe.getsockname()[1] if self._ports is not None else 0
             except OSError as error:
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error.strerror}") from None
@@ -98,7 +98,7 @@ class PeerServer:
             except RuntimeError as error:
                 await server.stop(None)
                 if self._ports is not None:
-                    continue  # another process has just taken it
+                    continue  # another process has just taken the port
                 raise LaunchError(f"node {self._node} cannot listen on {self._bind}: {error}") from None
             await server.start()
             self._server = server
@@ -118,7 +118,7 @@ class PeerServer:
         with self._counted():
             stream = grpc.accepted(context)
             hello = await self._greet(stream, context)
-            # The entry reserves the node's place until the link is up: a second new link would be refused meanwhile.
+            # The entry reserves the node's place until the link is up: a second new link is refused meanwhile.
             peer, (_, link) = hello.node, self._peers.setdefault(hello.node, (hello.incarnation, None))
             wire: Wire | None = None
             try:
@@ -179,7 +179,7 @@ class PeerServer:
         return hello
 
     def _check_link(self, hello: Hello) -> None:
-        """Raise AuthError unless the Hello begins a link to a node without one, or continues the same daemon's."""
+        """Raise AuthError unless the Hello begins a link to a node without one, or continues that daemon's link."""
         incarnation, link = self._peers.get(hello.node, ("", None))
         if incarnation and incarnation != hello.incarnation:
             if link is not None:
@@ -204,7 +204,7 @@ class PeerServer:
             if self._stopping:
                 await grpc.refuse(context, ClosedError(f"node {self._node} is shutting down"))
         except BaseException as error:
-            handshake.wire_is_over.set()  # the bulk stream's handler may be waiting for this
+            handshake.wire_is_over.set()  # the bulk stream's handler may wait for this event
             if isinstance(error, TimeoutError):
                 await grpc.refuse(context, AuthError(f"no bulk stream within {self._patience:g} s after the Hello"))
             if isinstance(error, Broken):
@@ -229,7 +229,7 @@ class PeerServer:
 
 @dataclass(eq=False)
 class _Handshake:
-    """Control stream whose bulk stream has yet to come."""
+    """Control stream that still waits for its bulk stream."""
 
     peer: int
     bulk: asyncio.Future[grpc.RpcStream] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -237,10 +237,11 @@ class _Handshake:
 
 
 async def _serve_until(over: Over) -> None:
-    """Wait for the end of a wire; return if it ended in order, which tells the peer.
+    """Wait until a wire has ended. A return, after an orderly end, tells the peer so.
 
     A cancellation is passed on only after the end: if gRPC cancels a handler, the connection has ended, and the readers
-    notice that. A broken connection is dropped by a cancellation too: gRPC would fail to send a proper end, and log it.
+    notice that. A broken connection is dropped by a cancellation, too: gRPC would fail to send a proper end, and log
+    the failure.
     """
     cancelled, waits = False, True
     while waits:

@@ -11,7 +11,7 @@ TIMEOUT_S: Final = 0.5
 
 
 async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool | None:
-    """True if ``"ip:port"`` accepts connections, False if it refuses, None without an answer within so many seconds."""
+    """True if ``"ip:port"`` accepts connections, False if it refuses, None without an answer in ``timeout`` seconds."""
     try:
         async with asyncio.timeout(timeout):
             _, writer = await asyncio.open_connection(*split_endpoint(address))
@@ -19,7 +19,8 @@ async def accepts_connections(address: str, timeout: float = TIMEOUT_S) -> bool 
         return False
     except (OSError, TimeoutError):
         return None
-    # On the loopback a connection to a free port may get that very port as its own, and connect to itself.
+    # On the loopback interface, a connection to a free port may get that very port as its source, and connect to
+    # itself.
     met_itself = writer.get_extra_info("sockname") == writer.get_extra_info("peername")
     writer.transport.abort()
     return not met_itself

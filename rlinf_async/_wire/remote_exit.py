@@ -1,4 +1,4 @@
-"""Exit of a far subprocess (``RemoteExit``): exit code and last lines of output, as data and as error text."""
+"""Exit of a remote subprocess (``RemoteExit``): exit code and last lines of output, as data and as error text."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RemoteExit:
-    """Remains of a far side that has ended; its exit code is None while the process has not been reaped."""
+    """Exit code and last output of a far side; the code is None until the process is reaped."""
 
     exit_code: int | None
     noise: tuple[str, ...] = ()

@@ -3,8 +3,8 @@
 Not thread-safe; its owner holds a lock::
 
     buffer.add(data, fds, nbytes, on_sent)
-    state = buffer.write_to(sock)               # writes until nothing is left or the socket takes no more
-    for callback in buffer.take_callbacks():    # without the lock, because it is foreign code
+    state = buffer.write_to(sock)               # writes until the buffer is empty or the socket is full
+    for callback in buffer.take_callbacks():    # without the lock: callbacks are foreign code
         callback()
 """
 
@@ -32,7 +32,7 @@ _RESTART: Final = frames.pack((frames.RESTART, 0))
 _NOSIGNAL: Final = int(socket.MSG_NOSIGNAL)
 
 PASSING: Final = frozenset((errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM))
-"""Errors of a socket that will soon accept the same bytes: too many descriptors in transit, no memory."""
+"""Transient errors, after which the socket will accept the same bytes: too many descriptors in transit, no memory."""
 
 RETRY_S: Final = 0.005
 
@@ -48,7 +48,7 @@ class SendBuffer:
     """Packed frames that wait to be written, in order.
 
     Attributes:
-        nbytes: bytes that have been added and not written.
+        nbytes: number of bytes added and not yet written.
         kept: frames that the other side may lack, with their descriptors.
         callbacks: callbacks of unsent frames, each with the total of sent bytes at which it is called.
     """
@@ -66,7 +66,7 @@ class SendBuffer:
         return len(self._queue)
 
     def add(self, data: bytes, fds: Sequence[int], nbytes: int = 0, on_sent: Callable[[], None] | None = None) -> None:
-        """Append a packed frame, kept until it is acknowledged; its descriptors, of ``nbytes``, are then closed."""
+        """Append a packed frame, kept until acknowledged; then close its descriptors, whose content has ``nbytes``."""
         if nbytes and self.kept.is_too_much and not self._queue:
             self.kept.forfeit()
         if fds:
@@ -81,21 +81,21 @@ class SendBuffer:
             self.callbacks.append((self._sent_bytes + self.nbytes, on_sent))
 
     def add_plain(self, data: bytes) -> None:
-        """Append a frame without descriptors or callback, as ``add``."""
+        """Append a frame as ``add`` does, without descriptors or callback."""
         self.kept.add_plain(data)
         self._queue.append(data)
         self.nbytes += len(data)
 
     def add_control(self, data: bytes) -> None:
-        """Append data that is not kept."""
+        """Append data that is not kept for retransmission."""
         self._queue.append(data)
         self.nbytes += len(data)
 
     def restart(self, received: int) -> None:
         """Send everything after the first ``received`` frames again, without descriptors.
 
-        The queue keeps its content: part of it may have left, and the other side skips it. FrameError or OSError means
-        that this is impossible.
+        The queue keeps its content: part of it may have been sent, and the other side skips that part. FrameError or
+        OSError means that retransmission is impossible.
         """
         self.add_control(_RESTART)
         for data, fds, nbytes in self.kept.since(received):
@@ -140,8 +140,8 @@ class SendBuffer:
         size = len(data)
         while queue and size < _BATCH_BYTES:
             # A receiver that has lost descriptors assigns those of one read to the frames behind a RESTART in it. If
-            # frames with descriptors left before the RESTART in the same write, a later frame would show the content of
-            # one of these.
+            # frames with descriptors were sent before the RESTART in the same write, a later frame would show the
+            # content of one of these.
             # tests/_wire/test_send_buffer.py::test_what_is_sent_again_takes_no_descriptor_of_what_is_skipped
             if fds and queue[0] is _RESTART:
                 break
@@ -166,13 +166,13 @@ class SendBuffer:
         return due
 
     def stop(self) -> None:
-        """Send nothing more, and call nothing back; kept frames stay."""
+        """Stop sending and calling back; kept frames stay."""
         self._queue.clear()
         self.callbacks.clear()
         self.nbytes = 0
 
     def drop(self) -> None:
-        """Send nothing more, and keep nothing."""
+        """Stop sending, and drop the kept frames."""
         self.stop()
         self.kept.drop()
 

@@ -1,7 +1,7 @@
 """Writing side of a framed UNIX socket: sends from any thread; relays undelivered frames once it has broken.
 
 Frames sent within one turn of the loop leave in one system call. A *resumable* connection keeps the frames that the
-other side has not acknowledged when the socket breaks, and sends them another way (``hand_over``).
+other side has not acknowledged when the socket breaks, and sends them along another path (``hand_over``).
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ Relay = Callable[[list[Any], Sequence[int]], None]
 
 
 class SocketWriter:
-    """Writer of frames to a socket; descriptors given to it are closed when they have arrived.
+    """Writer of frames to a socket; it closes the descriptors given to it once they have arrived.
 
-    The methods that it calls back do not keep their object, which owns this one, alive: only the garbage collector
-    would free the buffers of a closed connection in such a cycle.
+    The writer holds its callbacks without keeping their object, which owns the writer, alive: in a cycle, only the
+    garbage collector would free the buffers of a closed connection.
 
     Args:
         incoming: counter of the same connection; its acknowledgements travel with the sent frames.
-        resumable: keep frames that are sent after the socket has ended, for ``hand_over``.
-        on_gone: called on the loop, never from within a call, when nothing can be written any more.
-        on_drained: called on the loop when everything has left after the socket had been full.
+        resumable: keep frames that the caller sends after the socket has broken, for ``hand_over``.
+        on_gone: called on the loop, never from within a call, when the socket cannot be written any more.
+        on_drained: called on the loop when a full socket has taken all queued data.
 
     Attributes:
-        thread: the loop's thread; 0 until the connection is open, and until then nothing leaves.
+        thread: id of the loop's thread; 0 until the connection is open; nothing is written before.
         sibling: writer of the other connection between the same two processes, which carries acknowledgements too.
-        is_closed: True once nothing is written any more; frames are then kept, relayed or dropped.
-        lock: held while a frame is put into its place in the order.
+        is_closed: True once writing has stopped; later frames are kept, relayed or dropped.
+        lock: held while a frame is queued in its order.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class SocketWriter:
     ) -> None:
         """Send a frame.
 
-        On the loop's thread a lone frame leaves at once; frames that follow it closely leave together at the end of the
-        turn. From another thread it leaves at once, unless ``later`` says that more will follow.
+        On the loop's thread a single frame is written at once; frames that follow it closely are written together at
+        the end of the turn. On another thread a frame is written at once, unless ``later`` says that more will follow.
 
         Args:
-            hold: send it with the next frame that is not held.
-            now: send it at once in any case, if the socket accepts it.
-            on_sent: called, in any thread, when the kernel has all of it: from then on it arrives even if this process
-                dies.
+            hold: send the frame together with the next one that is not held.
+            now: send the frame at once in any case, if the socket accepts it.
+            on_sent: called, in any thread, when the kernel has all of it: from then on the frame arrives even if this
+            process dies.
 
         Raises:
             ValueError: the frame has more than ``MAX_FRAME_BYTES`` bytes.
@@ -141,7 +141,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def send_all(self, sent: Sequence[tuple[Frame, Sequence[int]]]) -> None:
-        """Send several frames in few system calls, on the loop's thread. A ValueError means that none has left."""
+        """Send several frames in few system calls, on the loop's thread. A ValueError means that none was sent."""
         with self.lock:
             if self.is_closed:
                 for _, fds in sent:
@@ -177,10 +177,10 @@ class SocketWriter:
             self.buffer.add_control(pack(sibling.incoming.acknowledge(frames.OF_SIBLING)))
 
     def acknowledged(self, received: int, about: int) -> None:
-        """Note that the other side has so many frames.
+        """Record that the other side has received that many frames.
 
         Raises:
-            FrameError: the number is impossible, or frames that it requests again are gone.
+            FrameError: the number is impossible, or frames that the peer requests again were dropped.
         """
         if about == frames.OF_SIBLING:
             sibling = self.sibling
@@ -201,7 +201,7 @@ class SocketWriter:
     # -- writing to the kernel ----------------------------------------------------------------------------------
 
     def is_behind(self) -> bool:
-        """True if data waits that cannot leave now; always once the socket has ended."""
+        """True if queued data cannot be written now; always once the socket has broken."""
         if self.is_closed:
             return True
         if self.buffer:
@@ -223,7 +223,7 @@ class SocketWriter:
         self._follow_up(state, callbacks)
 
     def _written(self, state: WriteState) -> Sequence[Callable[[], None]]:
-        # Data for a socket that is gone stays in the queue until its end is handled, so that it counts as behind.
+        # Data for a broken socket stays queued until the break is handled, so that the socket counts as behind.
         # tests/_wire/test_breaks.py::test_a_broken_socket_is_behind_from_the_write_on_that_fails
         self._is_blocked = state is not _EMPTY
         return self.buffer.take_callbacks()
@@ -270,7 +270,7 @@ class SocketWriter:
         else:
             self._loop.call_soon_threadsafe(callback)
 
-    # -- after the end of the socket ----------------------------------------------------------------------------
+    # -- after the socket has broken ----------------------------------------------------------------------------
 
     def _send_closed(self, frame: Frame, fds: Sequence[int]) -> None:
         if self._relay is not None:
@@ -285,15 +285,16 @@ class SocketWriter:
             close_all(fds)
 
     def hand_over(self, received: int, relay: Relay) -> None:
-        """Send the frames that the other side lacks, and all later ones, another way, after the end of this connection.
+        """Send the frames that the other side lacks, and all later ones, along another path, after this connection
+        broke.
 
-        The lock is held to the end. Without it a thread that sends meanwhile would either overtake earlier frames, or
+        Hold the lock until the end. Without it a thread that sends meanwhile would either overtake earlier frames, or
         add to the kept frames after they were taken, where nothing sends them any more
         (tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order).
 
         Args:
             received: number of frames that the other side has.
-            relay: takes a frame and its descriptors; it must not send on this connection.
+            relay: sends a frame and its descriptors; it must not use this connection.
 
         Raises:
             FrameError: the number is impossible.
@@ -304,14 +305,14 @@ class SocketWriter:
             self._relay = relay
 
     def flush_blocking(self, timeout: float) -> None:
-        """Write the queued frames of a process that is about to end, waiting at most ``timeout`` seconds."""
+        """Write the queued frames of a process that is about to exit, waiting at most ``timeout`` seconds."""
         with self.lock, contextlib.suppress(OSError):
             self._sock.settimeout(max(timeout, 0.001))
             while self.buffer.write_to(self._sock) is WriteState.FULL:
                 pass
 
     def end(self) -> None:
-        """Write no more; under the lock. Undelivered frames of a resumable connection stay kept."""
+        """Stop writing; the caller holds the lock. A resumable connection keeps its undelivered frames."""
         self.is_closed = True
         sibling, self.sibling = self.sibling, None
         if sibling is not None:
@@ -321,7 +322,7 @@ class SocketWriter:
             self.buffer.drop()
 
     def drop(self) -> None:
-        """Keep neither sent nor future frames."""
+        """Drop the kept frames, and keep no later ones."""
         self._is_resumable = False
         self.buffer.drop()
 

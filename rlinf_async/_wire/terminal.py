@@ -1,8 +1,8 @@
-"""Non-blocking writer to this process's stdout and stderr: a bounded buffer that a thread of its own empties.
+"""Non-blocking writer to this process's stdout and stderr: a bounded buffer that a separate thread empties.
 
 A reader may stop reading (``| less``, Ctrl-S) for any time; writing does not wait for it. From the first text that does
-not fit, nothing more is accepted until the buffer is empty, so that the number of missing lines can be reported at the
-place where they are missing.
+not fit, the buffer accepts no more until it is empty, so that the number of missing lines can be reported at the place
+where they are missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _Source = tuple[Any, str, str]
 
 
 class Terminal:
-    """Writing end. ``write`` may be called in any thread; the thread starts with the first text."""
+    """Writing end. Any thread may call ``write``; the first text starts the writing thread."""
 
     def __init__(self) -> None:
         self._limit = int(settings.OUTPUT_BUFFER_BYTES())
@@ -45,7 +45,7 @@ class Terminal:
         self._on_end: list[Callable[[], None]] = []
 
     def write(self, stream: Any, text: str, who: str = "", where: str = "") -> None:
-        """Queue whole lines. The line that counts those not fitting begins with ``who`` and ends with ``where``."""
+        """Queue whole lines; a line that counts missing ones begins with ``who`` and ends with ``where``."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock:
             if self._end_by is not None or stream is None:
@@ -71,17 +71,19 @@ class Terminal:
                 self._wake = -1
             return False
         self._thread = thread
-        # A script that ends without closing its cluster: the thread is a daemon and would be cut off in the middle.
+        # A script may exit without closing its cluster: the thread is a daemon, and would be stopped in the middle of a
+        # line.
         self._at_exit = weakref.finalize(self, _drain, weakref.WeakMethod(self.close), os.getpid())
         return True
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give queued text ``RLINF_OUTPUT_END_S`` seconds to leave, and end the thread. Idempotent."""
+        """Wait up to ``RLINF_OUTPUT_END_S`` seconds until queued text is written, and stop the thread. Idempotent."""
         seconds = self._end()
         if self._thread is not None:
-            # Longer than the thread itself takes: it ends unless a write blocks in spite of poll's promise.
+            # Wait longer than the thread itself takes: it exits unless a write blocks although poll has promised
+            # otherwise.
             self._thread.join(seconds + 0.5)
 
     async def aclose(self) -> None:
@@ -109,7 +111,7 @@ class Terminal:
             if self._wake >= 0:
                 self._on_end.append(tell)
                 os.eventfd_write(self._wake, 1)
-            else:  # no thread is running
+            else:
                 tell()
         return seconds
 
@@ -120,11 +122,12 @@ class Terminal:
             while (item := self._next()) is not None:
                 source, data = item
                 rest = b""
-                with contextlib.suppress(Exception):  # a closed stream, or the user's own: the logs have the text
+                # The stream may be closed, or an object of the user's that raises: the logs have the text, too.
+                with contextlib.suppress(Exception):
                     rest = self._put(source[0], data)
                 with self._lock:
                     self._size -= len(data)
-                    if rest:  # time is up
+                    if rest:  # the time is up
                         self._queue.appendleft((source, rest))
                         break
         finally:
@@ -168,12 +171,13 @@ class Terminal:
         while start < len(data):
             if not self._wait(fd):
                 return data[start:]
-            stream.flush()  # the user's own output comes first
+            # Flush the user's own buffered output first, so that it stays ahead of this text.
+            stream.flush()
             start += os.write(fd, data[start : start + _PIPE_BUF_BYTES])
         return b""
 
     def _wait(self, fd: int | None) -> bool:
-        """Wait until a descriptor is writable or, without one, until there is news. Return False when time is up."""
+        """Wait until a descriptor is writable or, without one, until new text or the close. False on a timeout."""
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
         if fd is not None:
@@ -190,7 +194,7 @@ class Terminal:
 
 
 class TerminalStream(io.TextIOBase):
-    """File interface of a stream that is written to by way of a ``Terminal``."""
+    """File interface of a stream whose text a ``Terminal`` writes."""
 
     def __init__(self, terminal: Terminal, stream: Any, who: str = "", where: str = "") -> None:
         self._terminal = terminal

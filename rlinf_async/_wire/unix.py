@@ -1,4 +1,4 @@
-"""``Connection`` over a framed UNIX socket and its ``SocketReader``: frames in and out, which thread reads, the end.
+"""``Connection`` over a framed UNIX socket and its ``SocketReader``: sends, receives, picks the reading thread, closes.
 
 It uses one plain non-blocking socket, ``add_reader`` and ``recvmsg``: as fast as a transport, and descriptors arrive
 with the bytes of their frame. ``SocketWriter`` sends and ``SocketReader`` reads. A receiver without a free descriptor
@@ -47,19 +47,19 @@ class Connection:
     """One end of a framed UNIX socket.
 
     ``on_frame(frame, fds)`` is called on the loop for every frame; the callee owns the descriptors. ``on_arrival()``
-    precedes the first frame of a wake-up, when its bytes have been read and not handled yet; ``on_batch()`` follows the
-    last one. ``on_closed(reason)`` is called once, when the other end is gone or broke the protocol; not after
-    ``close()`` here.
+    precedes the first frame of a wake-up, when its bytes have been read but not handled yet; ``on_batch()`` follows the
+    last one. ``on_closed(reason)`` is called once, when the other end has exited or has broken the protocol, but not
+    after a local ``close()``.
 
-    A second thread may read too (``share``): then all three are called on either thread, though never on both at once.
-    Connections that share an ``arbiter`` never call at once either.
+    A second thread may read, too (``share``): these callbacks then run on either thread, but never on both at once.
+    Callbacks of connections that share an ``arbiter`` never run at the same time either.
 
     Args:
-        resumable: keep frames that are sent after a failure, for ``hand_over``.
+        resumable: keep frames that the caller sends after a failure, for ``hand_over``.
 
     Attributes:
         send, send_all, is_behind, hand_over, flush_blocking: methods of its ``SocketWriter``, bound directly for speed.
-        on_drained: called on the loop when everything has left after the socket had been full.
+        on_drained: called on the loop when a full socket has taken all queued data.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Connection:
 
     @property
     def is_closed(self) -> bool:
-        """True if it neither reads nor writes any more; sent frames are kept for another way."""
+        """True if it neither reads nor writes any more; unacknowledged frames are kept for another path."""
         return self._writer.is_closed
 
     @property
@@ -127,11 +127,11 @@ class Connection:
         return self._socket.fileno()
 
     def open(self) -> None:
-        """Start reading. Call it on the loop's own thread."""
+        """Start reading. Call this on the loop's own thread."""
         if self.is_closed:
             return
-        # Remove callbacks of an earlier socket, which user code has closed, under the same number: a reader would be
-        # replaced and not watched anew; a writer would be called for ever.
+        # The loop may still have callbacks for an earlier socket with this number, which user code has closed. Remove
+        # them: a reader would be replaced but not watched again; a writer would be called forever.
         self._loop.remove_reader(self.fileno())
         self._loop.remove_writer(self.fileno())
         self._writer.thread = threading.get_ident()
@@ -139,7 +139,7 @@ class Connection:
         self._writer.flush()
 
     def share(self, idle: IdleReader) -> None:
-        """Let another thread read while it waits for something; call it before ``open``."""
+        """Let another thread read while it is idle. Call this before ``open``."""
         self._idle = idle
         self._arbiter.idle_loop = idle.loop
         idle.add(self.fileno(), self._readable_elsewhere)
@@ -148,7 +148,7 @@ class Connection:
         """Link two connections to the same process, so that acknowledgements of one may travel on the other.
 
         Only the first two sockets between two processes may be linked. Each side notices independently that a socket
-        has ended and another follows: a number of frames of the old one must not be taken for the new one's.
+        has ended and another follows: a frame count of the old one must not be taken for one of the new one.
         """
         self._writer.sibling, sibling._writer.sibling = sibling._writer, self._writer
 
@@ -196,8 +196,8 @@ class Connection:
 
     def _readable_elsewhere(self, in_loop: bool) -> None:
         """Read on the other thread, whose loop runs or not."""
-        # To the last byte: an exclusive wake-up is for one thread, and the other one is not told about left-over bytes;
-        # they would lie there until the next frame.
+        # Read to the last byte: an exclusive wake-up is for one thread, and the other one is not notified of
+        # left-over bytes, which would wait for the next frame.
         # tests/_wire/reading/test_second_thread.py::test_the_thread_that_reads_reads_all_that_is_there
         with self._arbiter.lock:
             if in_loop and not self._arbiter.may_read:
@@ -210,7 +210,7 @@ class Connection:
                 self._idle.remove(self.fileno())
 
     def drain(self) -> None:
-        """Handle the frames that were read, and read everything that the other side sent before it ended."""
+        """Handle the frames already read, then read everything that the other side sent before it ended."""
         with self._arbiter.lock:
             self.reader.handle()
             while self.reader.has_more() and self._read():
@@ -224,35 +224,36 @@ class Connection:
                 self.reader.handle()
 
     def read_available(self) -> None:
-        """Read everything that the other side has sent by now; it may go on sending."""
+        """Read everything that the other side has sent by now; it may continue to send."""
         with self._arbiter.lock:
             self.reader.handle()
             if self.is_closed:
                 return
-            # Reading until it is empty would take too long: a sender that never pauses would hold this thread for ever.
-            # The bytes that are there at the call are the ones that were sent before.
+            # Reading until the socket is empty could take too long: a sender that never pauses would hold this thread
+            # forever. All bytes sent before the call are in the socket by now, so their number is the limit.
             # tests/_wire/test_unix.py::test_what_had_been_said_is_read_at_once_and_no_more_is_waited_for
             available = array.array("i", [0])
             try:
                 fcntl.ioctl(self.fileno(), termios.FIONREAD, available)
-            except OSError as error:  # user code has closed it
+            except OSError as error:  # user code has closed the descriptor
                 self._fail(f"{type(error).__name__}: {error}")
                 return
-            if available[0] and not self._socket.is_intact():  # the bytes belong to another file
+            # Another file has the number: the bytes are not for this reader.
+            if available[0] and not self._socket.is_intact():
                 self._fail("its descriptor was closed")
                 return
             until = self._incoming.read_bytes + available[0]
             while self._incoming.read_bytes < until and self._read():
                 pass
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ----------------------------------------------------------------------------------------------------
 
     def _number_taken(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._read_rest_and_fail)
 
     def _read_rest_and_fail(self) -> None:
-        """Fail because nothing can be written any more, after reading what the other side has sent."""
+        """Fail because the socket cannot be written any more, after reading all that the other side has sent."""
         if self.is_closed:
             return
         if self._socket.is_intact():
@@ -286,8 +287,8 @@ class Connection:
         self._socket.leave_to_parent()
 
     def close(self) -> None:
-        """Close the socket and every descriptor that was not handed over; frames are neither sent nor kept. Idempotent;
-        on the loop's thread."""
+        """Close the socket and all descriptors not handed over; no frame is sent or kept. Idempotent; on the loop's
+        thread."""
         self.end()
         with self._writer.lock:
             self._writer.drop()
@@ -301,14 +302,13 @@ class Connection:
             self._writer.end()
             self.reader.stop()
         if self._writer.thread and not self._loop.is_closed():
-            with contextlib.suppress(RuntimeError):  # it was closed meanwhile
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._writer.on_loop(self._release)
                 return
         self._release()
 
     def _release(self) -> None:
-        """Close the socket on the loop's thread. The loop's selector knows the number until then, so it must not be
-        reused."""
+        """Close the socket on the loop's thread: its number must not be reused while the loop's selector knows it."""
         fileno = self.fileno()
         if fileno < 0:
             return
@@ -317,23 +317,24 @@ class Connection:
             with contextlib.suppress(OSError):
                 self._loop.remove_reader(fileno)
                 self._loop.remove_writer(fileno)
-        with self._arbiter.lock:  # no thread may be about to read
+        with self._arbiter.lock:  # wait until no thread is about to read
             if self._idle is not None:
                 self._idle.remove(fileno)
             self._socket.close()
-            self.reader.release_buffer()  # a reference cycle may keep the closed reader until the collector runs
+            # Free the buffer now: a reference cycle may keep the closed reader until the garbage collector runs.
+            self.reader.release_buffer()
 
 
 class SocketReader:
     """Reader of a non-blocking socket; one thread at a time.
 
     Args:
-        writer: writer of the same connection, which gets the other side's acknowledgements.
+        writer: writer of the same connection, which receives the other side's acknowledgements.
         on_failed: method called if the socket or its content cannot be read; its object is not kept alive.
 
     Attributes:
         is_handling: True while a frame is being handled further up in the stack.
-        is_stopped: True once nothing is read any more.
+        is_stopped: True once reading has stopped for good.
     """
 
     def __init__(
@@ -366,7 +367,7 @@ class SocketReader:
         self._poll = poll.poll
 
     def has_more(self) -> bool:
-        """True if ``read`` would find data, an end or an error; this takes a fifth of the time of an empty read."""
+        """True if ``read`` would find data, an end or an error; takes a fifth of the time of an empty read."""
         return bool(self._poll(0))
 
     def read(self) -> bool | None:
@@ -428,7 +429,7 @@ class SocketReader:
             self._writer.send_acknowledgement(frames.LOST)
 
     def handle(self) -> None:
-        """Handle the frames that were read; called within a handler, the remaining ones."""
+        """Handle the frames that were read; called from within a handler, handle the remaining ones."""
         inside, self.is_handling = self.is_handling, True
         try:
             while self._arrived:
@@ -446,7 +447,7 @@ class SocketReader:
             on_failed(reason)
 
     def stop(self) -> None:
-        """Read no more, and drop frames that were read and not handled."""
+        """Stop reading, and drop frames that were read but not handled."""
         self.is_stopped = True
         for _, fds in self._arrived:
             close_all(fds)

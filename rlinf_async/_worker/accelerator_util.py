@@ -11,15 +11,15 @@ from typing import Any, ClassVar
 from rlinf_async._messaging.collective_options import CollectiveGroupOptions
 from rlinf_async.hardware import FAMILIES, AcceleratorType, find_accelerators, get_family, is_rehearsal
 
-_DEFAULT_CLUSTER_SIZE = 4  # the most that NCCL takes by itself where thread blocks can be clustered
+# Maximum that NCCL uses by default on devices that can cluster thread blocks.
+_DEFAULT_CLUSTER_SIZE = 4
 
 
 class AcceleratorUtil:
-    """Facts about a family of accelerators.
+    """Queries about a family of accelerators.
 
-    ``accelerator_type`` is an ``AcceleratorType`` or its name; None stands for this process's own.  In a rehearsal,
-    whose devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is
-    ``"cpu"``.
+    ``accelerator_type`` is an ``AcceleratorType`` or its name; None means this process's own. In a rehearsal, whose
+    devices are only declared, the back end is Gloo, the platform computes on the CPU and the device type is ``"cpu"``.
     """
 
     # Families whose workers exchange device memory through their collective back end; workers of other families use
@@ -30,8 +30,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the type that this worker's group was placed on, elsewhere this machine's; ``"NO_ACCEL"``
-        without any."""
+        """Return the accelerator type of this worker's group, elsewhere of this machine; ``"NO_ACCEL"`` without any."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod
@@ -64,7 +63,7 @@ class AcceleratorUtil:
         """Return the torch module of the devices, such as ``torch.cuda``; None without devices.
 
         Raises:
-            ImportError: this torch does not support the family; the maker's extension is missing.
+            ImportError: this torch does not support the family; the vendor's extension is missing.
         """
         family = _family(accelerator_type)
         if family is None:
@@ -82,14 +81,14 @@ class AcceleratorUtil:
             raise ImportError(
                 f"this torch ({torch.__version__}) has no torch.{family.torch_platform} for {family.type}"
             )
-        if not hasattr(platform, "ipc_collect"):  # so that callers may call it on every platform
+        # Every platform gets this method, so that callers need no check.
+        if not hasattr(platform, "ipc_collect"):
             platform.ipc_collect = lambda: None
         return platform
 
     @staticmethod
     def get_device_type(accelerator_type: str | None = None) -> str | None:
-        """Return the ``torch.device`` type of the devices: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without
-        any."""
+        """Return the ``torch.device`` type: ``"cuda"``, ``"xpu"``, ``"npu"``, ``"musa"``; None without devices."""
         family = _family(accelerator_type)
         if family is None:
             return None
@@ -97,10 +96,10 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accel_pg_options(accelerator_type: str | None, options: CollectiveGroupOptions | None) -> Any:
-        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options, or if the back end is not
+        """Return ``pg_options`` for ``torch.distributed.new_group``; None without options or for another back end than
         NCCL.
 
-        Unset values are 4 thread blocks in a cluster, 32 at most and 1 at least.
+        Defaults are 4 thread blocks per cluster, and between 1 and 32 thread blocks.
         """
         if options is None or options.is_empty_options() or AcceleratorUtil.get_ccl_backend(accelerator_type) != "nccl":
             return None

@@ -23,7 +23,7 @@ from rlinf_async.errors import ClosedError
 
 logger = own_logger(__name__)
 
-_KILL_TIMEOUT_S: Final = 5.0  # seconds for the daemon to kill this process before the process ends itself
+_KILL_TIMEOUT_S: Final = 5.0  # seconds for the daemon to kill this process before it ends itself
 
 _MAX_TEXT: Final = 300
 
@@ -32,7 +32,7 @@ class BackgroundTask:
     """A coroutine that a worker runs in the background, as ``Worker.background`` returns it."""
 
     def __init__(self, name: str, origin: str, on_main: Callable[..., None]) -> None:
-        """Do not call: ``Worker.background`` makes the tasks."""
+        """Do not call this: ``Worker.background`` creates the tasks."""
         self._name = name
         self._origin = origin
         self._on_main = on_main
@@ -45,7 +45,7 @@ class BackgroundTask:
         return f"<BackgroundTask {self._name} [{state}], started at {self._origin}>"
 
     def cancel(self) -> None:
-        """Cancel the task, which gets ``CancelledError``.  Any thread; idempotent."""
+        """Cancel the task, which gets ``CancelledError``.  Idempotent; any thread may call this."""
         self._is_cancelled = True
         self._on_main(self._cancel)
 
@@ -67,7 +67,7 @@ class BackgroundTasks:
 
     Attributes:
         post_mortem: called with an error of a task, before the worker ends because of it.
-        verdict: why this worker ends, once a task has failed; empty before.
+        verdict: the reason why this worker ends, once a task has failed; empty before.
         is_closed: true once no more tasks are started; a failure is then only logged.
     """
 
@@ -75,7 +75,7 @@ class BackgroundTasks:
         self._loop = loop
         self._on_main = on_main
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
-        # Strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected.
+        # Keep strong references: a loop refers to its tasks weakly, and a task in a reference cycle could be collected.
         self._running: set[asyncio.Task[None]] = set()
         self.verdict = ""
         self.is_closed = False
@@ -132,12 +132,12 @@ class BackgroundTasks:
             return
         self.post_mortem(error)
         self.verdict = f"ended because {told}"
-        with contextlib.suppress(Exception):  # user code may have closed it
+        with contextlib.suppress(Exception):  # user code may have closed stderr
             sys.stderr.write(f"{''.join(traceback.format_exception(error))}this worker {self.verdict}\n")
         self._loop.stop()
 
     def limit_end(self, client: NodeClient) -> None:
-        """Have the daemon kill this process after the close grace, in case exit functions or threads never end."""
+        """Make the daemon kill this process after the close grace, in case exit functions or threads never end."""
 
         def cut_off() -> None:
             client.request(operations.KillStuck(self.verdict))
@@ -145,8 +145,9 @@ class BackgroundTasks:
         client.later(settings.CLOSE_GRACE_S(), cut_off)
 
     def end_process(self, client: NodeClient) -> None:
-        """Have the daemon kill this process if a task has failed; the main thread calls it, with its loop stopped."""
+        """Make the daemon kill this process if a task has failed; the main thread calls this, with its loop stopped."""
         if self.verdict:
             # An exit status carries no reason. The reason of a kill by the daemon reaches the group's owner.
-            with contextlib.suppress(Exception):  # it is gone, or does not answer: then this process ends by itself
+            # If the daemon has exited or does not answer, this process ends itself.
+            with contextlib.suppress(Exception):
                 client.request(operations.KillStuck(self.verdict)).wait(_KILL_TIMEOUT_S)

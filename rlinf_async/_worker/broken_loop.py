@@ -1,4 +1,4 @@
-"""Report of an event loop of a worker that broke, and the exit status that goes with it."""
+"""Report of a worker's broken event loop, and the exit status of that worker."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import threading
 import traceback
 from typing import Final
 
-EXIT_CODE: Final = 70  # exit status of a worker that cannot go on (sysexits.h: an internal error)
+EXIT_CODE: Final = 70  # exit status of a worker with a broken loop (sysexits.h: an internal error)
 
 _breaking: Final = threading.Lock()
 
 
 def report(error: BaseException) -> None:
-    """Write the traceback of a broken loop to stderr as this worker's last words.
+    """Write the traceback of a broken loop to stderr as this worker's last output.
 
-    A method that closes descriptors breaks all loops at once, and the first thread that exits ends the others.  The
-    lock lets one thread after the other write, so that no report is cut off.
+    A method that closes descriptors breaks all loops at once, and the first thread that exits ends the others. The lock
+    makes the threads write one after the other, so that no report is cut off.
     """
     with _breaking, contextlib.suppress(BaseException):
         text = "".join(traceback.format_exception(error))

@@ -1,12 +1,12 @@
-"""Watchdog of collectives after a rank failed: aborts this worker's process groups, or asks for its kill.
+"""Watchdog of collectives after a rank failed: aborts this worker's process groups, or requests its kill.
 
-After a rank has failed, its caller tells the other ranks (FAILED), once per open call.  Then, on the socket thread::
+After a rank has failed, its caller notifies the other ranks (FAILED), once per open call.  Then, on the socket thread::
 
     an operation pends for collective_timeout since the failure  ──►  the process groups are aborted, the method raises
-    abort_grace later it still sits in one                       ──►  the daemon is asked to kill this process
-    it computes, or waits for something else                     ──►  nothing is done to it; its caller names it
+    abort_grace later the method is still inside one             ──►  the daemon is requested to kill this process
+    the method computes, or waits for something else             ──►  no action here; its caller names it in warnings
 
-Within the failed call, the failed rank will not enter another collective.  In another call it may still come: an abort
+Within the failed call, the failed rank will not enter another collective. In another call it may still do so: an abort
 then requires that the rank belongs to the operation's process group and, according to its daemon, owes neither that
 call nor a later one.
 """
@@ -29,7 +29,7 @@ from rlinf_async._worker.running_call import Call, CallState
 
 logger = own_logger(__name__)
 
-_TOGETHER_S: Final = 0.01  # delay before the first look: notices about many calls arrive at once
+_TOGETHER_S: Final = 0.01  # delay before the first check: notices about many calls arrive together
 
 
 @dataclass
@@ -37,10 +37,10 @@ class Watched:
     """A call during which another rank has failed.
 
     Attributes:
-        rank, endpoint: rank that failed first.
-        text: its failure: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        rank, endpoint: the rank that failed first, and its endpoint.
+        text: description of its failure: ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
         is_own: true if the rank failed in this very call.
-        ends: true if the caller will make the call again: its pending waits are ended at once.
+        ends: true if the caller will repeat the call: its pending waits are ended at once.
         failed_call: number of the call in which the rank failed.
         failed_at: time of the failure, by ``clock.monotonic()``.
         is_aborted: true from the abort of its process groups to the end of its grace.
@@ -72,7 +72,7 @@ class CollectiveWatch:
         self._timer: asyncio.TimerHandle | None = None
 
     def failed(self, call: Call, facts: Mapping[str, Any]) -> None:
-        """Watch a call of this worker because a rank of the group has failed. Any thread."""
+        """Watch a call of this worker because a rank of the group has failed. Any thread may call this."""
         failed_at = clock.monotonic() - facts["seconds_ago"]
         watched = Watched(
             call, facts["rank"], facts["endpoint"], facts["text"], facts["is_own"], facts["call"], failed_at,
@@ -82,7 +82,7 @@ class CollectiveWatch:
         self._client.later(0, lambda: self._watch(watched))
 
     def ended(self) -> None:
-        """Stop watching the calls that have ended. Any thread."""
+        """Stop watching ended calls. Any thread may call this."""
         self._client.later(0, self._drop_ended)
 
     def _watch(self, watched: Watched) -> None:
@@ -101,7 +101,7 @@ class CollectiveWatch:
         for key in [key for key, watched in self._watched.items() if watched.call.state is CallState.ENDED]:
             del self._watched[key]
         if not self._watched:
-            # Sampled stacks are kept only for watched calls: frames keep the user's tensors alive.
+            # Keep sampled stacks only for watched calls: frames keep the user's tensors alive.
             self._collectives.forget()
 
     def _look(self) -> None:
@@ -111,7 +111,7 @@ class CollectiveWatch:
         now = clock.monotonic()
         counts_from = self._client.events.counts_from
         first = min(counts_from(each.failed_at) + self._patience(each) for each in self._watched.values())
-        if first > now:  # nothing is due: the recorder, which is slow, is not asked
+        if first > now:  # nothing is due: do not query the recorder, which is slow
             self._collectives.sample()
             self._look_after(first - now)
             return
@@ -121,7 +121,7 @@ class CollectiveWatch:
             if rest > 0:
                 due = min(due, rest)
             elif watched.is_aborted:
-                continue  # what becomes of it is decided when its grace is over
+                continue  # a decision follows when its grace is over
             elif watched.is_own:
                 self._abort(watched, operation)
                 break
@@ -137,9 +137,10 @@ class CollectiveWatch:
         return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
-        """Return the watched calls whose methods run, with the operations that pend."""
+        """Return the watched calls whose methods run, with the operations that are pending."""
         running = [call for call in list(self._calls.values()) if call.state is CallState.RUNNING]
-        blocking = [call for call in running if call.task is None]  # the loop stands: a pending operation is its own
+        # The loop is blocked: a pending operation belongs to a ``def`` method.
+        blocking = [call for call in running if call.task is None]
         concerned = [watched for watched in self._watched.values() if watched.call in (blocking or running)]
         if not concerned:
             return []
@@ -155,7 +156,7 @@ class CollectiveWatch:
     def _decide(self, watched: Watched, request: DaemonRequest[bool]) -> None:
         try:
             may_come = request.wait()
-        except Exception as error:  # its node is lost
+        except Exception as error:  # the node of that rank is lost
             logger.debug("where rank %d was, none answers: %s", watched.rank, error)
             may_come = False
         for each, operation in [] if may_come else self._stuck():
@@ -163,7 +164,7 @@ class CollectiveWatch:
                 self._abort(watched, operation)
                 break
 
-    # -- the end of it --------------------------------------------------------------------------------------------
+    # -- abort and kill ---------------------------------------------------------------------------------------------
 
     def _abort(self, watched: Watched, operation: Pending) -> None:
         watched.is_aborted = True
@@ -175,9 +176,9 @@ class CollectiveWatch:
         since_abort = PythonProbe() if watched.call.task is None else None
         try:
             self._collectives.abort([each for _, each in self._stuck()])
-        except Exception as error:  # no descriptors are left, or no threads
+        except Exception as error:  # no descriptors or threads are available
             logger.warning("the process groups could not be aborted: %s", error)
-        # Start the grace after the abort, which may itself have waited long for a core.
+        # Start the grace period after the abort, which may itself have waited long for a CPU.
         loop = self._client.loop
         loop.call_later(self._grace / 2, self._sample, watched)
         loop.call_later(self._grace, self._end, watched, operation, since_abort)
@@ -188,13 +189,13 @@ class CollectiveWatch:
             watched.second_half = PythonProbe()
 
     def _end(self, watched: Watched, operation: Pending, since_abort: PythonProbe | None) -> None:
-        """Have this process killed if it is still in the aborted collective, or has been in another one for long."""
+        """Request a kill if this process is still in the aborted collective, or has been in another one for long."""
         second_half, watched.second_half, watched.is_aborted = watched.second_half, None, False
         if watched.call.state is CallState.ENDED or self._client.events.in_debugger:
             return
         latest = clock.monotonic() - self._grace / 3
         stuck = [each for other, each in self._stuck() if other.call is watched.call and each.since < latest]
-        if second_half is None or second_half.has_run:  # it computes: a record may stay open
+        if second_half is None or second_half.has_run:  # this process is computing, and torch may keep a record open
             stuck = [each for each in stuck if each.record < 0]
         # A peer's abort may have freed this rank before its own abort. It has then run Python since, whatever torch's
         # record says.

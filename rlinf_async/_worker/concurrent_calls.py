@@ -1,10 +1,10 @@
 """``ConcurrentCalls``: event loop of a worker's ``@concurrent`` methods, in a thread that starts with the first call.
 
-The main thread belongs to user code, and its loop stands still while a ``def`` method runs; the socket thread must
-never run user code.  So calls that overtake a ``def`` method need a third thread::
+The main thread belongs to user code, and its loop is blocked while a ``def`` method runs; the socket thread must never
+run user code. So calls that overtake a ``def`` method need a third thread::
 
-    any thread          submit(call) ── call_soon_threadsafe ──► start(call, loop): a task, or None if it was cancelled
-    any thread          cancel(call) ── call_soon_threadsafe ──► behind the start, so that there is a task
+    any thread          submit(call) ── call_soon_threadsafe ──► start(call, loop): a task; None if it was cancelled
+    any thread          cancel(call) ── call_soon_threadsafe ──► after the start, so that the task exists
     socket thread       end()        ── at the worker's end: cancels all tasks; the main thread waits for them
 """
 
@@ -27,10 +27,10 @@ logger = own_logger(__name__)
 
 
 class ConcurrentCalls:
-    """Calls of ``@concurrent`` methods.  Any thread may call the methods.
+    """Running calls of ``@concurrent`` methods. Any thread may use it.
 
     Args:
-        start: begins a call on the loop, in its thread, and returns the task; None if the call has begun or ended.
+        start: starts a call on the loop, in its thread; returns the task, or None if the call has begun or ended.
     """
 
     def __init__(self, start: Callable[[Call, asyncio.AbstractEventLoop], asyncio.Task[None] | None]) -> None:
@@ -38,7 +38,8 @@ class ConcurrentCalls:
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: dict[asyncio.Task[None], Call] = {}  # accessed by the loop's thread only
-        self.ended: Future[None] | None = None  # done once all tasks have ended, after ``end``; None before
+        # Settled once all tasks have ended, after ``end``; None before.
+        self.ended: Future[None] | None = None
 
     def submit(self, call: Call) -> None:
         """Run a call; after ``end`` the call is ignored, because the daemon answers the open calls of an ended worker.
@@ -55,7 +56,7 @@ class ConcurrentCalls:
             self._loop.call_soon_threadsafe(self._begin, call, self._loop)
 
     def cancel(self, call: Call) -> None:
-        assert self._loop is not None  # where it has begun
+        assert self._loop is not None  # the call has begun, so the loop exists
         self._loop.call_soon_threadsafe(self._cancel, call)
 
     def end(self) -> None:
@@ -63,11 +64,13 @@ class ConcurrentCalls:
         with self._lock:
             if self._loop is not None:
                 self.ended = asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop)
-            else:  # a first call that arrives now is ignored by submit: nothing would wait for its cleanup
+            else:
+                # No loop exists: ``submit`` ignores a first call that arrives now, because nothing would wait for its
+                # cleanup.
                 self.ended = Future()
                 self.ended.set_result(None)
 
-    # -- its own thread -----------------------------------------------------------------------------------------
+    # -- on its own thread -----------------------------------------------------------------------------------------
 
     def _begin(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         task = self._start(call, loop)
@@ -77,7 +80,7 @@ class ConcurrentCalls:
 
     @staticmethod
     def _cancel(call: Call) -> None:
-        assert call.task is not None  # this comes behind what has begun it
+        assert call.task is not None  # this callback runs after the one that started the call
         call.task.cancel()
 
     async def _cancel_all(self) -> None:
@@ -85,7 +88,8 @@ class ConcurrentCalls:
         for task in tasks:
             call = self._calls.get(task)
             if call is not None and call.cancelled:
-                continue  # a second word must not interrupt the cleaning up that the first one caused
+                # A second cancel must not interrupt the cleanup that the first one caused.
+                continue
             if call is not None:
                 call.cancelled = True
             task.cancel()
@@ -93,7 +97,7 @@ class ConcurrentCalls:
 
 
 async def all_ended(waited: Collection[asyncio.Future[Any]], seconds: float | None = None) -> None:
-    """Wait until cancelled tasks have ended, even if one of them cancels all of the loop, the waiting one included."""
+    """Wait until cancelled tasks have ended, even if one of them cancels all tasks of the loop, this one included."""
     loop = asyncio.get_running_loop()
     until = None if seconds is None else loop.time() + seconds
     while left := [each for each in waited if not each.done()]:
@@ -108,4 +112,4 @@ def _on_error(error: BaseException) -> None:
     if isinstance(error, SystemExit | KeyboardInterrupt):
         logger.warning("%s in a background task of the worker is ignored", type(error).__name__)
     else:
-        broken_loop.end(error)  # its calls would never be answered
+        broken_loop.end(error)  # the calls of a broken loop would never be answered

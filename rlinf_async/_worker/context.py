@@ -1,4 +1,4 @@
-"""Global state of a worker process: its ``Identity``, client of the daemon and ``Exchange``; none in a driver."""
+"""Global state of a worker process: its ``Identity``, client of the daemon and ``Exchange``; all None in a driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _parent: Identity | None = None
 
 
 def require_client() -> NodeClient:
-    """Return this worker's client; RuntimeError if this process is no worker, ForkedProcessError in a forked child."""
+    """Return this worker's client; RuntimeError in a process that is not a worker, ForkedProcessError in a fork."""
     if client is None:
         raise _no_worker("this process is no worker")
     return client
@@ -53,7 +53,7 @@ def require_exchange() -> Exchange:
 
 
 def require_background() -> BackgroundTasks:
-    """Return this worker's background tasks; raises as ``require_client``, also in a worker that was not launched."""
+    """Return this worker's background tasks; raises as ``require_client``, even in a worker that has joined."""
     if background is None:
         raise _no_worker("background() is for a worker that was launched: this process is none")
     return background
@@ -66,7 +66,7 @@ def _no_worker(why: str) -> RuntimeError:
 
 
 def forget() -> None:
-    """Reset the state in a forked child of user code, which is no worker; the client closes the copy of the socket."""
+    """Reset the state in a forked child of user code, which is not a worker; the client closes its socket."""
     global identity, client, exchange, background, _parent
     _parent = identity or _parent
     identity = client = exchange = background = None

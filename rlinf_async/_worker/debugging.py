@@ -1,12 +1,12 @@
-"""Debugger of a worker: ``breakpoint()`` waits for an operator, and an operator stops a running rank.
+"""Debugger of a worker: ``breakpoint()`` waits for an operator, and an operator may stop a running rank.
 
-The standard library's pdb runs on the thread that stops; its lines come from an operator by way of the daemons::
+The standard library's pdb runs on the thread that stops; its lines come from an operator through the daemons::
 
     rlinf-ctl ── DebugRank(line) ──► daemon ── "debug" ──► the thread that reads sockets ── queue ──► pdb
               ◄── "debug" ────────── daemon ◄── DebugSaid(text) ───────────────────────────────────── pdb
 
-While the main thread waits at a prompt, the socket thread reads.  So the main thread must not stop while it holds a
-lock of the framework: a signal enters pdb only in the user's code and in known waits, and elsewhere it is sent again.
+While the main thread waits at a prompt, the socket thread reads. So the main thread must not stop while it holds a lock
+of the framework: the signal enters pdb only in the user's code and in known waits; elsewhere it is repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlinf_async._waits.user_code import frames_of
 
 logger = own_logger(__name__)
 
-SIGNAL: Final = signal.SIGRTMAX - 4  # signal upon which the main thread of a worker checks whether to stop
+SIGNAL: Final = signal.SIGRTMAX - 4  # on this signal, a worker's main thread checks for a stop
 
 _SKIPPED: Final = (
     "rlinf_async*",
@@ -57,16 +57,19 @@ _GATES: Final = frozenset(
     (("rlinf_async._waits.thread_gate", "wait"), ("rlinf_async._wire.reading.idle_reader", "read_for"))
 )
 
-_AGAIN_S: Final = 0.02  # delay before the signal is repeated to a main thread that has not stopped; doubled each time
+# Delay before the signal is repeated to a main thread that has not stopped; doubled each time.
+_AGAIN_S: Final = 0.02
 
 _MOST_AGAIN_S: Final = 1.0
 
-# Number of signals that may meet the main thread inside the framework before it is stopped at the user's next line.
+# Number of signals that may find the main thread inside the framework before it is stopped at the user's next line.
 _MOST_TRIES: Final = 20
 
-_C_CALL_S: Final = 1.0  # seconds after which a thread that has not stopped is reported as being in a C call
+# Seconds after which a thread that has not stopped is reported as being in a C call.
+_C_CALL_S: Final = 1.0
 
-_RESUMED_S: Final = 0.2  # pause between stops below which a step is not reported as an end of the stop
+# A rank that stops again within this pause is not reported as resumed: it is stepping.
+_RESUMED_S: Final = 0.2
 
 
 class Debugger:
@@ -106,17 +109,17 @@ class Debugger:
         return self._operator != 0
 
     def install(self) -> None:
-        """Have ``breakpoint()`` and operators stop this process; the main thread calls it."""
+        """Let ``breakpoint()`` and operators stop this process. The main thread calls this."""
         sys.breakpointhook = self._breakpoint
         signal.signal(SIGNAL, self._on_signal)
         self._client.events.on("debug", self._on_event)
 
     def end(self) -> None:
-        """Release a thread at the prompt, because this process is about to end; any thread may call it."""
+        """Release a thread at the prompt, because this process is about to exit. Any thread may call this."""
         self._is_ending = True
         self._leave()
 
-    # -- what an operator says, where frames are handled ---------------------------------------------------------
+    # -- operators' requests, where frames are handled ---------------------------------------------------------------
 
     def _on_event(self, facts: dict[str, Any]) -> None:
         source, what = facts["operator"], facts["what"]
@@ -129,7 +132,8 @@ class Debugger:
                 self._send(source, "stopped", self._last)
             else:
                 self._is_wanted, self._tries = True, 0
-                self._client.later(0, self._interrupt)  # from another thread: the main one may be running this handler
+                # Interrupt from another thread: the main thread may be running this handler.
+                self._client.later(0, self._interrupt)
                 self._client.later(_C_CALL_S, self._report_c_call)
         elif source == self._operator:
             if what == "line" and self._stopped_at:
@@ -145,9 +149,10 @@ class Debugger:
     def _send(self, operator: int, state: str, text: str) -> None:
         if operator:
             self._client.request(operations.DebugSaid(operator, state, text))
-            self._client.flush()  # a thread that stands at the prompt ends no turn of its loop
+            # Flush now: a thread at the prompt finishes no turn of its loop.
+            self._client.flush()
 
-    # -- entering -------------------------------------------------------------------------------------------------
+    # -- stopping ----------------------------------------------------------------------------------------------------
 
     def _breakpoint(self, *args: Any, **kwargs: Any) -> Any:
         if os.environ.get("PYTHONBREAKPOINT") or os.getpid() != self._pid:
@@ -158,7 +163,7 @@ class Debugger:
         return None
 
     def post_mortem(self, error: BaseException) -> None:
-        """Keep the frames of a method's error for an operator, for the seconds of the setting."""
+        """Keep the frames of a method's error for an operator, for as long as the setting says."""
         seconds = settings.POST_MORTEM_S()
         traceback = error.__traceback__
         while traceback is not None and not _is_users(traceback.tb_frame):
@@ -167,13 +172,14 @@ class Debugger:
             return
         try:
             self._pdb().look_at(traceback, f"{type(error).__name__}: {error}".partition("\n")[0], seconds)
-        except Exception:  # of a command, or of an error that is no text: the caller waits for the answer
+        # A command may fail, or the error's text: the caller still waits for the answer.
+        except Exception:
             logger.exception("the debugger of %s has failed", self._name)
 
     def _interrupt(self, again: float = _AGAIN_S) -> None:
         """Send signals until the main thread stops; runs on the socket's thread."""
-        # Repeat the signal: one that comes just before a system call does not interrupt that call, and the thread may
-        # wait there for ever. tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
+        # Repeat the signal: one that arrives just before a system call does not interrupt it, and the thread may
+        # wait there forever. tests/test_debugging.py::test_every_rank_of_a_deadlock_stops
         if self._is_wanted:
             signal.pthread_kill(self._main, SIGNAL)
             self._client.later(again, lambda: self._interrupt(min(2 * again, _MOST_AGAIN_S)))
@@ -200,7 +206,7 @@ class Debugger:
             self._arm(frame)
 
     def _enter_between(self) -> None:
-        """Stop in a suspended coroutine of a call, or at the first line of the next call; runs on the main loop."""
+        """Stop in a suspended coroutine of a call, or at the first line of the next call. Runs on the main loop."""
         if not self._is_wanted:
             return
         for call in self._calls():
@@ -222,10 +228,10 @@ class Debugger:
             found = self._per_thread.pdb = _Pdb(self)
         return found
 
-    # -- at the prompt, on the thread that has stopped ----------------------------------------------------------------
+    # -- at the prompt, on the stopped thread -------------------------------------------------------------------------
 
     def stopped(self, frame: FrameType, line: int, why: str, limit: float | None, talk: Callable[[], None]) -> None:
-        """Run a dialogue of pdb; other threads that stop meanwhile wait for the lock."""
+        """Run a pdb session; other threads that stop meanwhile wait for the lock."""
         with self._turn:
             if self._is_ending:
                 return
@@ -242,7 +248,7 @@ class Debugger:
                 self._client.later(_RESUMED_S, self._report_resumed)
 
     def read_line(self, text: str) -> str:
-        """Send pdb's output, and wait for a line; empty if the operator has left."""
+        """Send pdb's output, and wait for a line; empty once the operator has left."""
         self._last = text
         self._send(self._operator, "stopped", text)
         while not self._is_ending:
@@ -296,18 +302,19 @@ class _Pdb(pdb.Pdb):
         self.is_armed = False
 
     def stop(self, innermost: FrameType, users: FrameType, suspended: Sequence[FrameType] = ()) -> None:
-        """Open the prompt at a frame of the user's.
+        """Open the prompt at a user's frame.
 
         Args:
-            innermost: innermost frame of this thread to be traced, with its callers.
-            suspended: frames of a suspended coroutine, outermost first, if the prompt is to show those instead.
+            innermost: innermost frame of this thread; it and its callers will be traced.
+            suspended: frames of a suspended coroutine, outermost first, if the prompt must show those instead.
         """
         # Stop tracing first: pdb would open a prompt in its own code.
         sys.settrace(None)
         self._mark(innermost)
         self._suspended = suspended
         self.interaction(users, None)
-        if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:  # it is to stop again
+        # The user has asked to stop again.
+        if self.breaks or self.stopframe is not self.botframe or self.stoplineno != -1:
             sys.settrace(self.trace_dispatch)
 
     def look_at(self, traceback: TracebackType, error: str, limit: float) -> None:
@@ -376,11 +383,11 @@ class _Pdb(pdb.Pdb):
     do_q = do_exit = do_EOF = do_quit  # noqa: N815  # pdb's own name
 
     def do_interact(self, arg: str) -> None:
-        """Refuse: a Python prompt would read from this process's own stdin."""
+        """Refuse the command: a Python prompt would read from this process's own stdin."""
         self.error("`interact` is not there: its prompt would read from the rank's stdin, which is /dev/null")
 
     def do_run(self, arg: str) -> None:
-        """Refuse: only its group starts a rank."""
+        """Refuse the command: only its group can start a rank."""
         self.error("a rank is not run anew from here: `rlinf-ctl restart` starts it again")
 
     do_restart = do_run

@@ -21,9 +21,9 @@ from rlinf_async.work import Work, blocking
 class DeviceLock:
     """Lock on all devices of one worker; at most one worker of the run holds a device at a time.
 
-    Workers that share a device get the lock in the order of their requests.  A worker that holds the lock gets it again
-    at once, in any of its methods, and must release it as often.  The lock of a worker whose process ends, or whose
-    group is closed, is released.  A worker without devices never waits.
+    Workers that share a device get the lock in the order of their requests. A worker that holds the lock gets it again
+    at once, in any of its methods, and must release it as often. The lock is released when its worker's process ends or
+    its group is closed. A worker without devices never waits.
 
     Example:
         with self.device_lock:               # in a def method
@@ -33,7 +33,7 @@ class DeviceLock:
     """
 
     def __init__(self, client: NodeClient, name: str, devices: Sequence[int]) -> None:
-        """Do not call: each worker has its own lock."""
+        """Do not call this: each worker has its own lock."""
         self._client = client
         self._name = name
         self._devices = list(devices)
@@ -52,13 +52,14 @@ class DeviceLock:
     def acquire(self, timeout: float | None = None) -> Any:
         """Wait for all devices; in a coroutine, return a ``Work`` to await.
 
-        A cancelled acquisition holds nothing.
+        A cancelled acquisition leaves nothing locked.
 
         Args:
             timeout: seconds after which the acquisition is abandoned.
 
         Raises:
-            DeadlineExceeded: the timeout is over; names the holders of the devices and the earlier waiters.
+            DeadlineExceeded: the timeout has expired; the text names the holders of the devices and the earlier
+                waiters.
         """
         with _undone_on_error(Acquisition(self, timeout)) as acquisition:
             return blocking(acquisition)
@@ -96,7 +97,7 @@ class DeviceLock:
 
 
 class Acquisition(Work[None]):
-    """One ``acquire``, from its start to its end; ``undo`` is allowed at any time, and acts once."""
+    """One ``acquire``, from its start to its end; ``undo`` is allowed at any time, and takes effect once."""
 
     _kind = "lock"
 
@@ -126,7 +127,7 @@ class Acquisition(Work[None]):
         return ([], True) if self._request is None else self._request._needs()
 
     def undo(self) -> bool:
-        """Release the devices, or leave the queue of waiters; False if that was done before."""
+        """Release the devices, or leave the queue of waiters. Return False if that was done before."""
         with self._of._guard:
             if self._undone:
                 return False
@@ -188,6 +189,7 @@ class Acquisition(Work[None]):
 def _undone_on_error(acquisition: Acquisition) -> Iterator[Acquisition]:
     try:
         yield acquisition
-    except BaseException:  # the grant may be on its way: without undo() the devices would stay locked
+    # The grant may be in transit: without undo() the devices would stay locked.
+    except BaseException:
         acquisition.undo()
         raise

@@ -1,7 +1,7 @@
-"""Worker side of direct sockets to callers on the same node: takes calls and sends answers past the daemon.
+"""Worker side of direct sockets to callers on the same node: takes calls and sends answers without the daemon.
 
-A caller's first call comes by way of the daemon, which keeps it among the pending calls of the worker: if the worker
-dies, the daemon answers the caller.  The answer can take the short way, and so can later calls::
+A caller's first call comes through the daemon, which keeps it among the worker's pending calls: if the worker dies, the
+daemon answers the caller. The answer can take the short path, and so can later calls::
 
     caller ── CALL ──► daemon ── CALL ──► worker        DIRECT, with one end of a socket pair, once per caller
     caller ◄───────────── REPLY ───────── worker        SETTLED ──► daemon, a few milliseconds later, many at once
@@ -26,10 +26,11 @@ from rlinf_async._worker.running_call import Call
 
 logger = own_logger(__name__)
 
-# Limit on open files below which a process has no direct sockets: those of a few hundred workers would not fit.
+# A process with a lower limit on open files has no direct sockets: those of a few hundred workers would not fit.
 _MIN_OPEN_FILES: Final = 1024
 
-_MAX_BREAKS: Final = 3  # number of broken sockets to one living caller after which it gets no other
+# After this many broken sockets to one living caller, it gets no other.
+_MAX_BREAKS: Final = 3
 
 _REPORT_DELAY_S: Final = 0.005
 
@@ -45,7 +46,7 @@ class DirectFrameHandler(Protocol):
 
 
 class DirectCallers:
-    """Direct sockets, if the daemon has ``granted`` them, between a worker and its callers; for any thread."""
+    """Direct sockets, if the daemon has ``granted`` them, between a worker and its callers. Any thread may use it."""
 
     def __init__(self, client: NodeClient, granted: bool, inbox: DirectFrameHandler) -> None:
         self._client = client
@@ -60,7 +61,7 @@ class DirectCallers:
         self._is_armed = False
 
     def to(self, source: int) -> Connection | None:
-        """Return the socket to a caller; None if its answers go by way of the daemon."""
+        """Return the socket to a caller; None if its answers go through the daemon."""
         try:
             return self._connections[source]
         except KeyError:
@@ -72,13 +73,13 @@ class DirectCallers:
     def _connect(self, source: int) -> None:
         if not self._granted or frames.node_of(source) != self._client.node or not frames.number_of(source):
             return
-        # No socket to the worker itself: a RESUME could not tell its two ends apart, and once it was lost the worker
-        # answered itself for ever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
+        # Open no socket to the worker itself: a RESUME could not tell its two ends apart, and once it was lost the
+        # worker answered itself forever. tests/_worker/test_direct_callers.py::test_a_worker_has_no_socket_to_itself
         if source == self._client.endpoint:
             return
         try:
             ours, theirs = socket.socketpair()
-        except OSError as error:  # no descriptors left: then not
+        except OSError as error:  # no descriptors are free: continue without a socket
             logger.info("no socket to a caller: %s", error)
             return
 
@@ -91,9 +92,9 @@ class DirectCallers:
             on_closed=lambda reason: self._direct_sockets.broke(source),
             on_batch=self._inbox.on_batch,
         )
-        # Add the socket to the table before the caller has its end. The caller's first direct call may be on the socket
-        # when the daemon relays a later call of it; a socket that is not in the table is not read before that, and the
-        # relayed call would run first.
+        # Add the socket to the table before the caller gets its end. The caller's first direct call may be on the
+        # socket when the daemon relays a later call from it; a socket that is not in the table is not read before that,
+        # and the relayed call would run first.
         # tests/_worker/test_direct_callers.py::test_the_very_first_direct_call_is_heard_before_what_the_daemon_relays
         # tests/_worker/test_direct_callers.py::test_a_caller_is_heard_out_from_the_moment_that_it_may_call_directly
         self._direct_sockets.add(source, way, self._client.direct_sockets)
@@ -106,7 +107,7 @@ class DirectCallers:
         self._client.send(frame, fds)
 
     def _on_end(self, source: int, way: Connection | None, has_ended: bool) -> None:
-        if way is None:  # its end is known
+        if way is None:  # the socket never arrived here: its end was handled before
             return
         self._breaks[source] += 1
         if has_ended or self._breaks[source] >= _MAX_BREAKS:
@@ -116,7 +117,7 @@ class DirectCallers:
             self._inbox.on_caller_gone(source, way)
 
     def read_available(self, source: int) -> None:
-        """Read the direct frames of a caller before handling a frame that came by way of the daemon."""
+        """Read the direct frames of a caller before a frame that came through the daemon is handled."""
         way = self._connections.get(source)
         if way is not None:
             way.read_available()
@@ -126,7 +127,8 @@ class DirectCallers:
             self.read_available(source)
 
     def answered(self, call: Call) -> None:
-        self._answered.append(call)  # before the test, without a lock: a concurrent report takes it, or is armed again
+        # Append before the test, without a lock: a concurrent report takes the call, or the report is armed again.
+        self._answered.append(call)
         if not self._is_armed:
             self._is_armed = True
             self._client.later(_REPORT_DELAY_S, self._report)
@@ -134,9 +136,9 @@ class DirectCallers:
     def _report(self) -> None:
         self._is_armed = False
         answered = [self._answered.popleft() for _ in range(len(self._answered))]
-        # Test each socket once for all its answers: a test after each answer would flush every answer by itself. Until
-        # an answer has left, the daemon answers for a worker that dies; a call whose answer waits for room is reported
-        # by its caller.
+        # Test each socket once for all its answers: a test after each answer would flush every answer separately. Until
+        # an answer has been sent, the daemon answers for a worker that dies; a call whose answer waits for room is
+        # reported by its caller.
         # tests/_worker/test_direct_callers.py::test_no_answer_is_written_by_itself_for_the_sake_of_the_report
         ways = {call.direct for call in answered if call.direct is not None and call.came_at is not None}
         behind = {way for way in ways if way.is_behind()}
@@ -155,8 +157,9 @@ class DirectCallers:
 
     def flush_blocking(self, seconds: float) -> None:
         """Write all queued answers before the process ends, within ``seconds`` for all callers together."""
-        self._client.giving_back.forget()  # its end gives everything back; its answers would be lost
+        # The exit of this process gives everything back; confirmations would not arrive.
+        self._client.giving_back.forget()
         until = clock.monotonic() + seconds
-        for connection in list(self._connections.values()):  # another caller may come meanwhile
+        for connection in list(self._connections.values()):  # another caller may appear meanwhile
             if connection is not None:
                 connection.flush_blocking(max(0.0, until - clock.monotonic()))

@@ -1,7 +1,8 @@
-"""Debugger of an editor (debugpy): workers of a script that runs under it connect to it, each as a session of its own.
+"""Debugger of an editor (debugpy): workers of a script that runs under it connect to it, each in its own session.
 
-debugpy has child processes connect by a rewritten command line.  A worker has none: it is forked from a template, which
-must have no threads.  So a driver has debugpy write the code that such a command line runs, and workers run it.
+debugpy makes child processes connect by a rewritten command line. A worker has none: it is forked from a template,
+which must have no threads. So a driver makes debugpy generate the code that such a command line runs, and workers run
+it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def environment() -> dict[str, str]:
     monkey = sys.modules.get("_pydev_bundle.pydev_monkey")
     setup = getattr(getattr(sys.modules.get("pydevd"), "SetupHolder", None), "setup", None)
     if not is_in_editor() or monkey is None or not setup or not setup.get("multiprocess"):
-        return {}  # "subProcess": false: child processes are not debugged
+        return {}  # "subProcess": false, so child processes are not debugged
     command = monkey.patch_args(["python", "-c", "pass"])
     return {_CODE: command[2]} if len(command) == 3 and command[2] != "pass" else {}
 

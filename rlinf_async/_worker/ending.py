@@ -1,11 +1,11 @@
-"""Orderly end of a worker: open calls, ``on_close``, its object, exit functions; and a watch over their time.
+"""Orderly shutdown of a worker: open calls, ``on_close``, its object, exit functions; and a watchdog for their time.
 
-    daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object goes ─ threads, exit functions
-                             └ seconds_for_calls ┘              ─ __main__ goes ─ files are flushed ─ exit
-                             └ grace: what is not done by then is named with its stack, and cut off ┘
+    daemon   STOP: grace ──► calls are cancelled ─ on_close() ─ the worker object is dropped ─ threads, exit functions
+                             └ seconds_for_calls ┘              ─ __main__ is dropped ─ files are flushed ─ exit
+                             └ grace: unfinished steps are logged with their stacks, and cut off ┘
 
-The order is that of an interpreter's own end, without its last part, the teardown of modules, which costs 0.2 s of CPU
-with torch.
+The order is that of an interpreter's own shutdown, without its last part, the teardown of modules, which costs 0.2 s of
+CPU with torch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STDERR: Final = 2
 
 
 class Ending:
-    """End of one worker, from its daemon's STOP on.
+    """Shutdown of one worker, from its daemon's STOP on.
 
     Attributes:
         has_begun: true once the main thread has left the last ``def`` method.
@@ -57,7 +57,7 @@ class Ending:
         self.watch(grace)
 
     def run(self) -> None:
-        """Cancel the open calls, await their cleanup, call ``on_close``; on the main thread, with its loop stopped."""
+        """Cancel the open calls, await their cleanup, call ``on_close``, on the main thread, with its loop stopped."""
         self.has_begun = True
         self._complete(self._wind_down())
         if self._methods.worker is None:
@@ -81,7 +81,7 @@ class Ending:
         await all_ended([*tasks, *beside], seconds_for_calls(self._grace))
 
     def _complete(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Run a coroutine to its end, even if something else stops the loop or raises in it."""
+        """Run a coroutine to its end, even if other code stops the loop or raises in it."""
         task = self._loop.create_task(coroutine)
         task.add_done_callback(lambda task: self._loop.stop())
         while not task.done():
@@ -93,9 +93,9 @@ class Ending:
 
 
 def finish(methods: Methods) -> None:
-    """End the program as an interpreter does: objects and files are closed, threads end, exit functions run."""
+    """Shut down as an interpreter does: close objects and files, join threads, run exit functions."""
     # Flush files before their owners are dropped, too: in a reference cycle the collector may close the lower part of a
-    # file first, and its buffer is then lost. Flush before exit functions as well, which may take too long.
+    # file first, and its buffer is then lost. Flush before exit functions as well, because these may take too long.
     # tests/test_ends.py::test_a_worker_ends_as_a_program_does
     for step in (
         flush_files,
@@ -125,7 +125,7 @@ def _drop_main() -> None:
 
 
 class EndWatch:
-    """Watchdog on the sockets' loop that logs the stacks and ends this process if an orderly end takes too long."""
+    """Watchdog on the sockets' loop: logs the stacks and ends this process if an orderly shutdown takes too long."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ending: Ending, name: str) -> None:
         self._loop = loop
@@ -133,7 +133,7 @@ class EndWatch:
         self._name = name
 
     def begin(self, grace: float) -> None:
-        """Start the timers; any thread may call it."""
+        """Start the timers. Any thread may call this."""
         if grace:
             # The C timer of faulthandler also fires while another thread holds the GIL and no Python runs.
             faulthandler.dump_traceback_later((grace + seconds_until_kill(grace)) / 2, file=_STDERR)
@@ -160,7 +160,7 @@ class EndWatch:
             f"{''.join(stacks)}  fix: launch(close_grace=) or RLINF_CLOSE_GRACE_S, which is {grace:g} s; "
             "a fifth of it is for open calls\n"
         )
-        with contextlib.suppress(OSError):  # a method has closed it
+        with contextlib.suppress(OSError):  # a method may have closed it
             os.write(_STDERR, text.encode(errors="replace"))
         flush_files()
         os._exit(1)

@@ -20,7 +20,7 @@ class FailureLog:
         """Log an exception if it is the first of its kind, or if its count is a power of ten.
 
         Args:
-            failure: the same exception, as it travels to the caller.
+            failure: the same exception, as sent to the caller.
         """
         place = users_line(error.__traceback__)
         count = self._counts.add((failure.type_name, place))

@@ -1,8 +1,8 @@
 """``join``: makes a plain subprocess of a worker a worker of the run, attached to its node's daemon.
 
-It attaches to the daemon of its node as a driver does, by the UNIX socket whose path it has inherited, and says whose
-child it is; the daemon checks that it descends from that worker.  It has a socket thread like every worker, but no loop
-and no calls: its own code decides what it does.
+It attaches to its node's daemon as a driver does, by the UNIX socket whose path it has inherited, and names its parent
+worker; the daemon checks that it descends from that worker. It has a socket thread like every worker, but no loop and
+no calls: its own code decides what it does.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def can_join() -> bool:
 
 
 def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
-    """Make this process the worker ``rank`` of the ``world_size`` below ``parent``; return once the run knows it.
+    """Make this process the worker ``rank`` of ``world_size`` below ``parent``; return once the run knows it.
 
     Raises:
-        LaunchError: this process descends from no worker, or its daemon is gone.
+        LaunchError: this process does not descend from a worker, or its daemon has exited.
         AuthError: this process descends from another worker than ``parent``.
-        ValueError: the run has such a worker already.
+        ValueError: the run already has such a worker.
     """
     sock = _connect(parent, world_size, rank)
     address = parent.get_child_address(rank)
@@ -74,7 +74,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
                 welcome = await client.ready.async_wait()
                 entry = _entry(welcome["parent"], address, world_size, client.endpoint)
                 info = read_worker(entry["info"])
-                exchange = Exchange(client, info, parent.get_name())  # before others know of it, and send
+                # Create the exchange before other processes know of this one, and send to it.
+                exchange = Exchange(client, info, parent.get_name())
                 join = operations.JoinGroup(parent.get_name(), rank, world_size, entry)
                 await client.request(join, node=0).async_wait()
         except TimeoutError as error:
@@ -82,7 +83,8 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
         return info, exchange
 
     async def abandon() -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}  # attach() may still run if this thread was interrupted
+        # attach() may still be running if this thread was interrupted.
+        others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
             task.cancel()
         await all_ended(others)
@@ -99,9 +101,10 @@ def join(parent: WorkerAddress, world_size: int, rank: int) -> context.Identity:
     registry.activate(client)
     logs.configure(identity.group_name, rank, os.environ.get(logs.LEVEL))
     os.register_at_fork(after_in_child=context.forget)
-    # Runs at the end of every process, those of multiprocessing included, which know no atexit.
+    # This runs at the exit of every process, even of multiprocessing's, which do not run atexit functions.
     util.Finalize(None, client.flush_at_exit, args=(_LAST_SENDS_S,), exitpriority=0)
-    util.Finalize(None, thread.stop, exitpriority=-1)  # an interpreter may crash that ends below a running uvloop
+    # Stop the thread: an interpreter that exits under a running uvloop may crash.
+    util.Finalize(None, thread.stop, exitpriority=-1)
     return identity
 
 
@@ -122,7 +125,7 @@ def _connect(parent: WorkerAddress, world_size: int, rank: int) -> socket.socket
 
 
 def _entry(parent: dict[str, Any], address: WorkerAddress, world_size: int, endpoint: int) -> dict[str, Any]:
-    """Return this worker's entry in its group's roster: it has its parent's node and devices."""
+    """Return this worker's entry in its group's roster: the worker has its parent's node and devices."""
     info = {key: value for key, value in parent.items() if key != "log"}
     info |= {"address": address.get_name(), "rank": address.rank, "group_world_size": world_size, "pid": os.getpid()}
     return {"endpoint": endpoint, "pid": os.getpid(), "log": parent["log"], "info": info}

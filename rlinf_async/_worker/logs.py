@@ -8,16 +8,16 @@ from typing import Final
 
 from rlinf_async._core.own_logger import own_logger
 
-LEVEL: Final = "RLINF_LOG_LEVEL"  # environment variable with the level from which workers log (INFO)
+LEVEL: Final = "RLINF_LOG_LEVEL"  # environment variable with the lowest level that workers log (INFO)
 
-NAME: Final = "RLinf"  # logger above all loggers of workers
+NAME: Final = "RLinf"  # parent of all workers' loggers
 
-# Logger for the framework's messages about a worker, which are no output of the worker.
+# Logger for the framework's messages about a worker, which are not the worker's output.
 OWN: Final = f"{NAME}.rlinf_async"
 
 
 def configure(group: str, rank: int, level: str | None) -> None:
-    """Have this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
+    """Make this process log to stdout as the given rank: ``[LEVEL HH:MM:SS group-Rank-r][file:line] message``.
 
     The framework's own messages go to stderr, without a file and line.  An unknown level becomes INFO, with a warning.
     """

@@ -33,33 +33,34 @@ class Messaging:
     ) -> NoneOrWork:
         """Send any object to another worker, which calls ``recv``.
 
-        The send is done once the object may be changed.  Up to 64 MiB of messages to one worker are accepted before
-        that worker asks for them.  Messages from one worker to another arrive in the order of their sends.  Tensors may
-        be at any depth of the object; each arrives on its own type of device, if the receiver has one: on the
-        receiver's current device.
+        The send is done once the object may be changed. Up to 64 MiB of messages to one worker are accepted before that
+        worker requests them. Messages from one worker to another arrive in the order of their sends. Tensors may be at
+        any depth of the object; each arrives on the same type of device, if the receiver has one: on the receiver's
+        current device.
 
         CUDA tensors of 64 KiB and more stay on GPUs once both workers use one and know of each other's, from about the
         third message on: the receiver copies from the sender's memory if it can open that, NCCL connects other GPUs of
-        one model, and pinned CPU memory connects all others.  A worker's GPU for this is the current one of the thread
-        that first sends or receives such tensors.  Tensors on another GPU, broadcasts, and messages that a link between
-        GPUs has lost go by way of the CPU.  **The sender's tensors are kept alive until the send is done**; the
-        receiver owns the tensors that arrive.
+        one model, and pinned CPU memory connects all others. A worker's GPU for this is the current device of the
+        thread that first sends or receives such tensors. Tensors on another GPU, broadcasts, and messages that a link
+        between GPUs has lost go through CPU memory. **The sender's tensors are kept alive until the send is done**;
+        the receiver owns the tensors that arrive.
 
         Args:
             object: any object that pickle or cloudpickle accepts, with tensors.
             dst_group_name: the receiver's group; the send waits until it exists.
             dst_rank: the receiver's rank, or the path of ranks to a worker that another worker has launched.
-            async_op: return the ``Work`` outside coroutines too.
+            async_op: return the ``Work`` outside coroutines, too.
             piggyback_payload: second object to send along; the receiver then gets a pair.
             timeout: seconds after which the send is abandoned and nothing is sent; they count while a caller waits for
-                it.
+            the send.
 
         Returns:
             None; in a coroutine, and with ``async_op``, a ``Work``.
 
         Raises:
             SerializationError: part of the object cannot be pickled.
-            DeadlineExceeded: the timeout is over, or the group did not appear in time; lists the existing groups.
+            DeadlineExceeded: the timeout has expired, or the group did not appear in time; the text lists the existing
+                groups.
             ValueError: the group has no such rank.
             PeerLost: the receiver has died, or its node is lost.
         """
@@ -83,10 +84,10 @@ class Messaging:
 
         Returns:
             The object, or ``(object, piggyback_payload)`` if the sender has given one; in a coroutine, and with
-            ``async_op``, a ``Work`` of it.
+            ``async_op``, a ``Work`` with it.
 
         Raises:
-            DeadlineExceeded, ValueError, PeerLost: as ``send``.
+            DeadlineExceeded, ValueError, PeerLost: as for ``send``.
             ValueError: the sender has used ``send_tensor``.  That message is dropped; later ones are not affected.
         """
         return as_asked(require_exchange().recv(src_group_name, src_rank, options, timeout), async_op)
@@ -101,14 +102,14 @@ class Messaging:
         *,
         timeout: float | None = None,
     ) -> NoneOrWork:
-        """Send a contiguous tensor to a worker that receives it into a tensor of its own by ``recv_tensor``.
+        """Send a contiguous tensor to a worker that receives it into its own tensor by ``recv_tensor``.
 
         The send is done once the receiver has the tensor, because only then is it known to fit.
 
         Raises:
             ValueError: the tensor is not contiguous; or it was not received, because the receiver's tensor has another
                 dtype, shape or type of device, or the receiver has used ``recv``.
-            AssertionError: the argument is no tensor.
+            AssertionError: the argument is not a tensor.
         """
         return as_asked(require_exchange().send_tensor(tensor, dst_group_name, dst_rank, options, timeout), async_op)
 
@@ -129,7 +130,7 @@ class Messaging:
         Raises:
             ValueError: the sent tensor has another dtype, shape or type of device, or was sent by ``send``.  That
                 message is dropped; later ones are not affected.
-            AssertionError: ``tensor`` is no tensor.
+            AssertionError: ``tensor`` is not a tensor.
         """
         return as_asked(require_exchange().recv_tensor(tensor, src_group_name, src_rank, options, timeout), async_op)
 
@@ -145,8 +146,8 @@ class Messaging:
     ) -> ValueOrWork:
         """Give one worker's object to all members; each of them calls this with the same ``groups`` and ``src``.
 
-        Between machines the object travels once per machine; from 64 MiB on, if two or more other machines get it, they
-        pass it on to each other, so that the source's network carries it once.  Broadcasts among the same members keep
+        Between machines the object travels once per machine. From 64 MiB on, if two or more other machines get it, they
+        forward it to each other, so that the source's network carries it once. Broadcasts among the same members keep
         their order, which is independent of the order of their sends.
 
         Args:
@@ -156,8 +157,8 @@ class Messaging:
             src: the source's group and rank; by default the first member.
 
         Returns:
-            The object on every member, on the source itself the very same; in a coroutine, and with ``async_op``, a
-            ``Work`` of it.
+            The object on every member, on the source itself the very same object; in a coroutine, and with
+            ``async_op``, a ``Work`` with it.
 
         Raises:
             ValueError: ``groups`` is empty; this worker, or the source, is not in it.

@@ -16,15 +16,16 @@ F = TypeVar("F", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 CONSTRUCT: Final = "__init__"
 ON_RESTART: Final = "on_restart"
-# Call by the supervision after rank 0 has moved to another node, and the process groups' store with it.
+# Name of the supervision's call after rank 0, and the process groups' store, have moved to another node.
 MOVE_STORE: Final = "__store__"
 _MARK: Final = "_rlinf_concurrent"
 
 
 def concurrent(method: F) -> F:
-    """Let an ``async def`` method of a worker run while a ``def`` method has the main thread: health, progress, stop.
+    """Let an ``async def`` method of a worker run while a ``def`` method occupies the main thread: health, progress,
+    stop.
 
-    Its calls do not wait in the order of the others: each begins at once after the worker's constructor has returned,
+    Its calls do not queue with the others: each begins at once after the worker's constructor has returned,
     on an event loop in a second thread, even if the main thread is busy; several run concurrently.  So this code runs
     **beside** the worker's other code, and should do no more than read and set plain attributes, or use the tools of
     ``threading``. It must not compute for long, use torch's collectives, or touch asyncio objects of the other methods.
@@ -44,7 +45,7 @@ def concurrent(method: F) -> F:
                 self.stopping = True
 
     Raises:
-        TypeError: the method is no ``async def``, or an async generator.
+        TypeError: the method is not an ``async def`` method, or is an async generator.
     """
     if not inspect.iscoroutinefunction(method):
         name = getattr(method, "__qualname__", repr(method))
@@ -74,7 +75,8 @@ class MethodKind(Enum):
     DEF = auto()
     COROUTINE = auto()
     STREAM = auto()
-    CONCURRENT = auto()  # A coroutine that does not wait for its turn; runs on a loop in a thread of its own
+    # A coroutine that does not wait for its turn; runs on a loop in its own thread.
+    CONCURRENT = auto()
 
 
 class Methods:
@@ -84,7 +86,7 @@ class Methods:
         construct: function that runs the constructor's call.
 
     Attributes:
-        worker: the user's object; None until it is constructed, and only the constructor can be called before.
+        worker: the user's object; None until it is constructed; before that only the constructor can be called.
         concurrent: names of the methods of kind ``CONCURRENT``; empty until the worker is constructed.
     """
 
@@ -113,7 +115,7 @@ class Methods:
             return MethodKind.DEF, self.worker._meet_at
         try:
             function: Any = getattr(self.worker, method, None)
-        except BaseException as error:  # raised by a property or __getattr__: only this call fails
+        except BaseException as error:  # a property or __getattr__ raised it: only this call fails
             return MethodKind.DEF, functools.partial(_fail, error)
         if method.startswith("_") or not callable(function):
             return MethodKind.DEF, _Missing(self.worker, method)
@@ -149,7 +151,7 @@ class _Missing:
         self._worker, self._method = worker, method
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        kind = type(self._worker)  # the class: reading attributes of the object would run its properties
+        kind = type(self._worker)  # reading attributes of the object, not of its class, would run its properties
         names = [name for name in dir(kind) if not name.startswith("_")]
         public = [name for name in names if callable(getattr(kind, name))]
         raise AttributeError(f"{kind.__name__} has no public method {self._method!r}; it has {', '.join(public)}")

@@ -2,7 +2,7 @@
 
 A worker must find the same state as after its own import.  An import is refused if a fork would lose or share its
 effects: a thread, an open descriptor, a child process, a signal handler, a random state, a value that differs from
-worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment anew.
+worker to worker.  Its changes of ``os.environ`` are kept, because each worker sets up its environment again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _THREAD_END_S: Final = 0.1
 
 
 class RefusedError(Exception):
-    """Refusal of a module whose import workers must not inherit.
+    """Refusal of a module: workers must not inherit its import.
 
     Attributes:
-        module: its name.
+        module: name of the module.
         is_missing: true if the module does not exist.
     """
 
@@ -52,7 +52,7 @@ class Imported:
 
     Attributes:
         variables: variables of ``os.environ`` that the imports changed; None for a deleted one.
-        files: modification time and size by file of their modules, outside of the interpreter's own folders.
+        files: modification time and size by file of their modules, outside the interpreter's own folders.
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
@@ -79,13 +79,13 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
     with _seen_reads() as reads:
         try:
             importlib.import_module(name)
-        except BaseException as error:  # SystemExit, too
+        except BaseException as error:  # includes SystemExit
             missing = isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")
             text = f"its import raises {type(error).__name__}: {str(error)[:400]}"
             raise RefusedError(name, text, missing) from error
         finally:
             if os.getpid() != pid:
-                os._exit(0)  # a child that the import has forked and that has not ended: two would serve the daemon
+                os._exit(0)  # a child forked by the import is still running: two processes would serve the daemon
     if own := sorted(reads.intersection(own_variables)):
         raise RefusedError(name, f"its import reads ${own[0]}, which each worker has for itself")
     if reason := _left_behind(descriptors) or _differs(state):
@@ -100,7 +100,7 @@ def import_module(name: str, own_variables: Collection[str], into: Imported) -> 
 def _seen_reads() -> Iterator[set[str]]:
     """Context manager: collects the names of the variables that Python code reads from ``os.environ``.
 
-    A loop over ``os.environ.items()`` does not count: libraries such as networkx search it for variables of their own.
+    A loop over ``os.environ.items()`` does not count: libraries such as networkx search it for their own variables.
     """
     reads: set[str] = set()
     environment: Any = type(os.environ)
@@ -122,7 +122,7 @@ def _seen_reads() -> Iterator[set[str]]:
 def thread_names() -> list[str]:
     names = []
     for entry in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(OSError):  # the thread has just ended
+        with contextlib.suppress(OSError):  # the thread has just exited
             names.append((entry / "comm").read_text(errors="replace").strip())
     return names
 
@@ -151,7 +151,7 @@ def _descriptors() -> set[tuple[int, int]]:
     """Return open descriptors with their inodes, except those of devices without a state."""
     found = set()
     for entry in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):  # the listing's own
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
             status = os.fstat(int(entry.name))
             is_harmless = stat.S_ISCHR(status.st_mode) and os.major(status.st_rdev) in _HARMLESS_MAJORS
             if not is_harmless:
@@ -160,7 +160,7 @@ def _descriptors() -> set[tuple[int, int]]:
 
 
 def _state() -> dict[str, Any]:
-    """Return settings of this process that each worker sets anew, or draws from, by their names."""
+    """Return this process's settings that each worker sets again, or draws from, by name."""
     import numpy as np
     import torch
 

@@ -36,10 +36,11 @@ from rlinf_async.configuration import NetEmulationConfig
 
 def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, store_fd: int | None) -> None:
     """Run a worker process from its first frame to its exit; does not return."""
-    settings.check()  # a group may have variables of its own
+    settings.check()  # a group may have its own variables
     import_hook.install_if_wanted()
     sys.setswitchinterval(0.0005)
-    # No uvloop here: it makes a socket pair for signals each time it is resumed, which happens after every def method.
+    # Do not use uvloop: it creates a socket pair for signals each time it is resumed, which happens after every def
+    # method.
     selector, socket_selector = SharedSelector(), SharedSelector()
     loop = asyncio.SelectorEventLoop(selector)
     asyncio.set_event_loop(loop)
@@ -49,7 +50,8 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
 
     if store_fd is not None:
         runtime.store = MasterStore(socket_loop, store_fd)
-    LoopThread("rlinf-socket", socket_loop, broken_loop.end)  # end the process if it breaks: a STOP could not arrive
+    # End the process if this loop breaks: a STOP could not arrive any more.
+    LoopThread("rlinf-socket", socket_loop, broken_loop.end)
     os.register_at_fork(after_in_child=context.forget)
     os.register_at_fork(after_in_child=reader.forget)
     os.register_at_fork(after_in_child=selector.forget)
@@ -74,7 +76,7 @@ def live(sock: socket.socket, spec: dict[str, Any], identity: context.Identity, 
     except BaseException as error:
         code = broken_loop.EXIT_CODE
         broken_loop.report(error)
-        # End by a timer, too: if a thread or an exit function never ends, the worker's open calls would hang.
+        # Exit by a timer, too: if a thread or an exit function never ends, the worker's open calls would hang.
         # tests/test_failures.py::test_a_worker_that_breaks_its_own_loop_says_how
         runtime.client.later(settings.CLOSE_GRACE_S(), functools.partial(os._exit, code))
     with contextlib.suppress(BaseException):
@@ -90,7 +92,7 @@ def assemble(
     reader: IdleReader,
     leave: Callable[[int], Any],
 ) -> Runtime:
-    """Assemble the parts of a worker, and register them in this process; runs on its main thread.
+    """Assemble the parts of a worker, and register them in this process. Runs on its main thread.
 
     ``socket_loop``, not running yet, reads the sockets while user code runs; ``reader`` reads them on the main thread
     while that is idle.

@@ -25,10 +25,10 @@ _FSDP: Final = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def hide_devices() -> None:
-    """Have torch see no GPU in this process from here on, even if the machine has one.
+    """Hide all GPUs from torch in this process from now on.
 
     Calls without a result, such as ``torch.cuda.synchronize()``, are accepted, and FSDP uses the CPU instead of the
-    devices that a program names.  A program of RLinf's gets the CPU for every CUDA device it names.
+    devices that a program names.  An RLinf program gets the CPU for every CUDA device that it names.
     """
     torch.cuda.is_available = lambda: False
     torch.cuda.device_count = lambda: 0
@@ -43,9 +43,9 @@ def hide_devices() -> None:
         _CpuForCuda().__enter__()  # type: ignore[no-untyped-call]  # of torch
         setattr(torch, "Generator", _Generator)  # noqa: B010
         setattr(threading.Thread, "run", _on_cpu(threading.Thread.run))  # noqa: B010
-        parse = torch._C._nn._parse_to  # used by Module.to
+        parse = torch._C._nn._parse_to  # Module.to uses it
         setattr(torch._C._nn, "_parse_to", lambda *args, **kwargs: parse(*map(_device, args), **_devices(kwargs)))  # noqa: B010
-    if _FSDP in sys.modules:  # preloaded
+    if _FSDP in sys.modules:  # FSDP was preloaded
         _have_fsdp_on_cpu(sys.modules[_FSDP])
     else:
         sys.meta_path.insert(0, _FsdpOnCpu())
@@ -72,7 +72,7 @@ class _Generator(torch.Generator):
 def _on_cpu(run: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     @functools.wraps(run)
     def with_mode(thread: threading.Thread) -> None:
-        with _CpuForCuda():  # a mode holds for one thread
+        with _CpuForCuda():  # a mode applies to one thread
             run(thread)
 
     return with_mode
@@ -129,7 +129,7 @@ def _refuse() -> None:
 
 
 class _RehearsedStream(contextlib.nullcontext[None]):
-    """Stream whose work is always done; also usable as the block of ``with platform.stream(...)``."""
+    """Stream whose work is always done; also the context manager of ``with platform.stream(...)``."""
 
     def synchronize(self) -> None: ...
 
@@ -167,8 +167,8 @@ class _RehearsedEvent:
 class RehearsedPlatform:
     """``Worker.torch_platform`` in a rehearsal: the CPU, with the interface of an accelerator.
 
-    It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, which lack most methods there; memory
-    is neither counted nor cached.
+    It forwards to ``torch.cpu`` (``synchronize``), except for streams and events, most of whose methods are missing
+    there; memory is neither counted nor cached.
     """
 
     Event = _RehearsedEvent
@@ -176,7 +176,7 @@ class RehearsedPlatform:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
-    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # as torch.cuda has it
+    def Stream(self, *args: Any, **kwargs: Any) -> _RehearsedStream:  # has the name of torch.cuda's class
         return _RehearsedStream()
 
     def stream(self, stream: Any) -> _RehearsedStream:
@@ -189,7 +189,8 @@ class RehearsedPlatform:
     def ipc_collect(self) -> None: ...
 
     def current_device(self) -> Any:
-        # As an accelerator's, where that is understood: torch.device(type, index) takes no name for an index.
+        # Return a number, as an accelerator does, to RLinf programs: torch.device(type, index) takes no name for an
+        # index.
         return 0 if dialect.is_rlinf else torch.cpu.current_device()
 
     def set_device(self, device: Any) -> None: ...

@@ -1,8 +1,8 @@
 """``MasterStore``: torch's ``TCPStore`` at MASTER_ADDR in a group's first worker, opened at the first connection.
 
 The daemon of the group's first rank made the listening socket on the node's own address, so that the port is known
-before any worker exists and nothing listens on a wildcard address.  torch's store has no authentication: whoever can
-reach that address can write keys.
+before any worker exists and nothing listens on a wildcard address.  torch's store has no authentication: any process
+that can reach that address can write keys.
 """
 
 from __future__ import annotations

@@ -59,14 +59,14 @@ class Routing:
 
         Args:
             group_name: the receiving group; the call waits until it exists.
-            channel: carrier of the parts; None with ``enable_p2p``.
+            channel: channel that carries the parts; None with ``enable_p2p``.
             data: this rank's rows: tensors, arrays and lists at any depth of dicts.
             route_key, tag: names that the receiver must also give; ignored with ``enable_p2p``.
             mode: with a tag, the receiver gives both as one tag: ``"train_obs"`` for ``"train"`` and ``"obs"``.  In
                 decoupled mode it becomes part of the shards' names, and the receiver gives the tag alone.
-            batch_size: rows of all sending ranks together; by default each has as many as this one.
+            batch_size: total rows of all sending ranks; by default each has as many as this one.
             split_fn: replacement for ``split_batch``.
-            enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must say so too.
+            enable_p2p: use ``send`` instead of a channel; the receiver's ``recv_from`` must give it, too.
             options: options of ``send``.
             decoupled_mode: any free rank takes the shards; see above.
             send_queue_size: number of shards into which this rank splits its rows; 0 for one shard.
@@ -78,7 +78,7 @@ class Routing:
         Raises:
             ValueError: the batch does not divide by both world sizes, or ``data`` has another number of rows; or
                 neither a channel nor ``enable_p2p`` is given, or ``enable_p2p`` together with ``decoupled_mode``.
-            Exception: as ``send``, or ``Channel.put``.
+            Exception: as for ``send``, or ``Channel.put``.
         """
         route = Route(
             group_name, None if enable_p2p else channel, tag, route_key, mode, batch_size, options, decoupled_mode,
@@ -107,18 +107,17 @@ class Routing:
         """Receive this rank's part of a batch that another group sends with ``send_to``, whose arguments it shares.
 
         Args:
-            batch_size: rows of all receiving ranks together, against which the batch is checked; in decoupled mode also
-                the number of shards to wait for, by default all that this rank has sent out, or one if it serves
-                others.
+            batch_size: total rows of all receiving ranks, against which the batch is checked; in decoupled mode also
+            the number of shards to wait for, by default all that this rank has sent, or one if it serves others.
             merge_fn: replacement for ``merge_batches``; rows are then checked only with ``infer_batch_size_fn``.
             infer_batch_size_fn: returns the number of rows of a part.
 
         Returns:
-            The batch, None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` of it.
+            The batch, None if only None was sent; in a coroutine, and with ``async_op``, a ``Work`` with it.
 
         Raises:
             ValueError: the parts have a wrong number of rows, or cannot be merged.
-            Exception: as ``recv``, or ``Channel.get``.
+            Exception: as for ``recv``, or ``Channel.get``.
         """
         route = Route(
             group_name, None if enable_p2p else channel, tag, route_key, None, batch_size, options, decoupled_mode,

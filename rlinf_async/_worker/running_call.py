@@ -1,4 +1,4 @@
-"""``Call``: a worker's record of a call that it owes an answer to (caller, method, state, task)."""
+"""``Call``: a worker's record of a call that it must answer (caller, method, state, task)."""
 
 from __future__ import annotations
 
@@ -58,8 +58,9 @@ class Call:
         self.call = call
         self.method = method
         self.credit = credit
-        self.direct = direct  # socket for all its answers; None if they go by way of the daemon
-        # Arrival in monotonic seconds if the call came directly and its caller reports it to the daemon; else None.
+        # Socket for all its answers; None if they go through the daemon.
+        self.direct = direct
+        # Time of arrival if the call came directly and its caller reports it to the daemon; else None.
         self.came_at = came_at
         self.body: Body | None = None  # encoded arguments, until the call begins
         self.state: CallState = QUEUED
@@ -67,8 +68,8 @@ class Call:
         self.task: asyncio.Task[None] | None = None
         self.granted: asyncio.Future[None] | None = None
         self._event = 0
-        self.place = 0  # place in the journal of calls, once it runs
-        self.failure: str | None = None  # failure of another rank of the group while this call was open
-        # Set once a rank has died during an ``on_restart``: the hooks are then called again.
+        self.place = 0  # place in the journal of calls, set when it starts
+        self.failure: str | None = None  # another rank's failure while this call was open
+        # Error set once a rank has died during an ``on_restart``: the hooks will be called again.
         self.void: PeerLost | None = None
         self.waits: EndableWaits | None = None  # blocking waits of an ``on_restart``

@@ -1,13 +1,13 @@
-"""Executor of a worker's calls: a FIFO, user code on the main thread, the socket on a thread of its own.
+"""Executor of a worker's calls: a FIFO, user code on the main thread, the socket on a separate thread.
 
-One FIFO of calls.  On the main thread's loop an ``async def`` method becomes a task; before a ``def`` method the loop
-stops, the method runs with no loop running, and the loop goes on::
+All calls wait in one FIFO. An ``async def`` method becomes a task on the main thread's loop; before a ``def`` method
+the loop stops, the method runs with no loop running, and then the loop continues::
 
     socket thread   on_frame: queue.append(call) ── on_batch: wake the main loop
     main thread     run_forever ── _pump: start tasks until a def is at the head ── stop
                     ── _run_blocking: def after def, a turn of the loop every few ms ── run_forever
 
-So user code is never run by two threads at once, and the socket answers while user code computes (within a GIL switch
+So two threads never run user code at once, and the socket answers while user code computes (within a GIL switch
 interval).  The exception are methods marked with ``@concurrent``: they do not enter the FIFO, and run on a loop in a
 third thread (``concurrent_calls.py``).
 """
@@ -62,7 +62,7 @@ _OK, _ERROR, _ITEM = int(Status.OK), int(Status.ERROR), int(Status.ITEM)
 _CANCELLED, _END = int(Status.CANCELLED), int(Status.END)
 _CALL: Final = frames.CALL
 
-_TURN_S: Final = 0.005  # time for ``def`` methods until the loop gets a turn, so that they cannot starve coroutines
+_TURN_S: Final = 0.005  # duration of ``def`` methods after which the loop gets a turn
 
 _MAX_CONCURRENCY: Final = 1000
 
@@ -85,12 +85,14 @@ class Runtime:
         self.ending = Ending(loop, self._methods, self._concurrent)
         self.background = BackgroundTasks(loop, self._on_main)
         self._queue: deque[Call] = deque()
-        self._early: list[Call] | None = []  # calls that arrived before the constructor's; None once that has arrived
+        # Calls that arrived before the constructor's call; None once that has arrived.
+        self._early: list[Call] | None = []
         self._open: dict[tuple[int, int], Call] = {}
         self._state_lock = threading.Lock()
         self._awake = False
         self._running = 0
-        self._turn_wanted = False  # true while another callback than a call, such as a cancel, waits for the main loop
+        # True while another callback than a call, such as a cancel, waits for the main loop.
+        self._turn_wanted = False
         self._stopping = False
         # Wakes the main loop with one system call on each side; call_soon_threadsafe takes three.
         self._alarm = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -102,7 +104,7 @@ class Runtime:
         # Called with an error of a method before its caller receives it.
         self.post_mortem: Callable[[BaseException], None] = lambda error: None
 
-    # -- the socket thread --------------------------------------------------------------------------------------
+    # -- on the socket thread --------------------------------------------------------------------------------------
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None:
         kind = frame[0]
@@ -121,7 +123,7 @@ class Runtime:
             self._on_main(self._stop)
 
     def _enqueue(self, call: Call) -> None:
-        # No call runs before the constructor: a process that found the group by its name may be faster than the owner.
+        # Run no call before the constructor: a process that found the group by name may be faster than the owner.
         if call.method in self._methods.concurrent:
             self._submit_concurrent(call)
         elif self._early is None:
@@ -155,11 +157,12 @@ class Runtime:
             self._open[source, number] = call
         except Exception as error:  # the body cannot be mapped: no memory, no descriptors
             self._answer_error(call, error)
-        self._enqueue(call)  # a failed constructor call too: earlier calls wait for it
+        # Enqueue even a failed constructor call: earlier calls wait for it.
+        self._enqueue(call)
 
     def on_caller_gone(self, source: int, way: Connection) -> None:
-        """Cancel the direct calls of a caller that is gone; the daemon handles the calls it relayed."""
-        for call in list(self._open.copy().values()):  # other threads answer meanwhile
+        """Cancel the direct calls of a caller that has exited; the daemon handles the relayed ones."""
+        for call in list(self._open.copy().values()):  # other threads answer calls meanwhile
             if call.direct is way and call.came_at is not None:
                 self._cancel(source, call.call)
 
@@ -193,15 +196,16 @@ class Runtime:
             callback(*args)
             return
         self._turn_wanted = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is ending
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process is exiting
             self._loop.call_soon_threadsafe(callback, *args)
 
     def _cancel(self, source: int, number: int) -> None:
         call = self._open.get((source, number))
         if call is None or call.cancelled:
-            return  # a second cancel must not interrupt the cleanup that the first one began
+            # A second cancel must not interrupt the cleanup that the first one began.
+            return
         if call.method == CONSTRUCT:
-            # If a rank dies during the launch, the caller cancels the constructors of the others. A rank whose
+            # If a rank dies during the launch, the caller cancels the other ranks' constructors. A rank whose
             # constructor was cancelled would refuse each later call from any caller, while the other ranks live on.
             # tests/_worker/test_runtime.py::test_a_constructor_is_not_cancelled
             return
@@ -225,8 +229,8 @@ class Runtime:
                 self._answer_error(call, error)
 
     def _let_overtake(self) -> None:
-        # The main thread has just learnt their names, but must not do this: the socket thread may be about to append
-        # one to the queue, as an ordinary call. On the socket thread itself no append is in progress.
+        # The main thread has just learnt the methods' names, but must not do this: the socket thread may be about to
+        # append such a call to the queue as an ordinary one. On the socket thread itself no append is in progress.
         # tests/test_concurrent.py::test_a_call_that_comes_during_the_constructor_overtakes_too
         for call in list(self._open.copy().values()):
             if call.state is QUEUED and call.method in self._methods.concurrent:
@@ -235,7 +239,7 @@ class Runtime:
     # -- the main thread ----------------------------------------------------------------------------------------
 
     def serve(self) -> int:
-        """Run calls until the daemon sends STOP or a background task fails, then the ending. Return the exit code."""
+        """Run calls until the daemon sends STOP or a background task fails, then shut down. Return the exit code."""
         while not (self._stopping or self.background.verdict):
             try:
                 self._loop.run_forever()
@@ -279,7 +283,8 @@ class Runtime:
                     continue
                 kind, function = self._methods.find(call.method)
                 if kind is _DEF:
-                    if self._running:  # one turn for the calls and cancels that came earlier
+                    # Give one turn to the calls and cancels that arrived earlier.
+                    if self._running:
                         self._loop.call_soon(self._loop.stop)
                     else:
                         self._loop.stop()
@@ -299,7 +304,7 @@ class Runtime:
             self._awake = True
 
     def _run_blocking(self) -> None:
-        """Run ``def`` methods, one after the other, with the loop stopped."""
+        """Run ``def`` methods, one at a time, with the loop stopped."""
         for send in list(self.client.unsent):
             send()
         queue = self._queue
@@ -344,7 +349,8 @@ class Runtime:
             self._answer_error(call, error)
         else:
             self._answer_blocking(call, value)
-        asyncio.set_event_loop(self._loop)  # an asyncio.run() in the method has taken it away
+        # An asyncio.run() in the method has unset the loop.
+        asyncio.set_event_loop(self._loop)
 
     def _run_hook(self, call: Call, function: Callable[..., Any], *args: Any) -> Any:
         with self._endable(call):
@@ -361,7 +367,7 @@ class Runtime:
             self._answer_value(call, value)
             return
         if isinstance(value, Coroutine) and not call.credit:
-            # A plain function that returns a coroutine: a decorator that forgot functools.wraps.
+            # A plain function returned a coroutine: its decorator forgot functools.wraps.
             self._start(call, self._finish(call, value))
             return
         if isinstance(value, Generator):
@@ -373,18 +379,19 @@ class Runtime:
 
     def _start(self, call: Call, coroutine: Coroutine[Any, Any, None]) -> None:
         self._running += 1
-        coroutine.send(None)  # up to its ``_first_step``
+        coroutine.send(None)  # runs the coroutine up to its ``_first_step``
         call.task = task = self._loop.create_task(coroutine)
         self._record(call)
-        if call.cancelled:  # while its def part ran
+        if call.cancelled:  # a cancel may have arrived during the call's ``def`` part
             task.cancel()
 
     def _record(self, call: Call) -> None:
-        if not call._event and call.state is not ENDED and recording.admits():  # an eager task may have ended the call
+        # An eager task may have ended the call already.
+        if not call._event and call.state is not ENDED and recording.admits():
             call._event = recording.begin(_SERVE, call.method, 0.0, call)
 
     def _start_concurrent(self, call: Call, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
-        """Start a call in the thread of concurrent calls; None if an earlier submission has begun it."""
+        """Start a call in the thread of concurrent calls. Return None if an earlier submission has started it."""
         if not self._begin(call):
             return None
         _, function = self._methods.find(call.method)
@@ -395,8 +402,8 @@ class Runtime:
         return task
 
     # Each of these coroutines answers its call however it ends, without a done callback, which would cost a turn of the
-    # loop. A task that is cancelled before its first step never enters its coroutine, and the caller would wait for
-    # ever. So a coroutine runs to ``_first_step`` before it becomes a task, and the cancel arrives there.
+    # loop. A task that is cancelled before its first step never enters its coroutine, and the caller would wait
+    # forever. So a coroutine runs to ``_first_step`` before it becomes a task, and receives the cancel there.
     # tests/_worker/test_runtime.py::test_a_call_that_is_cancelled_before_its_first_step_is_answered
 
     async def _coroutine(self, call: Call, function: Callable[..., Any]) -> None:
@@ -420,7 +427,7 @@ class Runtime:
             value = await awaitable
         except BaseException as error:
             # Close only a coroutine, which has no other user. A Work may have other waiters, and close() would end
-            # their waits too.
+            # their waits, too.
             if type(error) is _CancelledAtFirst and type(awaitable) is types.CoroutineType:
                 awaitable.close()
             self._answer_error(call, error)
@@ -452,7 +459,7 @@ class Runtime:
             self._leave(call)
 
     def _leave(self, call: Call) -> None:
-        if call.state is not ENDED:  # its answer could not be made
+        if call.state is not ENDED:  # the answer could not be built
             self._answer(call, _CANCELLED, b"")
         if call.method not in self._methods.concurrent:
             self._running -= 1
@@ -465,12 +472,13 @@ class Runtime:
             call.granted.set_result(None)
 
     def _cancel_running(self, call: Call) -> None:
-        # At the end of this worker ``Ending`` cancels all tasks, while cancels from callers that end too still arrive.
+        # When this worker shuts down, ``Ending`` cancels all tasks, while cancels from callers that also end still
+        # arrive.
         if call.task is not None and not (self._stopping and call.task.cancelling()):
             call.task.cancel()
 
     def running_calls(self) -> list[ServedCall]:
-        """Return the running calls, for reports; any thread may call it."""
+        """Return the running calls, for reports. Any thread may call this."""
         running = [call for call in list(self._open.copy().values()) if call.state is RUNNING]
         return [
             ServedCall(call.source, call.call, call.method, call.task, is_paused=_is_paused(call)) for call in running
@@ -511,7 +519,7 @@ class Runtime:
             logger.info("%s() has ended with %r, and is called again: %s", call.method, error, call.void)
             self._answer(call, _CANCELLED, b"")
             return
-        if call.failure is not None and isinstance(error, RuntimeError):  # raised by torch for an aborted process group
+        if call.failure is not None and isinstance(error, RuntimeError):  # torch raises it for an aborted process group
             failures.add_note(error, advice(call.failure))
             process_groups.forget_half_made()
         self.post_mortem(error)
@@ -523,7 +531,7 @@ class Runtime:
         self._answer(call, _ERROR, packed)
 
     def _answer(self, call: Call, status: int, body: Any, fds: Any = ()) -> None:
-        if self._pid != process.pid:  # a forked child that returned from the method: it must not answer
+        if self._pid != process.pid:  # a forked child returned from the method: it must not answer
             process.leave(None)
         recording.finish_call(call.place)
         self._open.pop((call.source, call.call), None)
@@ -536,7 +544,7 @@ class Runtime:
         self._send(call, status, body, fds)
 
     def _send(self, call: Call, status: int, body: Any, fds: Any, *, was_held: bool = False) -> None:
-        # The items that this call has returned must be in their queues before the answer leaves: the caller may have
+        # The items that this call has returned must be in their queues before the answer is sent: the caller may have
         # another rank get them. tests/simulation/test_sim_channels.py::
         # test_items_that_a_call_gives_back_are_at_their_places_before_its_answer
         client = self.client
@@ -550,12 +558,12 @@ class Runtime:
             return
         direct.send(frame, fds, later=bool(self._queue))
         # A caller that has reported its direct call may be blocked or stopped, and never report the answer. The daemon
-        # learns of the answer DirectCallers' delay later, which is longer than the caller's, so that it learns of the
+        # learns of the answer after DirectCallers' delay, which is longer than the caller's, so that it learns of the
         # call first.
         if status != _ITEM and (call.came_at is None or clock.monotonic() - call.came_at >= REPORT_DELAY_S):
             self.direct_callers.answered(call)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         self._stopping = self.background.is_closed = True
@@ -563,7 +571,7 @@ class Runtime:
 
 
 class _CancelledAtFirst(asyncio.CancelledError):
-    """Cancel of a call whose task has not had its first step."""
+    """Cancellation of a call whose task has not made its first step."""
 
 
 @types.coroutine
@@ -576,7 +584,7 @@ def _first_step() -> Generator[None, None, None]:
 
 
 def _arguments(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    body, call.body = call.body, None  # drop the reference: it may be large
+    body, call.body = call.body, None  # the body may be large, so its reference is dropped here
     return codec.decode_arguments(body if body is not None else b"")
 
 

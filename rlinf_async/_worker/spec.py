@@ -76,18 +76,18 @@ class GroupSpec(Generic[W_co]):
         """Start one worker per rank and return the ``WorkerGroup`` at once; ``await group`` waits until it is ready.
 
         Args:
-            cluster: cluster to launch on; a closed one refuses.
-            placement_strategy: number of ranks and the place of each: ``NodePlacementStrategy([0] * 4)``, or
+            cluster: cluster to launch on, which must be open.
+            placement_strategy: number of ranks and their places: ``NodePlacementStrategy([0] * 4)``, or
                 ``ComponentPlacement(...).get_strategy("rollout")``; by default one worker per accelerator, or one
                 worker on node 0 if there is none.
             name: name of the group for other processes; by default ``worker_group_<class>``, and inside a worker the
                 worker's own address, so that ranks become ``group:0:1``.
             max_concurrency: number of coroutine methods that run at once in one worker (1000).
             isolate_gpu: restrict each worker to its own devices.
-            catch_system_failure: have workers log the stacks of their threads at SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2
-                too, not only when they crash; by default as ``RLINF_CATCH_FAILURE`` says, 1 or 0.
+            catch_system_failure: make workers log the stacks of their threads at SIGTERM, SIGQUIT, SIGUSR1 and SIGUSR2,
+            too, not only when they crash; the default is ``RLINF_CATCH_FAILURE``, 1 or 0.
             disable_distributed_log: do not show the workers' output in the driver.
-            placement: another name of ``placement_strategy``; both together are a ``ValueError``.
+            placement: another name for ``placement_strategy``; giving both raises ``ValueError``.
             env: environment variables for the workers; they override the variables that this process has set, changed
                 or deleted since its start, which its workers get on every node.
             seed: rank r starts with the random seed ``seed + r`` (random, numpy, torch); by default unpredictable.
@@ -98,26 +98,26 @@ class GroupSpec(Generic[W_co]):
                 cancelled: coroutines get ``CancelledError``, a ``def`` method that has begun runs to its end, and its
                 result is dropped; the error waits for the daemons' reports on the ranks (``RLINF_WAIT_ANSWER_S``).  A
                 stream has this long for each item.
-            restart: processes to start again when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
-                ``"never"``.  A restarted rank has the same address, devices, environment and constructor arguments, of
-                which the driver keeps a copy.  Unanswered calls fail with ``WorkerDied``; later calls wait for the
-                restart, and so do messages to and from the rank.  The default is the policy in the configuration's
-                ``cluster.supervision`` for this group or component, else ``"never"``.
-            max_restarts: restarts of a rank, or of the group, within the window (3); with one more death it is lost.
-                Before each restart there is a pause, 0.1 s, and twice as long each time, up to 10 s, for a rank that
-                has not lived for 10 s.
-            restart_window: seconds for which a restart is counted (600).
+            restart: processes to restart when a worker has died: ``"rank"``, that one; ``"group"``, all ranks;
+            ``"never"``, none. A restarted rank has the same address, devices, environment and constructor arguments, of
+            which the driver keeps a copy. Unanswered calls fail with ``WorkerDied``; later calls wait for the restart,
+            and so do messages to and from the rank. The default is the policy in the configuration's
+            ``cluster.supervision`` for this group or component, else ``"never"``.
+            max_restarts: restarts of a rank, or of the group, within the window (3); with one more death it is lost. A
+            pause precedes each restart: 0.1 s, and twice as long each time, up to 10 s, for a rank that has not lived
+            for 10 s.
+            restart_window: seconds for which a restart counts (600).
             order: calls that wait while a rank is away: with ``"group"`` (the default, unless ``cluster.supervision``
-                says otherwise) those to all ranks, so that every rank gets the group's calls in one order; with
-                ``"rank"``, which needs ``restart="rank"``, only those to that rank.  A call to several ranks then
-                leaves at once for the present ones, and for the others when they are back; ``on_restart`` runs once no
-                rank is away, and only meanwhile all calls wait.
+            says otherwise) those to all ranks, so that every rank gets the group's calls in one order; with ``"rank"``,
+            which needs ``restart="rank"``, only those to that rank. A call to several ranks is then sent at once to the
+            present ones, and to the others when they are back; ``on_restart`` runs once no rank is away, and only
+            meanwhile all calls wait.
             close_grace: seconds that the workers have for ``on_close`` and exit functions when the group is closed
-                (``RLINF_CLOSE_GRACE_S``); a worker that is done earlier ends at once.
+                (``RLINF_CLOSE_GRACE_S``); a worker that finishes earlier exits at once.
             preload: names of modules, ``["vllm"]``, that each node imports once, before it forks the workers, and not
                 again for a restart.  The module of the class and the modules that workers import at their start are
-                preloaded too; ``[]`` preloads nothing.  A module whose import starts a thread, opens a device or leaves
-                another trace that workers cannot inherit is imported by each worker, and the log says so.
+                preloaded, too; ``[]`` preloads nothing.  A module whose import starts a thread, opens a device or
+                leaves another trace that workers cannot inherit is imported by each worker, and the log says so.
 
         Raises:
             ValueError: the name is taken, a public method has a name that the group needs itself, or

@@ -1,4 +1,4 @@
-"""Template process of a node (fork server): imports torch, forks workers as the daemon orders, sets them up.
+"""Template process of a node (fork server): imports torch, forks workers on the daemon's orders, sets them up.
 
 A node's daemon starts ``python -m rlinf_async._worker.template FD`` with one end of a packet socket.  Each packet is
 the description of one worker (msgpack, written by the daemon), with its socket, its output pipes and, for a group's
@@ -40,14 +40,14 @@ _PACKET_BYTES: Final = 512 * 1024
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
-_BATCH: Final = 32  # number of workers that are forked through one intermediate process
+_BATCH: Final = 32  # workers forked through one intermediate process
 
 # Preloaded modules of this template, or of this worker's template; None for a plain template.
 _imported: preloading.Imported | None = None
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; exit at once if the parent has ended already."""
+    """Make the kernel kill this process when its parent exits; exit at once if the parent has exited already."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -68,7 +68,7 @@ def main() -> None:
     since = time.monotonic()
     with _unfiltered_warnings():
         _import_everything()
-    import_hook.install_if_wanted()  # before modules of RLinf's are preloaded
+    import_hook.install_if_wanted()  # must precede the preload of RLinf's modules
     _keep_from_finalizing()
     if not parent:
         _run_one_worker(control)
@@ -87,10 +87,10 @@ def main() -> None:
 
 
 def _run_one_worker(control: socket.socket) -> None:
-    """Become the worker itself, under a profiler. Does not return.
+    """Become the worker itself, started by a profiler. Does not return.
 
-    The process does not die with its parent, the tool, of which a thread may have started it and ended; the daemon ends
-    it once the tool has ended.
+    The process does not die with its parent, the profiler, which may have started it from a thread that has exited; the
+    daemon ends it once the profiler has exited.
     """
     order = _receive(control, 0)
     control.close()
@@ -103,7 +103,7 @@ def _run_one_worker(control: socket.socket) -> None:
 def _unfiltered_warnings() -> Iterator[None]:
     """Context manager: suspends the filters of a script's ``-W error``, which would end the template's own imports.
 
-    Filters that the imports add stay, before the script's as in the script's own process.
+    Filters that the imports add stay, ahead of the script's filters, as in the script's own process.
     """
     given = list(warnings.filters)
     with warnings.catch_warnings():
@@ -127,7 +127,7 @@ def _import_everything() -> None:
 
 
 def _keep_from_finalizing() -> None:
-    """Disable the exit finalizers of the imports (torch's operator tables), which would cost each worker 30 ms."""
+    """Disable exit finalizers of imported modules (torch's operator tables), which would cost each worker 30 ms."""
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
         finalizer.atexit = False
 
@@ -148,7 +148,7 @@ class Order:
 
 
 def _serve(control: socket.socket) -> None:
-    """Execute orders until the daemon is gone; orders that wait together are forked together."""
+    """Execute orders until the daemon exits; orders that wait together are forked together."""
     while True:
         first = _receive(control, 0)
         if first is None:
@@ -206,7 +206,7 @@ def _refusal(error: OSError) -> str:
 def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, Any]]:
     """Return ``pid`` or ``error`` of each worker, forked so that the daemon becomes its parent.
 
-    An intermediate process forks all workers and ends, and the daemon, a subreaper, adopts them.
+    An intermediate process forks all workers and exits; the daemon, a subreaper, adopts them.
     """
     if not orders:
         return []
@@ -244,7 +244,7 @@ def _fork_twice(control: socket.socket, orders: list[Order]) -> list[dict[str, A
 
 
 def _run_worker(spec: dict[str, Any], fds: list[int]) -> None:
-    """Turn the forked child into a worker, or into a template of its own. Does not return."""
+    """Turn the forked child into a worker, or into another template. Does not return."""
     try:
         if "preload" in spec:
             _run_preloaded(spec, fds)
@@ -273,11 +273,12 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     for number, fd in enumerate(fds[1:], 1):
         os.dup2(fd, number)
         os.close(fd)
-    # As in a worker: this byte arrives after the intermediate process has ended.
+    # As in a worker, this byte arrives after the intermediate process has exited.
     if not control.recv(1):
         os._exit(1)
     die_with_parent(spec["parent"])
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # for the children of the imports, with which this process is refused
+    # Adopt children of the imports: if there are any, this template is refused.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     _take_environment(spec)
     _open_outputs()
     _follow_script(spec)
@@ -290,11 +291,12 @@ def _run_preloaded(spec: dict[str, Any], fds: list[int]) -> None:
     except preloading.RefusedError as error:
         control.send(frames.pack({"refused": error.module, "reason": str(error), "is_missing": error.is_missing}))
         os._exit(0)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 0)  # the daemon adopts the workers
+    _prctl(_PR_SET_CHILD_SUBREAPER, 0)  # from now on, the daemon adopts the workers
     gc.disable()
-    gc.freeze()  # without a collection, which takes 0.3 s after an import of transformers and finds next to nothing
+    # Do not collect first: that takes 0.3 s after an import of transformers, and finds next to nothing.
+    gc.freeze()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # before workers inherit the rest of a line
+        stream.flush()  # workers must not inherit an unfinished line
     _imported = imported
     control.send(frames.pack({"ready": True, "protocol": frames.PROTOCOL, "seconds": time.monotonic() - since}))
     _serve(control)
@@ -312,17 +314,18 @@ def _settle_in(spec: dict[str, Any], fds: list[int]) -> tuple[socket.socket, int
     os.dup2(fds[2], 2)
     for fd in (null, fds[1], fds[2]):
         os.close(fd)
-    # The daemon sends its first bytes after the intermediate process has ended: from here on the daemon is the parent.
+    # The daemon sends its first bytes after the intermediate process has exited: from here on, it is the parent.
     if not sock.recv(1, socket.MSG_PEEK):
         os._exit(1)
     _limit_open_files(spec["open_files"])
-    # Before any user code: processes that it starts stay this worker's descendants, even if they leave their parents.
+    # Set this before any user code: processes that it starts stay this worker's descendants even after their parents
+    # exit.
     # tests/test_orphans.py::test_a_dead_worker_is_told_to_an_idle_driver_and_takes_nobody_along
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-    if not wrapped:  # else it was started with its own environment, to which the tool has added
+    if not wrapped:  # a profiled worker has its own environment, to which the profiler has added
         die_with_parent(spec["parent"])
         _take_environment(spec)
-    if _imported is None:  # else the imports have these streams: a handler of logging, for example
+    if _imported is None:  # preloaded modules already use these streams, for example in a handler of logging
         _open_outputs()
     faulthandler.enable()
     if os.environ.get("CATCH_SYSTEM_FAILURE") == "1":
@@ -362,8 +365,8 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
     with contextlib.suppress(OSError):
         os.chdir(spec["cwd"])
-    # The driver's path comes first, in its order, then entries that only this node has. A pathlib.Path would raise for
-    # a folder that this user may not enter.
+    # Put the driver's path first, in its order, then entries that only this node has. Do not use pathlib.Path, which
+    # would raise for a folder that this user may not enter.
     sys.path[:] = [entry for entry in spec["sys_path"] if entry and os.path.exists(entry)] + [  # noqa: PTH110
         entry for entry in sys.path if entry not in spec["sys_path"] and entry
     ]
@@ -371,7 +374,7 @@ def _follow_script(spec: dict[str, Any]) -> None:
 
 
 def _open_outputs() -> None:
-    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # as -u and PYTHONUNBUFFERED make it
+    unbuffered = isinstance(sys.stdout.buffer, io.RawIOBase)  # -u and PYTHONUNBUFFERED set it
     sys.stdout, sys.stderr = _open_output(1, unbuffered), _open_output(2, unbuffered)
 
 
@@ -383,7 +386,7 @@ def _open_output(fd: int, unbuffered: bool) -> io.TextIOWrapper:
 
 
 def _limit_open_files(most: int) -> None:
-    """Restore the user's own limit: the daemon has raised its limit to the maximum, and the template inherited that."""
+    """Restore the user's own limit: the daemon raised its limit to the maximum, and the template inherited that."""
     _, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, utmost))
 
@@ -391,8 +394,8 @@ def _limit_open_files(most: int) -> None:
 def _mark(token: str) -> None:
     """Overwrite the template's token by the worker's in the memory shown as ``/proc/<pid>/environ``.
 
-    The kernel filled that memory at exec; ``os.environ`` does not reach it.  The daemon finds the processes that a dead
-    worker has left behind by this token, including forked children that changed their session.
+    The kernel filled that memory at exec, and ``os.environ`` does not reach it. By this token the daemon finds the
+    processes that a dead worker has left behind, including forked children that changed their session.
     """
     name = b"RLINF_WORKER="
     offset = Path("/proc/self/environ").read_bytes().find(name)
@@ -403,7 +406,7 @@ def _mark(token: str) -> None:
 
 
 def _seed(seed: int | None) -> None:
-    """Seed the generators: torch and numpy would draw the same numbers in every forked child."""
+    """Seed the random generators: otherwise torch and numpy would draw the same numbers in every forked child."""
     import random
 
     import numpy as np

@@ -18,7 +18,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Timers:
-    """Seconds by tag, added up until they are consumed.  Thread-safe.
+    """Seconds by tag, added up until they are consumed; thread-safe.
 
     Example:
         with timers.span("train"): ...
@@ -34,7 +34,7 @@ class Timers:
             self.seconds[tag] = self.seconds.get(tag, 0.0) + seconds
 
     def pop(self, tag: str) -> float:
-        """Remove and return the seconds of a tag.
+        """Remove and return the seconds recorded under a tag.
 
         Raises:
             ValueError: no time was recorded under this tag.
@@ -51,8 +51,7 @@ class Timers:
         return seconds
 
     def span(self, tag: str, category: str | None = None) -> TimedSpan:
-        """Return a context manager that adds its time to the tag; in a traced run also a span, if ``category`` is
-        given."""
+        """Return a context manager that adds its time to the tag, and records a traced span if it has a category."""
         return TimedSpan(self, tag, category)
 
 

@@ -175,7 +175,7 @@ def _read_pair(parent: Section, number: int, entry: Any) -> CrossDCPair:
     for key in ("src", "dst"):
         _checked(section, key, partial(parse_workers, key=key))
     delay = section.number("delay_ms")
-    assert delay is not None  # it is needed
+    assert delay is not None  # delay_ms is a required key
     return CrossDCPair(section.get("src"), section.get("dst"), delay)
 
 

@@ -80,7 +80,8 @@ class RestartPolicy:
         """
         before = configured or cls()
         if restart is not None and restart != before.restart:
-            before = dataclasses.replace(before, order="group")  # the configured order belongs to the overruled restart
+            # The configured order applied to the overridden restart only.
+            before = dataclasses.replace(before, order="group")
         given = {"restart": restart, "max_restarts": max_restarts, "window": window, "order": order}
         try:
             return dataclasses.replace(before, **{name: each for name, each in given.items() if each is not None})

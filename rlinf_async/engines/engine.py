@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import abc
+import asyncio
 import importlib
+import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.generation import Chunk, Request
+from rlinf_async.engines.token_progress import TokenProgress
 from rlinf_async.errors import ConfigError
 
 OnUpdate: TypeAlias = Literal["keep", "wait", "abort"]
@@ -70,7 +73,6 @@ class Engine(abc.ABC):
 
     supported_updates: tuple[OnUpdate, ...] = ON_UPDATE
 
-    @abc.abstractmethod
     def __init__(self, settings: EngineSettings, name: str) -> None:
         """Start the engine.
 
@@ -81,14 +83,59 @@ class Engine(abc.ABC):
             ConfigError: an option is unknown or out of its bounds.
             RuntimeError: the engine did not start.
         """
+        self._settings = settings
+        self._name = name
+        self._progress = TokenProgress()
+        self._pauses = 0
+        self._resumed = asyncio.Event()
+        self._resumed.set()
 
-    @abc.abstractmethod
     async def serve(self) -> None:
         """Follow the trainer's weights until cancelled.
 
         Raises:
             Exception: the engine died or hangs, or weights do not fit it: it serves no more.
         """
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._run(), name=f"engine of {self._name}")
+                group.create_task(self._check_progress(), name=f"progress of {self._name}")
+                if self._settings.trainer is not None:
+                    group.create_task(self._follow(self._settings.trainer), name=f"weights of {self._name}")
+        except BaseExceptionGroup as ended:
+            raise ended.exceptions[0] from None  # the others were cancelled for it
+
+    @abc.abstractmethod
+    async def _run(self) -> None:
+        """Serve requests; raises an error once the engine cannot any more."""
+
+    @abc.abstractmethod
+    async def _follow(self, trainer: Trainer) -> None:
+        """Load the trainer's versions, and those of the next trainer of that name once this one has ended."""
+
+    async def _check_progress(self) -> None:
+        limit = self._settings.stall_timeout
+        if limit is not None:
+            await self._warm_up(limit)
+            await self._progress.stalled(limit)
+            raise self._stall(limit)
+
+    async def _warm_up(self, limit_s: float) -> None:
+        """Return once the first request, which may be slower than others, is over."""
+        return
+
+    def _stall(self, silent_s: float) -> RuntimeError:
+        return RuntimeError(
+            f"{self._title()} has given no token for {silent_s:g} s (stall_timeout) to {self._progress.open} open "
+            f"requests: {self._describe_parts() or 'it runs in this process'}"
+        )
+
+    @abc.abstractmethod
+    def _title(self) -> str:
+        """Return the name of this engine for errors."""
+
+    def _describe_parts(self) -> str:
+        return ""
 
     @abc.abstractmethod
     def generate(self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()) -> AsyncIterator[Chunk]:
@@ -102,13 +149,43 @@ class Engine(abc.ABC):
             ValueError: the model cannot take this request.
         """
 
-    @abc.abstractmethod
-    async def pause(self) -> None:
-        """Sample no more tokens; open requests fare as ``on_update`` says."""
+    # -- pauses -------------------------------------------------------------------------------------------------
 
-    @abc.abstractmethod
+    async def pause(self) -> None:
+        """Sample no more tokens; open requests fare as ``on_update`` says.
+
+        An update and the user may pause at once: the last of them to resume ends the pause.
+        """
+        self._pauses += 1
+        self._resumed.clear()
+        self._progress.pause()
+        try:
+            await self._stop_sampling()
+        except BaseException:
+            # Nobody would resume.  An engine that is silent all the same counts as hung: to ask a hung one here would
+            # block the end of this rank.
+            self._end_pause()
+            raise
+
     async def resume(self) -> None:
         """Undo ``pause``."""
+        if self._pauses <= 1:
+            await self._start_sampling()
+        self._end_pause()
+
+    def _end_pause(self) -> None:
+        self._pauses = max(0, self._pauses - 1)
+        if not self._pauses:
+            self._progress.resume()
+            self._resumed.set()
+
+    @abc.abstractmethod
+    async def _stop_sampling(self) -> None: ...
+
+    @abc.abstractmethod
+    async def _start_sampling(self) -> None: ...
+
+    # -- facts --------------------------------------------------------------------------------------------------
 
     @property
     @abc.abstractmethod
@@ -177,7 +254,7 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
     """Return the token ids of a request's prompt: as given, of a text, or of messages in the model's chat template.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or the prompt is empty.
+        ValueError: the tokenizer has no chat template, the template refuses the messages, or the prompt is empty.
     """
     prompt = request.prompt
     if isinstance(prompt, str):
@@ -188,8 +265,16 @@ def encode_prompt(tokenizer: Any, request: Request) -> list[int]:
                 "the prompt is a list of messages, and the model's tokenizer has no chat template: pass a text or "
                 "token ids, or set tokenizer.chat_template and save it beside the model"
             )
-        tools = list(request.tools) or None
-        found = tokenizer.apply_chat_template(list(prompt), tools=tools, add_generation_prompt=True, return_dict=True)
+        variables = dict(request.chat_template_kwargs)
+        if taken := variables.keys() & inspect.signature(tokenizer.apply_chat_template).parameters:
+            raise ValueError(
+                f"chat_template_kwargs has {', '.join(sorted(taken))}: write variables of the template only"
+            )
+        variables |= {"tools": list(request.tools) or None, "add_generation_prompt": True}
+        try:
+            found = tokenizer.apply_chat_template(list(prompt), return_dict=True, **variables)
+        except Exception as error:  # of the template's own kinds, which a caller may be unable to unpickle
+            raise ValueError(f"the model's chat template refuses the messages or tools: {error!r}") from None
         tokens = list(found["input_ids"])
     else:
         tokens = [int(token) for token in prompt]  # type: ignore[arg-type]

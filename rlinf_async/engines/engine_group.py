@@ -10,6 +10,7 @@ from rlinf_async.any_rank import AnyRank
 from rlinf_async.engines.engine import KINDS, ON_UPDATE, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.engine_worker import EngineWorker
 from rlinf_async.engines.generation import Chunk, Completion, Prompt, Request
+from rlinf_async.engines.tool_calls import ToolParser, parse_tool_calls
 from rlinf_async.errors import ConfigError
 from rlinf_async.group import WorkerGroup
 
@@ -216,28 +217,43 @@ class EngineGroup:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def openai_server(
-        self, *, uds: str | None = None, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+        self,
+        *,
+        uds: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        tool_parser: ToolParser | None = parse_tool_calls,
+        keep_turns: int = 10_000,
     ) -> OpenAIServer:
         """Return a server of OpenAI's HTTP interface over these engines, which any agent can ask.
 
         Example:
             async with llm.openai_server(token="secret") as api:
-                client = openai.AsyncOpenAI(base_url=api.base_url, api_key=api.token)
+                headers = {"x-conversation-id": "episode 7"}
+                client = openai.AsyncOpenAI(base_url=api.base_url, api_key=api.token, default_headers=headers)
                 ...
-                for turn in await api.take(8):
-                    print(turn.conversation, turn.completion.tokens, turn.completion.versions)
+                for turn in api.take_conversation("episode 7"):
+                    print(turn.completion.prompt_tokens, turn.completion.tokens, turn.completion.versions)
 
         Args:
             uds: path of a UNIX socket, which only this user can reach; the server makes and removes it.
             host, port: address, where ``uds`` is None; port 0: a free one.
             token: that clients send as their API key.  None: without, for a socket or machine that others cannot reach.
+            tool_parser: finds the model's calls of tools in the text of a completion, where a request has ``tools``:
+                returns the text without them, and the calls, as names and arguments in JSON.  The default reads
+                ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, the format of Hermes and Qwen.  None:
+                calls remain text.
+            keep_turns: turns that the server keeps until they are taken; the oldest are dropped for further ones.
 
         Raises:
             ImportError: FastAPI or uvicorn is not installed.
         """
         from rlinf_async.engines.openai_server import OpenAIServer
 
-        return OpenAIServer(self, uds=uds, host=host, port=port, token=token)
+        return OpenAIServer(
+            self, uds=uds, host=host, port=port, token=token, tool_parser=tool_parser, keep_turns=keep_turns
+        )
 
     # -- facts --------------------------------------------------------------------------------------------------
 

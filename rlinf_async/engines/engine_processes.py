@@ -49,6 +49,12 @@ class EngineProcesses:
         """Return each process with its state, in words."""
         return ", ".join(f"{name} (pid {pid}) {_state_of(pid)}" for pid, name in self._names.items())
 
+    def kill(self) -> None:
+        """Kill those that have not ended."""
+        for fd in self._fds.values():
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+
     def close(self) -> None:
         """Watch nothing any more. Idempotent."""
         for fd in self._fds.values():

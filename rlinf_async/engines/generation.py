@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from rlinf_async.configuration import did_you_mean
 
 Prompt: TypeAlias = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """A text, token ids, or the messages of a chat, to which the model's chat template is applied."""
+
+# Logits divided by less than this may overflow, which ends an engine.
+_LEAST_TEMPERATURE: Final = 0.01
 
 FinishReason: TypeAlias = Literal["stop", "length"]
 
@@ -21,7 +25,7 @@ class Request:
     Attributes:
         prompt: text, token ids, or messages of a chat (``[{"role": "user", "content": "…"}]``).
         max_tokens: the most tokens that are sampled.
-        temperature: 0 takes the likeliest token each time.
+        temperature: 0 takes the likeliest token each time; other temperatures are 0.01 or more.
         top_p: probability mass of the likeliest tokens that are sampled from.
         top_k: number of the likeliest tokens that are sampled from; 0 for all.
         seed: makes the sampled tokens the same each time, for the same weights and batch.
@@ -29,6 +33,7 @@ class Request:
         stop_token_ids: tokens that end it, beside the model's own end token.
         ignore_eos: sample ``max_tokens`` tokens, whatever the model's end token.
         tools: definitions for the chat template, in the format of OpenAI's API.
+        chat_template_kwargs: variables of the model's chat template, such as ``{"enable_thinking": False}`` of Qwen3.
         engine_options: further options of the engine's own, such as ``{"min_p": 0.1}`` for vLLM.
         chunk_tokens: tokens that one chunk of a stream has.  Shorter chunks come sooner and cost more messages.
     """
@@ -43,6 +48,7 @@ class Request:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     tools: tuple[Mapping[str, Any], ...] = ()
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     chunk_tokens: int = 64
 
@@ -53,8 +59,16 @@ class Request:
         _check_whole("max_tokens", self.max_tokens, 1)
         _check_whole("chunk_tokens", self.chunk_tokens, 1)
         _check_whole("top_k", self.top_k, 0)
-        if not _is_number(self.temperature) or self.temperature < 0:
-            raise ValueError(f"temperature={self.temperature!r} of a request: write a number from 0 on")
+        for token in self.stop_token_ids:
+            _check_whole("stop_token_ids", token, 0)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, -(2**63))
+        if not _is_number(self.temperature) or not (
+            self.temperature == 0 or _LEAST_TEMPERATURE <= self.temperature < math.inf
+        ):
+            raise ValueError(
+                f"temperature={self.temperature!r} of a request: write 0, or a number from {_LEAST_TEMPERATURE} on"
+            )
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p!r} of a request: write a number above 0, at most 1")
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -185,5 +199,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name}={value!r} of a request: write a whole number from {least} on")
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**63:
+        raise ValueError(f"{name}={value!r} of a request: write a whole number from {least} on, of 64 bits")

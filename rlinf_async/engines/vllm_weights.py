@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from vllm.distributed.parallel_state import get_world_group
@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from rlinf_async._core import clock
 from rlinf_async._core.own_logger import own_logger
 from rlinf_async.address import WorkerAddress
+from rlinf_async.engines.vllm_backed import BACKEND
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost, WeightMismatch
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -32,9 +33,6 @@ from rlinf_async.weights.state import messages
 from rlinf_async.worker import Worker
 
 logger = own_logger(__name__)
-
-BACKEND: Final = "rlinf_async"
-EXTENSION: Final = f"{__name__}.WorkerExtension"
 
 
 @dataclass

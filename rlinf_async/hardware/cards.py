@@ -86,7 +86,7 @@ def find_card(entry: str, cards: Sequence[Card]) -> Card | None:
         return next((card for card in cards if card.index == int(entry)), None)
     if entry.startswith("GPU-"):
         found = [card for card in cards if card.uuid.startswith(entry)]
-    elif entry.startswith("MIG-GPU-"):  # the older name of a slice: MIG-<card>/<instance>/<instance>
+    elif entry.startswith("MIG-GPU-"):  # the older name of a slice is MIG-<card>/<instance>/<instance>
         found = [card for card in cards if entry.startswith(f"MIG-{card.uuid}/")]
     elif entry.startswith("MIG-"):
         found = [card for card in cards if any(uuid.startswith(entry) for uuid in card.slices or ())]

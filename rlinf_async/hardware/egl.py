@@ -21,7 +21,7 @@ _MAX_DEVICES: Final = 64
 
 
 def rendering_devices(ids: Sequence[str], cards: Sequence[Card], ordinals: Sequence[int | None]) -> dict[str, int]:
-    """Return the EGL device number of each device id; ids of devices that EGL does not list are left out.
+    """Return the EGL device number of each device id; ids of devices that EGL does not list are omitted.
 
     Args:
         ids: entries of a visibility variable.
@@ -60,7 +60,7 @@ def main() -> None:
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     try:
         ordinals = read_ordinals(ctypes.CDLL("libEGL.so.1"))
-    except OSError:  # no graphics on this machine
+    except OSError:  # the machine has no graphics libraries
         ordinals = []
     print(json.dumps(rendering_devices(sys.argv[1:], read_cards(), ordinals)))  # noqa: T201 (the answer)
 

@@ -19,7 +19,7 @@ _loaded: set[str] = set()
 def load_extension(environ: Mapping[str, str]) -> str:
     """Import the module that the variable names and call its ``register()``, once per process.
 
-    A failure is only logged as a warning, by the logger ``RLinf``, and the process goes on without the module.
+    A failure is only logged as a warning, by the logger ``RLinf``, and the process continues without the module.
 
     Returns:
         The warning; empty if the module was loaded, or none is named.

@@ -50,7 +50,7 @@ class HardwareConfig:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            if isinstance(getattr(self, each.name), list):  # lists come from YAML; a tuple keeps the config hashable
+            if isinstance(getattr(self, each.name), list):  # YAML yields lists, but the config must be hashable
                 object.__setattr__(self, each.name, tuple(getattr(self, each.name)))
         if not isinstance(self.node_rank, int) or isinstance(self.node_rank, bool) or self.node_rank < 0:
             raise ConfigError(f"hardware: node_rank must be the rank of a node, got {self.node_rank!r}")

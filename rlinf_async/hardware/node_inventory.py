@@ -52,7 +52,7 @@ def main() -> None:
     """
     request = json.load(sys.stdin)
     stdout_fd = os.dup(1)
-    os.dup2(2, 1)  # keeps the output of user code out of the answer
+    os.dup2(2, 1)  # the answer on stdout must not contain output of user code
     sys.path[:] = [*request["sys_path"], *(entry for entry in sys.path if entry not in request["sys_path"])]
     reply = {"resources": "", "warning": load_extension(os.environ), "error": ""}
     try:

@@ -61,7 +61,7 @@ def read_cards() -> tuple[Card, ...]:
 def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
     """Return by device id the bytes ``used`` of ``memory``, and the utilization over the last second in ``percent``.
 
-    Devices that do not answer are left out. MIG slices have no utilization.
+    Devices that do not answer are omitted. MIG slices have no utilization.
     """
     found: dict[str, dict[str, int]] = {}
     with _library() as nvml:
@@ -79,7 +79,7 @@ def read_use(ids: Sequence[str]) -> dict[str, dict[str, int]]:
 
 @contextmanager
 def _library() -> Iterator[Any]:
-    import pynvml  # deferred: importing the framework should not load NVML
+    import pynvml  # imported late, because importing the framework should not load NVML
 
     try:
         pynvml.nvmlInit()

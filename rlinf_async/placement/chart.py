@@ -17,7 +17,7 @@ class Spot:
 
     Attributes:
         name: such as ``"NV_GPU 0"`` or ``"Franka 1"``; empty for the node itself.
-        ranks: component → its ranks on this device, ascending; components without ranks are left out.
+        ranks: component → its ranks on this device, ascending; components without ranks are omitted.
     """
 
     name: str

@@ -220,7 +220,7 @@ class ModelParallelComponentPlacement(ComponentPlacement, SizesByName):
         rule, ranks = self._components[name].rule, self._components[name].resources
         node_group = rule.node_group
         first, last = ranks[0], ranks[-1]
-        if self.is_auto:  # the scheduler moves the component within the whole cluster, so its ranks count there
+        if self.is_auto:  # the scheduler moves this component within the whole cluster, so its ranks are counted there
             first, last, node_group = self._accelerators[name][0], self._accelerators[name][-1], None
             if name == "actor":
                 first, last = 0, self._cluster_num_gpus - 1

@@ -57,7 +57,7 @@ def wrap_interpreter(config: ProfileConfig, python: str, worker_name: str) -> Wr
     words = config.command_prefix(f"{prefix}_%p")  # the tool replaces %p by the pid
     if not words:
         return WrappedInterpreter((python,))
-    if words[-1] == "--":  # the tool brings its own interpreter, which starts the one in PYTHON_EXECUTABLE
+    if words[-1] == "--":  # the tool starts the interpreter in PYTHON_EXECUTABLE itself
         env = {"PYTHON_EXECUTABLE": python, **variables}
         return WrappedInterpreter(tuple(words), words[0], env, directory)
     return WrappedInterpreter((*words, python), words[0], variables, directory)

@@ -19,7 +19,7 @@ from rlinf_async.weights.model.param_tree import ParamTree, is_tensordict, name_
 from rlinf_async.weights.model.places import Places
 from rlinf_async.weights.model.writing import in_turn, plan_update
 
-_LARGEST: Final = (1 << 31) - 1  # versions travel as int32
+_LARGEST: Final = (1 << 31) - 1  # versions are sent as int32
 _OUTER: Final = "model.language_model."
 _log: Final = own_logger(__name__)
 
@@ -30,17 +30,17 @@ class BucketWeightSyncer(WeightSyncer):
     Tensors that the receiver lacks are skipped, with one warning; other tensors of the receiver stay.
 
     Args:
-        bucket_size: bytes after which a bucket ends; the sender has two of them in memory at a time.  Tensors are not
+        bucket_size: bytes after which a bucket ends; the sender has two buckets in memory at a time.  A tensor is never
             divided.
         bucket_dtype: dtype of floating-point tensors, ``"bf16"`` or a dtype; None sends them bit for bit.
-        bucket_device: device of the buckets; ``"cuda"`` is the CPU where there is no GPU.
-        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside of the sender's:
-            ``model.language_model.`` at the beginning of a name becomes ``model.``.
-        load_instant: False has a receiver keep the buckets in the memory of its CPU, as many bytes as the weights have,
-            and write all of them at once when the last one is there.  True writes each bucket when it comes, and keeps
-            none.  That costs the promise of ``apply``: from the first bucket until ``apply`` returns the model holds
-            two versions, and if the sender dies in between, or a later bucket does not fit, it stays so until a whole
-            version has been applied.
+        bucket_device: device of the buckets; ``"cuda"`` means the CPU on a machine without a GPU.
+        is_agent: if a name contains ``visual.``, the receiver's model is the language model inside the sender's model:
+            the prefix ``model.language_model.`` of a name becomes ``model.``.
+        load_instant: if False, a receiver keeps the buckets in CPU memory, as many bytes as the weights have, and
+            writes all of them once the last one has arrived.  If True, it writes each bucket as it arrives and keeps
+            none.  This gives up the guarantee of ``apply``: from the first bucket until ``apply`` returns, the model
+            contains parts of two versions.  If the sender dies meanwhile, or a later bucket does not fit, it stays so
+            until a whole version has been applied.
     """
 
     _skips_missing = True
@@ -69,7 +69,7 @@ class BucketWeightSyncer(WeightSyncer):
     def iter_buckets(
         self, state_dict: Mapping[str, Any], version: int | torch.Tensor
     ) -> Iterator[dict[str, torch.Tensor]]:
-        """RLinf's buckets of a version, each made when it is asked for; see ``iter_named_tensor_buckets``.
+        """Yield the buckets of a version, each made when it is requested; see ``iter_named_tensor_buckets``.
 
         Raises:
             RuntimeError: not initialised.
@@ -95,7 +95,7 @@ class BucketWeightSyncer(WeightSyncer):
         )
 
     def _named(self, tree: ParamTree) -> dict[str, torch.Tensor]:
-        """Return the tensors by the receiver's names, in the order of the sender's."""
+        """Return the tensors by the receiver's names, in the sender's order."""
         named = {name_of(path): tensor for path, tensor in tree.items()}
         renames = self.is_agent and any("visual." in name for name in named)
         found: dict[str, torch.Tensor] = {}
@@ -121,7 +121,7 @@ class BucketWeightSyncer(WeightSyncer):
         self._incoming = IncomingBuckets(holds=not self.load_instant)
 
     async def _apply(self, model: Any, recv: Recv) -> int:
-        # Received buckets stay here if this is cancelled, and the next apply() goes on from there.
+        # A cancelled apply() leaves received buckets here, and the next one continues from there.
         while not self._incoming.is_whole:
             await in_thread(self._take, model, await recv())
         await in_thread(self._finish, model)
@@ -160,7 +160,7 @@ class BucketWeightSyncer(WeightSyncer):
 
 
 def _loads_its_own(model: Any) -> bool:
-    """True if its class has a ``load_state_dict`` of its own, as some of RLinf's have, which renames tensors."""
+    """Return True if the class of the model overrides ``load_state_dict``, as some of RLinf's do to rename tensors."""
     return (
         isinstance(model, nn.Module)
         and not is_tensordict(model)

@@ -1,4 +1,4 @@
-"""Buckets of named tensors: made, and put together again where they arrive."""
+"""Buckets of named tensors: division into buckets, and assembly at the receiver."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path
 TOTAL_BUCKETS: Final = "total_buckets"
 SYNCER_VERSION: Final = "syncer_version"
 _calls: Final = GatherCalls()
-"""Calls of ``iter_named_tensor_buckets``; a syncer counts its own."""
+"""Counter of calls of ``iter_named_tensor_buckets``; a syncer has its own."""
 
 
 class Marked(dict[str, Any]):
-    """A message with RLinf's keys and no others, whose mark only these syncers look at.
+    """A message with RLinf's keys and no others, plus a mark that only these syncers read.
 
-    A callback that makes another dict of it has one of RLinf's messages; so the mark is never necessary.
+    A callback may copy the message into a plain dict, which loses the mark; RLinf's own messages have none either.  So
+    every receiver must work without it.
 
     Attributes:
-        mark: of a bucket, its sending and its number in it, counted from 0; of the weights that a receiver has, their
-            checksums.
+        mark: for a bucket, its sending and its index in that sending; for the description of a receiver's weights,
+            their checksums.
     """
 
     def __init__(self, content: Mapping[str, Any], mark: Any) -> None:
@@ -43,18 +44,18 @@ def iter_named_tensor_buckets(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None = None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield copies of tensors by name, in buckets that are made when they are asked for.
+    """Yield copies of tensors by name, in buckets that are made when they are requested.
 
     Args:
-        items: names and tensors; of DTensors rank 0 gets whole ones, and the other ranks have to iterate as well.
-        version: goes into the first bucket as ``syncer_version``, beside ``total_buckets``; both int32.
-        bucket_size: bytes, after the cast, after which a bucket ends.  Tensors are not divided.
-        bucket_device: where the copies are.
-        dtype_resolver: what a tensor is cast to, by name and dtype.
+        items: names and tensors; rank 0 gets DTensors as whole tensors, and every other rank must iterate as well.
+        version: sent in the first bucket as ``syncer_version``, beside ``total_buckets``; both are int32.
+        bucket_size: bytes, after the cast, after which a bucket ends.  A tensor is never divided.
+        bucket_device: device of the copies.
+        dtype_resolver: returns the dtype to which a tensor is cast, from its name and dtype.
 
     Raises:
-        ValueError: a tensor has the name of one of these two, or there is no tensor.
-        TransferFailed: another rank is not in this call.
+        ValueError: a tensor has one of these two names, or there is no tensor.
+        TransferFailed: another rank does not take part in this call.
     """
     yield from buckets_in_call(_calls.next(), items, version, bucket_size, bucket_device, dtype_resolver)
 
@@ -67,7 +68,7 @@ def buckets_in_call(
     bucket_device: str | torch.device,
     dtype_resolver: Callable[[str, torch.dtype], torch.dtype] | None,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield the same, in a call of a syncer's, by which the ranks know that they are in the same one."""
+    """Yield the same for a call of a syncer, by which the ranks check that all are in the same call."""
     plan: list[list[tuple[str, torch.Tensor, torch.dtype]]] = []
     filled, device = bucket_size, device_of(bucket_device)
     for name, tensor in items:
@@ -94,20 +95,20 @@ def buckets_in_call(
 
 
 class IncomingBuckets:
-    """Puts the buckets of one sending together; writes nothing anywhere.
+    """Assembles the buckets of one sending in memory, and does not write them to a model.
 
-    A sender numbers its sendings, also those of one version, and its buckets come in their order, so what is not after
-    what came before is late or doubled.  Another sender begins anew, and what then comes of the one before is late.  A
-    sending with which something is wrong is refused once; what else comes of it is passed over.  Buckets without a mark
-    (``iter_buckets``) are taken as RLinf takes them, in the order in which they come.
+    A sender numbers its sendings, including several of one version, and sends the buckets of each in order; so a bucket
+    that does not follow the previous one is late or a duplicate.  When another sender begins, later buckets of the
+    previous sender are late.  A sending with an error is refused once, and its remaining buckets are ignored.  Buckets
+    without a mark (``iter_buckets``) are accepted in the order of their arrival, as in RLinf.
 
     Args:
-        holds: False: the caller uses each bucket when it comes, and none is kept.
+        holds: if False, no bucket is kept, since the caller uses each as it arrives.
 
     Attributes:
-        version: of what is coming in.
-        count: buckets of it that have come.
-        weights: the tensors in them, by name, on the CPU.
+        version: version of the sending that is being received.
+        count: number of its buckets received so far.
+        weights: tensors of these buckets by name, on the CPU.
     """
 
     def __init__(self, *, holds: bool = True) -> None:
@@ -115,7 +116,7 @@ class IncomingBuckets:
         self.weights: dict[str, torch.Tensor] = {}
         self._holds = holds
         self._order = SendingOrder()
-        self._sending: Sending | None = None  # coming in; None: nothing, or one without a mark
+        self._sending: Sending | None = None  # the sending being received; None for none, or for one without a mark
         self._total = 0
         self._names: set[str] = set()
 
@@ -127,20 +128,20 @@ class IncomingBuckets:
         """Take the next message.
 
         Returns:
-            The tensors of a bucket that belongs to the sending; none of one that is passed over.
+            The tensors of a bucket that belongs to the sending; an empty dict for an ignored bucket.
 
         Raises:
-            StaleVersion: it begins a sending that is not after those before.
-            WeightMismatch: it is no bucket, or one before it is missing.
+            StaleVersion: it begins a sending that does not follow the previous ones.
+            WeightMismatch: it is not a bucket, or an earlier bucket is missing.
         """
         sending, number, total, version, tensors = _read(message)
         if total:
             if sending is not None and sending == self._sending:
-                return {}  # doubled
+                return {}  # a duplicate
             latest = self._order.latest
             if latest is not None and self._order.is_late(sending):
                 raise StaleVersion.of(version, latest.version, "which came before it")
-            self.drop()  # abandoned by its sender
+            self.drop()  # the sender has abandoned the previous sending
             self._order.add(sending)
             self._sending, self._total, self.version = sending, total, version
         elif sending != self._sending or not self._total:
@@ -164,30 +165,29 @@ class IncomingBuckets:
         return tensors
 
     def finish(self) -> tuple[int, dict[str, torch.Tensor]]:
-        """Return the version that is whole, and its weights, if they were held."""
+        """Return the version that is complete, and its weights if they were kept."""
         found = self.version, self.weights
         self.drop()
         return found
 
     def drop(self) -> None:
-        """Forget the received part of a sending; the rest of it is passed over."""
+        """Discard the received part of a sending; its remaining buckets will be ignored."""
         self._sending = None
         self.count = self._total = 0
         self.weights, self._names = {}, set()
 
     def _refuse(self, sending: Sending | None, problem: str) -> None:
         self._order.add(sending)
-        if sending is not None or self._sending is None:  # one without a mark is not of the one with it
+        if sending is not None or self._sending is None:  # a bucket without a mark does not belong to a marked sending
             self.drop()
         raise WeightMismatch(f"{problem}; nothing of it was kept: sync() once more")
 
 
 def _read(message: Any) -> tuple[Sending | None, int | None, int, int, dict[str, Any]]:
-    """Return the sending of a bucket and its number in it, if marked; the number of buckets, in the first one, else 0;
-    the version; the tensors.
+    """Return a bucket's sending and index (None without a mark), the total (0 except in the first), version, tensors.
 
     Raises:
-        WeightMismatch: it is no bucket.
+        WeightMismatch: it is not a bucket.
     """
     try:
         sending, number = getattr(message, "mark", (None, None))

@@ -1,4 +1,4 @@
-"""``Cluster`` under RLinf's names: the one of the process, which every further ``Cluster()`` is."""
+"""``Cluster`` under RLinf's name: every ``Cluster()`` of a process returns the same object."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rlinf_async._core import process
 
 
 class Cluster(cluster.Cluster):
-    """``rlinf_async.Cluster``, once per process: RLinf's programs make it again wherever they need it.
+    """``rlinf_async.Cluster`` as one object per process: RLinf's programs construct it wherever they need it.
 
     Example:
         Cluster(cluster_cfg=cfg.cluster)       # starts or joins the run
         Cluster()                              # the same object, here and in each worker
 
     Raises:
-        RuntimeError: the process has one that was made with other nodes or another configuration.
+        RuntimeError: the process already has a cluster with other nodes or another configuration.
     """
 
     _only: ClassVar[Cluster | None] = None
@@ -40,7 +40,7 @@ class Cluster(cluster.Cluster):
         distributed_log_dir: str | None = None,
         **options: Any,
     ) -> None:
-        # Two threads may come first at once: the second one waits here, and finds the cluster of the first.
+        # Two threads may construct the first cluster at once: the second one waits here, and gets the same cluster.
         # tests/rlinf/test_under_rlinfs_names.py::test_two_threads_that_come_first_at_once_share_a_cluster
         with Cluster._making:
             if not self._is_made:
@@ -57,7 +57,8 @@ class Cluster(cluster.Cluster):
 
 
 def _renew_lock() -> None:
-    Cluster._making = threading.RLock()  # a thread that holds it at a fork does not exist in the child
+    # After a fork the lock may be held by a thread that does not exist in the child.
+    Cluster._making = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

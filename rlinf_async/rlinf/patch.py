@@ -1,4 +1,4 @@
-"""Patches of weights: whole, empty or compressed; checksums of the weights that they are for."""
+"""Patches of weights (full, empty or compressed), and checksums of the weights to which they apply."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlinf_async.weights.model.param_tree import Path, name_of
 
 @dataclass(frozen=True)
 class _Patch:
-    """Names of what a patch brings, and of what it is for.
+    """Identities of a patch's new weights, and of the weights to which it applies.
 
     Attributes:
-        sending: the new one.
-        base: the one that it is for, or what both sides began with; None: for any, it has everything.
-        manifest: of the weights, where a receiver need not have one yet.
+        sending: the sending that the patch produces.
+        base: the sending to which it applies, or the common initial weights; None if it is complete and applies to any.
+        manifest: manifest of the weights, for a receiver that may not have one yet; else empty.
     """
 
     sending: Sending
@@ -40,7 +40,7 @@ class EmptyWeightPatch(_Patch):
 
 @dataclass(frozen=True)
 class WeightPatch(_Patch):
-    """Changes from one sending to another; ``head`` and ``body`` as of a ``Delta``."""
+    """Changes from one sending to another; ``head`` and ``body`` are those of a ``Delta``."""
 
     head: bytes
     body: torch.Tensor

@@ -1,4 +1,4 @@
-"""RLinf's patch syncer: the bytes that have changed since the version before."""
+"""RLinf's patch syncer, which sends only the bytes that have changed since the previous version."""
 
 from __future__ import annotations
 
@@ -30,25 +30,26 @@ _log: Final = own_logger(__name__)
 
 
 class PatchWeightSyncer(WeightSyncer):
-    """Sends what has changed, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the form.
+    """Sends changed bytes only, in the receiver's floating-point dtypes, bit for bit; see ``delta`` for the format.
 
-    The receiver tells once which weights it has; they have the names and shapes of the sender's.
+    The receiver sends the names and dtypes of its weights once; names and shapes must be those of the sender.
 
-    The sender keeps a snapshot of what was sent last.  A patch says which version it is for and which sending of it,
-    and the first one for which weights: a receiver that has others, or another sender's, refuses it (``WrongBase``) and
-    keeps what it has.
-    After a failed send, or ``request_full``, everything is sent once.
+    The sender keeps a snapshot of the weights that it sent last.  A patch names the version and the sending to which it
+    applies; the first patch instead identifies the initial weights by checksums.  A receiver with other weights, or
+    with those of another sender, refuses the patch (``WrongBase``) and keeps its weights.  After a failed send, or
+    ``request_full``, the next patch contains everything.
 
     Args:
-        snapshot_device: where the snapshot is and versions are compared; ``"cuda"`` is the CPU where there is no GPU.
-        transport_device: where patches are sent from; None: from there.
-        delta_encoding: for RLinf's configurations; each part takes the smallest form in any case.
-        compression_algorithm: ``"none"`` or ``"zlib"``, which pays on links below some 100 MB/s; for any other there is
-            a warning, and it is none.
-        init_sync_enabled: the inits send the sender's weights to the receiver, once; at both ends, or at neither.
-        init_sync_prefixes: only these keys and those below them; None: all keys, also those that are not synchronised
-            later.
-        init_sync_bucket_size: bytes; see ``BucketWeightSyncer``.
+        snapshot_device: device of the snapshot, and of the comparison; ``"cuda"`` means the CPU on a machine without a
+            GPU.
+        transport_device: device from which patches are sent; None means the snapshot's.
+        delta_encoding: accepted for RLinf's configurations and ignored: each part takes its smallest encoding.
+        compression_algorithm: ``"none"`` or ``"zlib"``, which pays on links below about 100 MB/s; any other value logs
+            a warning and means ``"none"``.
+        init_sync_enabled: the inits also send the sender's weights to the receiver; must be equal at both ends.
+        init_sync_prefixes: limits these first weights to the keys with these prefixes; None means all keys, including
+            those that are not synchronised later.
+        init_sync_bucket_size: size in bytes of their buckets; see ``BucketWeightSyncer``.
     """
 
     def __init__(
@@ -78,10 +79,10 @@ class PatchWeightSyncer(WeightSyncer):
         self.init_sync_bucket_size = init_sync_bucket_size
         self._manifest: Manifest | None = None
         self._snapshot: torch.Tensor | None = None
-        self._base: Sending | None = None  # of the receivers
-        self._is_requested = False  # everything, since the last version was made
-        self._here: Sending | None = None  # applied last
-        self._sums: dict[str, int] = {}  # the receiver's weights at the beginning
+        self._base: Sending | None = None  # the sending that all receivers have
+        self._is_requested = False  # whether request_full() was called since the last version was made
+        self._here: Sending | None = None  # the sending that this receiver applied last
+        self._sums: dict[str, int] = {}  # checksums of the receiver's initial weights
 
     # -- the sender -----------------------------------------------------------------------------------------------
 
@@ -99,7 +100,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._check_rank(tree, call)
         if self._sends and recv is None:
             raise ValueError("a patch syncer's sender needs recv=: the receiver says what it has")
-        # Receivers tell every rank that has not said that it only gathers.
+        # A receiver sends its description to every rank that was not declared as one that only gathers.
         hello = await recv() if recv is not None and is_sender is not False else None
         dtypes = {} if hello is None else _receivers_dtypes(tree, everything, hello)
         self._manifest = Manifest.of(tree, lambda name, _: dtypes.get(name))
@@ -118,7 +119,7 @@ class PatchWeightSyncer(WeightSyncer):
         self._sender_initialized = True
 
     def _first(self, everything: ParamTree) -> dict[str, torch.Tensor]:
-        """Return the weights that the inits send; raise ValueError if there is nothing below a prefix."""
+        """Return the weights that the inits send; raise ValueError if no key has one of the prefixes."""
         named = {name_of(path): tensor for path, tensor in everything.items()}
         if self.init_sync_prefixes is None:
             return named
@@ -131,9 +132,9 @@ class PatchWeightSyncer(WeightSyncer):
         return {name: named[name] for names in below.values() for name in names}
 
     def request_full(self) -> None:
-        """Send the next version whole, for a receiver that does not have the one before.
+        """Make the next version complete, for a receiver that lacks the previous one.
 
-        That is the one after a version that is on its way, or staged.
+        A version that is being sent, or is staged, is not affected.
         """
         self._is_requested = True
         self._base = None
@@ -148,10 +149,11 @@ class PatchWeightSyncer(WeightSyncer):
         manifest.check(Manifest.of(tree, lambda name, dtype: manifest.by_path[path_of(name)].transport_dtype))
 
     def _produce(self, tree: ParamTree, sending: Sending, call: GatherCall) -> Iterator[Any]:
-        self._is_requested = False  # before the base: a request from here on is for the version after this
+        # Must precede the read of the base: a request from now on is for the version after this one.
+        self._is_requested = False
         manifest, base = self._manifest, self._base
         assert manifest is not None
-        self._base = None  # until it has been sent, nobody knows what the receivers have
+        self._base = None  # until the version has been sent, it is unknown which weights the receivers have
         new: torch.Tensor | LeafMemory
         if any(is_sharded(tensor) for tensor in tree.tensors.values()):
             new = _packed(manifest, tree, self.snapshot_device, self._sends, call)
@@ -217,7 +219,7 @@ class PatchWeightSyncer(WeightSyncer):
         return self.version
 
     def _check_base(self, patch: WeightPatch | EmptyWeightPatch, manifest: Manifest | None) -> None:
-        """Compare a patch with the weights here; raise StaleVersion or WrongBase if it is for others."""
+        """Compare a patch with the weights here; raise StaleVersion or WrongBase if it does not apply to them."""
         names = () if manifest is None else map(name_of, manifest.by_path)
         here = self._here or Sending.beginning({name: self._sums.get(name) for name in names})
         patch.sending.check_after(here, "which is here")
@@ -262,10 +264,10 @@ class PatchWeightSyncer(WeightSyncer):
 
 
 def _as_leaves(fit: Fit, manifest: Manifest) -> tuple[list[torch.Tensor], list[tuple[torch.Tensor, torch.Tensor]]]:
-    """Return the targets as whole leaves, and ``(target, leaf)`` of those that are written from one.
+    """Return the targets as whole leaves, and ``(target, leaf)`` for each target that is a part of a leaf.
 
     Raises:
-        WeightMismatch: a leaf is for a value that is no tensor, which a patch cannot change.
+        WeightMismatch: a leaf belongs to a value that is not a tensor, which a patch cannot change.
     """
     leaves: dict[int, torch.Tensor] = {}
     others = []

@@ -1,4 +1,4 @@
-"""``Worker`` under RLinf's names, and the routing calls that take what only its workers have."""
+"""``Worker`` under RLinf's names, and the routing functions that use attributes of its workers only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Worker(worker.Worker):
 
     manager_proxy: ClassVar[None] = None
     _manager_proxy: ClassVar[None] = None
-    """RLinf's way to its managers, which are parts of the daemons here."""
+    """Unused: RLinf reaches its managers through it; here they are parts of the daemons."""
 
 
 class AsyncRouteWork(route_work.AsyncRouteWork):
-    """One ``Work`` of several.
+    """One ``Work`` for several parts.
 
     Args:
         works: the parts.
-        finalize_fn: makes the result out of the parts' results.
+        finalize_fn: computes the result from the results of the parts.
     """
 
     def __init__(self, works: Sequence[Work[Any]], finalize_fn: Callable[[list[Any]], Any]) -> None:
@@ -33,10 +33,10 @@ class AsyncRouteWork(route_work.AsyncRouteWork):
 
 
 def get_group_world_size(manager_proxy: Any, group_name: str) -> IntOrWork:
-    """Return the number of ranks of a group, for which it waits where the group does not exist yet.
+    """Return the number of ranks of a group; wait for the group if it does not exist yet.
 
     Args:
-        manager_proxy: RLinf's, of no account here.
+        manager_proxy: accepted for RLinf's programs and ignored.
     """
     del manager_proxy
     size: IntOrWork = blocking(require_exchange().find_group(group_name))

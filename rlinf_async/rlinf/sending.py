@@ -1,4 +1,4 @@
-"""Identity of one sending of a version: tells late and doubled weights from those that are sent once more."""
+"""Identity of one sending of a version, which distinguishes late and duplicate weights from weights sent again."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rlinf_async.weights.state.versions import number_of
 
 
 class Sending(NamedTuple):
-    """A version may be sent more than once, with other weights each time; each time is a sending of its own.
+    """One sending of a version; a version may be sent several times, with other weights each time.
 
     Attributes:
-        version: of the weights.
-        number: of the sendings that its sender has begun since it was initialised, counted from 0.
-        sender: drawn by the sender when it is initialised: another one counts in the same numbers.
+        version: version of the weights.
+        number: index among the sendings of its sender since its initialisation.
+        sender: random number drawn at the sender's initialisation, since several senders use the same numbers.
     """
 
     version: int
@@ -26,12 +26,12 @@ class Sending(NamedTuple):
 
     @classmethod
     def none_yet(cls) -> Sending:
-        """Where a sender begins: its first sending follows this."""
+        """Return the state of a new sender, which precedes its first sending."""
         return cls(version=-1, number=-1, sender=secrets.randbits(63))
 
     @classmethod
     def beginning(cls, checksums: Mapping[str, int | None]) -> Sending:
-        """Stands for weights that both sides have when they are initialised, by name; before every sending."""
+        """Return the identity of equal initial weights of both sides; it precedes every sending."""
         digest = hashlib.blake2b(repr(sorted(checksums.items())).encode(), digest_size=16).digest()
         return cls(version=-1, number=-1, sender=int.from_bytes(digest))
 
@@ -48,8 +48,7 @@ class Sending(NamedTuple):
         return Sending(number, self.number + 1, self.sender)
 
     def is_after(self, other: Sending) -> bool:
-        """True for the later one of one sender's two, whose version is never lower; of two senders', for the higher
-        version."""
+        """Return True for the later sending of the same sender, or for the higher version of another sender."""
         if self.sender == other.sender:
             return self.number > other.number
         return self.version > other.version
@@ -58,10 +57,10 @@ class Sending(NamedTuple):
         """Check the order of two sendings.
 
         Args:
-            what: the latest one in words: ``"which is here"``.
+            what: relative clause about the latest sending: ``"which is here"``.
 
         Raises:
-            StaleVersion: this one is late or doubled, or of a sender that has begun anew.
+            StaleVersion: this sending is late or a duplicate, or its sender was initialised again.
         """
         if not self.is_after(latest):
             anew = "" if self.sender == latest.sender else ", of another sender (init_receiver() begins anew here too)"
@@ -72,16 +71,16 @@ class SendingOrder:
     """Order in which sendings arrive at a receiver of buckets.
 
     Attributes:
-        latest: the one that came last; None before the first.
+        latest: the sending that arrived last; None before the first.
     """
 
     def __init__(self) -> None:
         self.latest: Sending | None = None
         self._replaced: set[int] = set()
-        """Senders after which another one has begun: their further messages are late."""
+        """Senders that another sender has replaced: their further messages are late."""
 
     def is_late(self, sending: Sending | None) -> bool:
-        """True if the sending came before, or another sender has begun since; a message without one never is."""
+        """Return True for a repeated sending or a replaced sender's; a message without a sending is never late."""
         if sending is None or self.latest is None:
             return False
         if sending.sender == self.latest.sender:

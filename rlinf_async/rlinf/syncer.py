@@ -1,4 +1,4 @@
-"""Base of RLinf's weight syncers, which talk over two callbacks, ``send(obj)`` and ``recv()``; staged weights."""
+"""Base of RLinf's weight syncers, which communicate by two callbacks, ``send(obj)`` and ``recv()``; staged weights."""
 
 from __future__ import annotations
 
@@ -26,35 +26,35 @@ Recv: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class WeightSyncer:
-    """One end of a synchronisation; the same class with the same options is at the other.
+    """One end of a synchronisation; the other end is of the same class, with the same options.
 
-    Both ends are initialised; after that, every ``sync`` of the sender is met by one ``apply`` of each receiver.
+    Both ends are initialised; afterwards every ``sync`` of the sender is paired with one ``apply`` of each receiver.
     ``send`` may reach any number of receivers, for example by ``Worker.broadcast``.
 
-    Numbers of versions never go down.  A version may be sent more than once, after a send that failed or with weights
-    that training has changed since, as RLinf's runners do before they evaluate: receivers end with what was sent last,
-    and a patch for an earlier sending of a version does not fit a later one.  A receiver has one whole sending or the
-    next, never something of both: an update that lacks a part, does not fit, or was not sent after what is there is an
-    error before anything is written.  A sender that is initialised once more begins the numbers anew; receivers of
-    patches then are, too.
+    Version numbers never decrease.  A version may be sent several times, after a failed send or with weights that
+    training has changed meanwhile, as RLinf's runners do before an evaluation.  Receivers end with the weights that
+    were sent last, and a patch for an earlier sending of a version does not apply to a later one.  A receiver has one
+    whole sending or the next, never a mixture: an update that is incomplete, does not fit, or was not sent after the
+    receiver's weights raises an error before anything is written.  Initialising a sender again restarts the numbers;
+    receivers of patches must then be initialised again, too.
 
     Attributes:
-        comm_options: what the configuration says of the communication, for ``Worker.broadcast``; or None.
-        version: of the last update that was sent, or applied, whole; -1 before the first.
+        comm_options: options of the configuration for the communication, for ``Worker.broadcast``; or None.
+        version: version of the last update that was sent or applied completely; -1 before the first.
     """
 
     comm_options: CollectiveGroupOptions | None = None
     _skips_missing = False
-    """True if ``sync`` sends the names that are there, False if it refuses weights that lack some."""
+    """If True, ``sync`` sends the names that exist; if False, it refuses weights that lack some."""
 
     def __init__(self) -> None:
         self.version = -1
         self._names: frozenset[str] | None = None
         self._sender_initialized = self._receiver_initialized = False
-        self._is_sender: bool | None = None  # as it was given
-        self._sends, self._gathers = True, False  # this rank's part in the version under way
+        self._is_sender: bool | None = None  # as the caller gave it
+        self._sends, self._gathers = True, False  # whether this rank sends, and gathers, in the current version
         self._is_under_way = self._is_applying = False
-        self._latest = Sending.none_yet()  # the last one that a receiver may have heard of
+        self._latest = Sending.none_yet()  # the last sending that may have reached a receiver
         self._calls = GatherCalls()
 
     @staticmethod
@@ -62,14 +62,15 @@ class WeightSyncer:
         """Return a syncer from a configuration.
 
         Args:
-            config: a mapping or OmegaConf's: ``type: bucket`` or ``patch``, the arguments of that class, flat or in a
-                section of that name (``init_sync: {enabled: true}`` is ``init_sync_enabled``, ``compression`` is
-                ``compression_algorithm``), and for the communication ``use_ring_sync``, ``nccl_max_ctas``,
-                ``nccl_min_ctas``.  Where it names no device, buckets and patches leave from the GPU, if there is one.
+            config: a mapping, or a config of OmegaConf: ``type: bucket`` or ``patch``; the arguments of that class,
+                flat or in a section with the name of the type (``init_sync: {enabled: true}`` is ``init_sync_enabled``,
+                ``compression`` is ``compression_algorithm``); and for the communication ``use_ring_sync``,
+                ``nccl_max_ctas``, ``nccl_min_ctas``.  If it names no device, buckets and patches are sent from the GPU,
+                if there is one.
 
         Raises:
             ValueError: there is no such type.
-            ConfigError: an option is not known, or has a value that it cannot have.
+            ConfigError: an option is unknown, or has an invalid value.
         """
         kind, arguments, options = read_syncer(config)
         syncer: WeightSyncer = kind(**arguments)
@@ -86,43 +87,43 @@ class WeightSyncer:
         recv: Recv | None = None,
         is_sender: bool | None = None,
     ) -> None:
-        """Begin anew: the next version may have any number. A patch syncer receives the receivers' description of their
-        weights.
+        """Initialize the sender; the next version may have any number. A patch syncer receives the receivers'
+        descriptions.
 
         Args:
-            state_dict: the trainer's; DTensors are gathered, for which every rank of the trainer calls these methods.
-            param_names_need_sync: which of its keys; None: all.
-            is_sender: False on the ranks that only take part in gathering; None: that is every rank but 0, if there is
-                something to gather.
+            state_dict: weights of the trainer; DTensors are gathered, for which every rank of the trainer must call
+                these methods.
+            param_names_need_sync: keys to synchronise; None means all.
+            is_sender: False on the ranks that only take part in gathering; None means that with sharded weights rank 0
+                sends, and otherwise every rank.
 
         Raises:
             ValueError: there are no names.
-            WeightMismatch: the receiver's weights are others.
-            RuntimeError: a version is on its way.
+            WeightMismatch: the receiver's weights do not match.
+            RuntimeError: a version is being sent.
             TransferFailed: as ``sync``.
         """
         self._begin_anew(param_names_need_sync, is_sender)
         self._sender_initialized = True
 
     async def sync(self, state_dict: Mapping[str, Any], send: Send, version: int) -> None:
-        """Send a version; return when ``send`` has taken all of it.
+        """Send a version; return when ``send`` has taken all messages.
 
-        Messages are copies.  The next part is prepared while one is sent; the event loop is not held up.  The weights
-        must not change meanwhile: with ``stage``, the optimizer may step earlier.
+        Messages are copies.  A thread prepares the next message while one is being sent, so the event loop is not
+        blocked.  The weights must not change meanwhile; with ``stage``, the optimizer may step earlier.
 
         Args:
-            version: not lower than the last one, also if that one has failed: some receiver may have it.  The same one
-                is sent once more, as the weights are now.
+            version: not lower than the last one, even if that one failed, since a receiver may have it.  An equal
+                version is sent again with the present weights.
 
         Raises:
-            RuntimeError: not initialised, or another version is on its way.
+            RuntimeError: the sender is not initialised, or another version is being sent.
             StaleVersion: (a ValueError) the version is lower than the last one; nothing was sent.
             ValueError: there is nothing to send.
-            WeightMismatch: the weights are no more those that were agreed on; nothing was sent.
-            TransferFailed: the weights are sharded, and another rank does not take part in this call: it was refused
-                there, or has failed.
-            Exception: raised by ``send``, once other ranks have gathered what they have begun.  The next ``sync`` sends
-                everything.
+            WeightMismatch: the weights no longer have the agreed names, shapes and dtypes; nothing was sent.
+            TransferFailed: the weights are sharded, and another rank has refused this call or failed in it.
+            Exception: raised by ``send``, after the other ranks have completed their gathering.  The next ``sync``
+                sends everything.
         """
         messages = await self._begin(state_dict, version)
         try:
@@ -142,13 +143,13 @@ class WeightSyncer:
             except BaseException:
                 with contextlib.suppress(Exception):
                     await outlast(following)
-                    if self._gathers:  # the other ranks do, and would wait for this one
+                    if self._gathers:  # the other ranks are gathering and would wait for this rank
                         await in_thread(deque, messages, 0)
                 raise
             message = await outlast(following)
 
     async def stage(self, state_dict: Mapping[str, Any], version: int) -> StagedWeights:
-        """Copy a version, or its changes; after that, the weights may change.
+        """Copy a version, or its changes; afterwards the weights may change.
 
         Returns:
             A copy to be delivered before the next ``stage`` or ``sync``.
@@ -174,11 +175,11 @@ class WeightSyncer:
         self.version = sending.version
 
     def _check(self, tree: ParamTree, version: int) -> None:
-        """Check weights in a thread, alike on every rank.
+        """Check weights in a thread, with the same result on every rank.
 
         Raises:
-            ValueError: the version is too large to travel.
-            WeightMismatch: the tensors are not those that were agreed on.
+            ValueError: the version number is too large for the protocol.
+            WeightMismatch: the tensors do not match the agreed ones.
         """
 
     def _begin_anew(self, names: Collection[str] | None, is_sender: bool | None) -> GatherCall:
@@ -193,7 +194,8 @@ class WeightSyncer:
         return call
 
     async def _begin(self, state_dict: Mapping[str, Any], version: int) -> Iterator[Any]:
-        call = self._calls.next()  # before anything that this rank alone may refuse
+        # Must precede every check that may fail on this rank alone, or the ranks would count differently.
+        call = self._calls.next()
         if not self._sender_initialized:
             raise RuntimeError("the sender is not initialised: await init_sender() first")
         if self._is_under_way:
@@ -218,7 +220,7 @@ class WeightSyncer:
         """Decide whether this rank sends; sharded weights are gathered on rank 0 of torch.distributed.
 
         Raises:
-            ConfigError: another rank is to send sharded weights.
+            ConfigError: another rank was chosen to send sharded weights.
         """
         self._gathers = any(map(is_sharded, tree.tensors.values()))
         has_all = gathers_here() or not self._gathers
@@ -228,10 +230,10 @@ class WeightSyncer:
             )
         self._sends = has_all if self._is_sender is None else self._is_sender
         if self._gathers:
-            call.found_sharded()  # before this rank could refuse the call by itself
+            call.found_sharded()  # must precede every check that may fail on this rank alone
 
     def _select(self, state_dict: Mapping[str, Any], names: Collection[str] | None) -> ParamTree:
-        """Return the tensors of those keys; raise WeightMismatch if one is missing."""
+        """Return the tensors with those keys; raise WeightMismatch if one is missing."""
         tree = ParamTree.of(
             state_dict,
             lambda name, value: (
@@ -247,10 +249,11 @@ class WeightSyncer:
     # -- the receiver ---------------------------------------------------------------------------------------------
 
     async def init_receiver(self, state_dict: Mapping[str, Any] | None, recv: Recv, send: Send | None = None) -> None:
-        """Begin anew: the next version may have any number. A patch syncer describes its weights to the sender.
+        """Initialize the receiver; the next version may have any number. A patch syncer describes its weights to the
+        sender.
 
         Args:
-            state_dict: the receiver's.
+            state_dict: weights of the receiver.
 
         Raises:
             WeightMismatch: the first weights do not fit.
@@ -258,19 +261,19 @@ class WeightSyncer:
         self.version, self._receiver_initialized = -1, True
 
     async def apply(self, model: Any, recv: Recv) -> int:
-        """Receive a version into a module, or a state dict, and return its number, which is not lower than the last.
+        """Receive a version into a module or a state dict; return its number, which is not lower than the last one.
 
-        The model is written once, when all of the version is here, in a thread; until this returns, it should not be
-        read.  Whatever this raises, the model has a whole version, the old one or, if it was cancelled while it wrote,
-        the new one: ``version`` says which.  (A bucket syncer's ``load_instant`` gives that up.)
+        A thread writes the model once, after the whole version has arrived; the model should not be read until this
+        returns.  After any error the model has one whole version: the old one, or the new one if a cancellation came
+        during the write; ``version`` says which.  (``load_instant`` of a bucket syncer gives this up.)
 
         Raises:
-            RuntimeError: a patch syncer is not initialised, or another ``apply`` is under way.
-            StaleVersion: (a ValueError) what came is late or doubled; nothing was written, and nothing is lacking.
-            WrongBase: a patch for another version, or another sending of this one, came; nothing was written, and
-                nothing will fit until the sender has sent everything.
-            WeightMismatch: what came does not fit; nothing was written.
-            Exception: what ``recv`` raises.
+            RuntimeError: a patch syncer is not initialised, or another ``apply`` is running.
+            StaleVersion: (a ValueError) the update is late or a duplicate; nothing was written, and nothing is missing.
+            WrongBase: the patch is for another version, or for another sending of this version; nothing was written,
+                and no patch will apply until the sender has sent everything.
+            WeightMismatch: the update does not fit; nothing was written.
+            Exception: raised by ``recv``.
         """
         if self._is_applying:
             raise RuntimeError("another apply() is under way: await it first")
@@ -288,7 +291,7 @@ class WeightSyncer:
 
 
 class StagedWeights:
-    """A version that has been copied and not sent."""
+    """A version that has been copied and not yet sent."""
 
     def __init__(self, syncer: WeightSyncer, sending: Sending, messages: list[Any]) -> None:
         self.version = sending.version
@@ -297,10 +300,10 @@ class StagedWeights:
         self._messages: list[Any] | None = messages
 
     async def deliver(self, send: Send) -> None:
-        """Send it, once. If ``send`` raises, the next ``sync`` sends everything.
+        """Send the copy, once. If ``send`` raises, the next ``sync`` sends everything.
 
         Raises:
-            RuntimeError: it has been delivered, or given up.
+            RuntimeError: the copy has been delivered or dropped.
         """
         messages, self._messages = self._messages, None
         if messages is None:
@@ -320,5 +323,5 @@ def collect_param_names_need_sync(module: nn.Module) -> list[str]:
 
 
 async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a thread of the loop's; it has ended when this ends, even if this is cancelled."""
+    """Call a function in a thread of the loop's executor, and wait for its end even if this call is cancelled."""
     return await outlast(asyncio.get_running_loop().run_in_executor(None, function, *arguments))

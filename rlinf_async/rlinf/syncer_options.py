@@ -1,4 +1,4 @@
-"""Options of a weight syncer: of a configuration of RLinf's, and the devices and dtypes that they name."""
+"""Options of a weight syncer from a configuration of RLinf, with the devices and dtypes that they name."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _PRECISIONS: Final = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16", 
 
 
 def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions | None]:
-    """Return the class of a configuration's syncer, its arguments, and its options of communication, if it has any.
+    """Return the class and the arguments of a configuration's syncer, and the communication options or None.
 
     Raises:
         ValueError: there is no such type.
-        ConfigError: an option is not known.
+        ConfigError: an option is unknown.
     """
     plain: Any = OmegaConf.to_container(cfg, resolve=True) if isinstance(cfg, DictConfig) else cfg
     given: dict[str, Any] = dict(plain or {})
@@ -49,7 +49,7 @@ def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions |
         arguments.setdefault(_ALIASES[alias], value)
     communication = {ours: arguments.pop(theirs, None) for theirs, ours in _COMMUNICATION.items()}
     options = CollectiveGroupOptions(**{key: value for key, value in communication.items() if value is not None})
-    arguments.setdefault(_DEVICES[name], "cuda")  # RLinf's is the accelerator too
+    arguments.setdefault(_DEVICES[name], "cuda")  # RLinf's default is also the accelerator
     known = list(inspect.signature(kind).parameters)
     for key in arguments.keys() - known:
         like = difflib.get_close_matches(key, known, 1)
@@ -59,7 +59,7 @@ def read_syncer(cfg: Any) -> tuple[Any, dict[str, Any], CollectiveGroupOptions |
 
 
 def device_of(name: str | torch.device) -> torch.device:
-    """Return that device; the CPU where there is no GPU, so that a configuration need not be changed to run there."""
+    """Return that device, or the CPU on a machine without a GPU, so that one configuration serves both."""
     device = torch.device(name)
     return torch.device("cpu") if device.type == "cuda" and not torch.cuda.is_available() else device
 
@@ -68,7 +68,7 @@ def precision_of(name: str | torch.dtype | None) -> torch.dtype | None:
     """Return ``torch.bfloat16`` for ``"bf16"`` or ``"bfloat16"``.
 
     Raises:
-        ConfigError: there is none of that name, or it is no floating-point dtype.
+        ConfigError: the name is unknown, or its dtype is not a floating-point one.
     """
     if name is None:
         return None

@@ -1,7 +1,7 @@
 """Routing plans without fixed partners: any free rank takes the next shard, and its result returns to the origin.
 
 origin     shard, "0_1_train_obs" ──► the queue of (group, tag) ──► any rank of the other group
-origin  ◄── the origin's own queue ◄── what has been made of it, under the same index
+origin  ◄── the origin's own queue ◄── its result, under the same index
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tests of training loops without a cluster: a simulated one, in virtual time, with deaths and cuts by a seed.
+"""Tests of training loops in a simulated cluster, with virtual time, and deaths and cuts determined by a seed.
 
 Names are loaded on first use, and torch with the first of them.
 """

@@ -25,21 +25,21 @@ from rlinf_async.weights.schemes.shared_mem import SharedMemWeightSyncScheme
 
 _HOST: Final = "127.0.0.1"
 _KINDS: Final = MultiProcessWeightSyncScheme, SharedMemWeightSyncScheme, DistributedWeightSyncScheme
-"""Schemes for processes that are not this framework's."""
+"""Schemes for processes outside this framework."""
 
 
 class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # TorchRL has no types
-    """Has a scheme of this package synchronise the workers of TorchRL's collectors.
+    """Synchronises the workers of TorchRL's collectors by a scheme of this package.
 
-    Workers begin with the collector's policy, or with what the first of its factories makes.  They have new weights
-    when ``update_policy_weights_``, or ``send``, returns: a thread of theirs applies them between two forward passes.
+    Workers begin with the collector's policy, or with the result of its first factory.  They have new weights when
+    ``update_policy_weights_`` or ``send`` returns: a thread in each worker applies them between two forward passes.
 
     Args:
-        scheme: ``MultiProcessWeightSyncScheme``, ``SharedMemWeightSyncScheme`` or ``DistributedWeightSyncScheme``; of
-            a module it sends all buffers from now on, as TorchRL does.
+        scheme: ``MultiProcessWeightSyncScheme``, ``SharedMemWeightSyncScheme`` or ``DistributedWeightSyncScheme``; from
+            now on it sends all buffers of a module, as TorchRL does.
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: the scheme is of another class.
     """
 
     _pid = _port = _version = 0
@@ -85,8 +85,8 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             self._pipes = [multiprocessing.Pipe() for _ in devices]
 
     def _setup_connection_and_weights_on_sender_impl(self, *, weights: Any = None, **_: Any) -> None:
-        """Begin now that the workers exist: none is forked from a process with threads of ours. Wait for no worker: one
-        that does not come reports its error to its collector."""
+        """Begin only now that the workers exist, so that none is forked from a process with our threads. Do not wait
+        for the workers: one that fails to start reports its error to its collector."""
         ways: dict[str, Any] = {"pipes": [ours for ours, _ in self._pipes]}
         if self._listener is not None:
             fd, self._listener = self._listener.detach(), None
@@ -94,7 +94,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             ways = {"store": store, "num_workers": len(self._devices)}
         self.scheme.init_on_sender(self._model_id, source_model=self._source, **ways)
         for _, theirs in self._pipes:
-            theirs.close()  # so that the end of a worker is that of its pipe
+            theirs.close()  # then the pipe closes when its worker ends
         self._sender().send_async(weights)
         self._is_staged = True
 
@@ -129,15 +129,15 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
             model.to_empty(device=self._devices[number] or "cpu")  # the first version brings the values
         self._guard(model)
         if self._pipes:
-            self._pipes = self._pipes[number : number + 1]  # and none of its siblings'
+            self._pipes = self._pipes[number : number + 1]  # dropping the pipes of the other workers closes them here
             self.pipe = self._pipes[0][1]
         else:
             self.store, self.rank = TCPStore(_HOST, self._port), number + 1
-        # By its path, "model": where the collector copies the policy to another device, that copy is put there.
+        # The path "model" matters: if the collector copies the policy to another device, the copy is stored there.
         self.scheme.init_on_worker(model_id, context=self, model="model")
 
     def _guard(self, model: nn.Module) -> None:
-        """Have a forward pass use one whole version, counted by the collector; also in a copy, which has the hooks."""
+        """Make every forward pass use one whole version, counted by the collector; a copy has these hooks, too."""
         readings: list[Any] = []
 
         def enter(*_: Any) -> None:
@@ -176,7 +176,7 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
 
     def shutdown(self) -> None:
         """Close this process's end. Idempotent."""
-        if sys.is_finalizing() or self._pid != process.pid:  # its threads stand still, or are not there
+        if sys.is_finalizing() or self._pid != process.pid:  # the threads are stopped, or do not exist in this process
             return
         thread, self._thread, self._receiver, self._pid = self._thread, None, None, 0
         thread.stop(self._end_serving) if thread is not None else self.scheme.close()
@@ -189,6 +189,6 @@ class CollectorScheme(weight_update.WeightSyncScheme):  # type: ignore[misc]  # 
         await self.scheme.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """State for a worker; TorchRL asks for it in a forked one too."""
+        """Return the state for a worker; TorchRL calls it for forked workers, too."""
         own = {"scheme": copy.copy(self.scheme), "_pipes": [(None, theirs) for _, theirs in self._pipes]}
         return {**super().__getstate__(), **own, "_source": None, "_listener": None, "_pid": 0}

@@ -1,7 +1,7 @@
 """Rollout workers always run a whole version of the trainer's weights.
 
-``publish`` and ``follow`` take them from one worker group to others; the schemes are TorchRL's, also for other
-processes.  A name is loaded when it is asked for, and torch not before.
+``publish`` and ``follow`` bring the weights from one worker group to others; the schemes are TorchRL's, and also serve
+other processes. A name is loaded at its first use, and torch not before.
 """
 
 from typing import TYPE_CHECKING

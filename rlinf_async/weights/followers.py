@@ -1,4 +1,4 @@
-"""Workers that follow a publication: receivers of its publisher from their JOIN until their link ends.
+"""Workers that follow a publication: its publisher's receivers, from their JOIN until their link ends.
 
 group found ──► a link to each rank ──► JOIN: Publisher.add ──► end of the link: Publisher.remove
                 ▲                                                        │
@@ -41,22 +41,22 @@ class _FollowerLink(WorkerLink):
             self._followers._joined(self)
 
     def on_end(self, error: Exception) -> None:
-        """``_end`` handles the end, whichever listener there is."""
+        """Do nothing: ``_end`` handles the end, whichever listener is set."""
 
     def _end(self, error: Exception) -> None:
-        # A follower that has ended is no receiver any more before the version under way hears of it: so there its
-        # acknowledgement is that of one who has left, and a death is told once, by ``check``.
+        # Remove an ended follower from the receivers before the current version learns of its end: its acknowledgement
+        # is then that of a receiver that has left, and ``check`` alone reports a death.
         # tests/weights/test_publish.py::test_a_follower_that_dies_is_named_once_and_the_others_go_on
         self._followers._ended(self, error)
         super()._end(error)
 
 
 class Followers:
-    """Ranks of some groups that follow. Its callbacks run in the threads that read the links.
+    """Ranks of some groups that follow. Callbacks run in the threads that read the links.
 
     Args:
         name: name of the weights.
-        patience: seconds that ranks of an existing group have to follow, unless ``gather`` has a timeout.
+        patience: seconds that ranks of an existing group have to follow, if ``gather`` has no timeout.
     """
 
     def __init__(self, publisher: Publisher, name: str, groups: Sequence[str], patience: float) -> None:
@@ -66,19 +66,19 @@ class Followers:
         self._exchange = require_exchange()
         self._lock = threading.Lock()
         self._links: dict[str, _FollowerLink | None] = {}
-        """Links by worker name; None while a link is being made."""
+        """Links by worker name; None while a link is being created."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
         self._met: set[str] = set()
-        """Ranks that have followed once."""
+        """Ranks that have followed at least once."""
         self._failures: dict[str, Exception] = {}
-        """Unreported errors: by group name, if the group was not found; by worker name, if the worker has ended."""
+        """Unreported errors: by group name, if the group was not found; by worker name, if the worker ended."""
         self._changes = ConditionVar(name)
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
         for group in self._sizes:
             self._find(group)
         for group, rank in self._exchange.known_members:
-            if self._is_below(group):  # it may have joined before there was a publication
+            if self._is_below(group):  # the worker may have joined before this publication existed
                 self._open(group, rank)
 
     # -- coming and going ---------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ class Followers:
             self._open(group, rank)
 
     def _is_below(self, group: str) -> bool:
-        """True if the group was made by ranks of the groups: its workers may follow, and are not waited for."""
+        """True if ranks of the groups launched this group: its workers may follow, but no one waits for them."""
         return any(group.startswith(f"{above}:") for above in self._sizes)
 
     def _open(self, group: str, rank: int) -> None:
@@ -111,14 +111,14 @@ class Followers:
             if self._is_closed or worker in self._links:
                 return
             self._links[worker] = None
-        # Not under the lock: a word that has come is heard by now in the thread that reads it, and asks for the lock.
+        # Create the link without the lock: the reading thread may deliver a message at once, and then needs the lock.
         link = _FollowerLink(self, group, rank, self._name)
         with self._lock:
             self._links[worker] = link
             is_closed = self._is_closed
         if is_closed:
             link.close()
-        elif link.error is not None:  # ended before the table had it
+        elif link.error is not None:  # the link ended before the table had it
             self._ended(link, link.error)
         else:
             link.listen(link)
@@ -129,26 +129,30 @@ class Followers:
             self._publisher.add(link.worker, link)
         except ClosedError:
             link.close()
-        self._met.add(link.worker)  # only now: whoever waits for it goes on with the publisher's receivers
-        if self._failures.pop(link.group, None) is not None:  # the group has come after the deadline of names
+        # Record the worker only now: waits for it continue with the publisher's receivers.
+        self._met.add(link.worker)
+        # The group appeared after the deadline for its name.
+        if self._failures.pop(link.group, None) is not None:
             self._find(link.group)
         self._changes.notify()
 
     def _ended(self, link: _FollowerLink, error: Exception) -> None:
-        """Handle the end of a worker's link; a successor of the same name may be there already."""
+        """Handle the end of a worker's link; a successor of the same name may exist already."""
         with self._lock:
             if self._is_closed or self._links.get(link.worker) is not link:
                 return
             del self._links[link.worker]
         lives = isinstance(error, (ClosedError, PeerLost)) and self._exchange.is_alive(link.group, link.rank)
-        returns = self._exchange.is_restarting(link.group, link.rank)  # then the next link waits for that
+        returns = self._exchange.is_restarting(link.group, link.rank)  # if so, the next link waits for the rank
         counts = link.has_joined or not lives
         if not isinstance(error, ClosedError) and counts and not returns:
-            if self._is_below(link.group):  # the rank that has started it answers for it, and may start another one
+            if self._is_below(link.group):
+                # The rank that launched the group is responsible for it, and may launch another one.
                 logger.warning("%s follows '%s' no more: %s", link.worker, self._name, error)
             else:
                 self._failures[link.worker] = error
-        if link.has_joined:  # if not, another thread may have the next line of that name, and its JOIN
+        if link.has_joined:
+            # Without a JOIN, the publisher's receiver of that name may belong to the next link.
             with contextlib.suppress(ValueError):  # the publisher is closed
                 self._publisher.remove(link.worker)
         if lives or returns:
@@ -156,7 +160,7 @@ class Followers:
         self._changes.notify()
 
     def close(self) -> None:
-        """Accept no more followers; links of present followers belong to the publisher."""
+        """Accept no more followers; the publisher owns the links of present followers."""
         with self._lock:
             self._is_closed = True
             links, self._links = list(self._links.values()), {}
@@ -166,18 +170,18 @@ class Followers:
                 link.close()
         self._changes.notify()
 
-    # -- what the trainer hears of it ---------------------------------------------------------------------------
+    # -- reports to the trainer ----------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Raise what has happened since the last check, once; look again for a group that was not found.
+        """Raise, once, an error since the last check; look again for a group that was not found.
 
         Raises:
             DeadlineExceeded, ClosedError: there is no group of that name, or it was closed.
-            WorkerDied, PeerLost: a rank has ended.
+            WorkerDied, PeerLost: a rank has died.
         """
         try:
             name, error = self._failures.popitem()
-        except KeyError:  # there is none, or the thread that reads the links has taken the last one back just now
+        except KeyError:  # there is none, or the thread that reads the links has just removed the last one
             return
         if name in self._sizes:
             self._find(name)
@@ -193,9 +197,9 @@ class Followers:
         """Wait until every rank of every group has followed once.
 
         Raises:
-            DeadlineExceeded: some have not; names them.
-            ClosedError: this was closed meanwhile.
-            Exception: as ``check``.
+            DeadlineExceeded: some ranks have not followed; the text names them.
+            ClosedError: the followers were closed meanwhile.
+            Exception: as for ``check``.
         """
 
         def is_over() -> bool:

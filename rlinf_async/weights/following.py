@@ -1,4 +1,4 @@
-"""``follow``: the weights that a trainer publishes, in a rollout worker's model."""
+"""``follow``: brings the weights that a trainer publishes into a rollout worker's model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from rlinf_async._client.loop_thread import LoopThread
 from rlinf_async._client.tasks import Tasks
 from rlinf_async._core import clock
+from rlinf_async._worker import context
 from rlinf_async.errors import ClosedError, DeadlineExceeded
 from rlinf_async.weights.links.worker_link import WorkerLink
 from rlinf_async.weights.plane.subscriber import Subscriber
@@ -29,30 +30,30 @@ def follow(
             async with weights.reading() as version:                   # nothing is applied meanwhile
                 samples = self.collect(), version
 
-    What the trainer waits for before it enters ``publish`` cannot come from here: entering waits for version 1.
+    Entering waits for version 1, so the trainer must enter ``publish`` without waiting for this worker.
 
     Args:
         model: a module, TensorDict or nested dict, whose tensors get the weights.
-        of: the trainer's group, whose rank 0 sends; or group and rank.  It may be launched later.
-        name: as that of ``publish``.
-        timeout: seconds that entering waits for version 1, once the group is there.
-        apply: ``"copy"``, the model's tensors are overwritten, or ``"map"``, they come to stand in the shared memory
-            that the trainer has written, and must not be written into.
-        verify: as that of ``publish``, at both ends.
-        strict_dtype: refuse weights in another dtype than the model's, which are cast otherwise.
-        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"_orig_mod."``.
-        rename: the trainer's names by the model's own, of tensors or of modules; or a function of the model's name.
-        shard: ``(mesh, placements)`` of tensors that are this rank's shards and no DTensors, or a function of (name,
-            tensor) that gives them; a DTensor gets its part without.
+        of: the trainer's group, whose rank 0 sends; or group and rank. The group may be launched later.
+        name: name of the weights, as given to ``publish``.
+        timeout: seconds that entering waits for version 1, once the group exists.
+        apply: ``"copy"``: the model's tensors are overwritten; ``"map"``: they are remapped to the shared memory that
+        the trainer has written, and must not be written to.
+        verify: as for ``publish``; give the same value at both ends.
+        strict_dtype: refuse weights in another dtype than the model's instead of casting them.
+        strip_prefix: prefix to remove from the names of the model's tensors, such as ``"_orig_mod."``.
+        rename: maps the model's names of tensors or modules to the trainer's; a dict or a function.
+        shard: ``(mesh, placements)`` of plain tensors that are this rank's shards, or a function of (name, tensor) that
+        returns them; DTensors need none.
         ack_timeout: seconds that this side waits for the trainer's answers (60).
 
     Returns:
-        A ``Following``, to be entered by ``async with`` or ``with``; or left as it is, until ``close()``.
+        A ``Following``, to enter by ``async with`` or ``with``, or to use without a block until ``close()``.
 
     Raises:
-        RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
-        ConfigError: there is no such option, or it has no such value.
-        TypeError: ``of`` names no worker.
+        RuntimeError: this process is not a worker, or already publishes or follows weights of that name there.
+        ConfigError: an option is unknown, or its value is invalid.
+        TypeError: ``of`` does not name a worker.
     """
     match of:
         case (str(group), int(rank)) if rank >= 0:
@@ -69,9 +70,9 @@ def follow(
 
 
 class Following(Versioned, Scope):
-    """Followed weights. Entering waits for version 1; when the trainer leaves, the model keeps its version.
+    """Followed weights. Entering waits for version 1; when the trainer closes, the model keeps its version.
 
-    A background thread applies each version as soon as there are no readers, so that a blocking method delays no
+    A background thread applies each version as soon as there are no readers, so that a blocking method does not delay a
     version.
     """
 
@@ -80,12 +81,12 @@ class Following(Versioned, Scope):
     def __init__(
         self, model: Any, group: str, rank: int, name: str, timeout: float | None, options: SyncOptions
     ) -> None:
-        """Not for users: ``follow``."""
+        """Do not call this: use ``follow``."""
         super().__init__(name, [group])
         self._timeout = timeout
         try:
             self._thread = LoopThread(f"weights of {name}")
-        except BaseException:  # there may be too many
+        except BaseException:  # there may be too many threads
             self._give_name_back()
             raise
         self._link = WorkerLink(group, rank, name)
@@ -103,22 +104,23 @@ class Following(Versioned, Scope):
         try:
             await self._subscriber.begin(None)
         except Exception:
-            if self._link.error is None:  # the trainer offers the next version too, which a mended model takes
+            if self._link.error is None:
+                # The trainer will also offer the next version, which a corrected model may accept.
                 self._subscriber.serve()
             raise
         self._subscriber.serve()
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """``async with`` or ``with`` block around a use of the model: no update is applied meanwhile.
+        """Return an ``async with`` or ``with`` block, around a use of the model, in which no update is applied.
 
-        Its value is the version, to be stored with the samples. Before version 1 it waits for that, at most ``timeout``
-        seconds; None: as long as ``follow`` would.
+        Its value is the version, to be stored with the samples. Before version 1 it waits for that version, at most
+        ``timeout`` seconds; None waits as long as ``follow`` would.
 
         Raises:
-            ClosedError: this is closed.
-            WeightMismatch, Exception: on entering: version 1 does not fit, or will not come.
-            DeadlineExceeded: on entering: version 1 has not come, or an update was being applied for that long.
-            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+            ClosedError: ``close`` was called.
+            WeightMismatch, Exception: on entering: version 1 does not fit, or will not arrive.
+            DeadlineExceeded: on entering: version 1 has not arrived, or an update was being applied for that long.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
         """
         self._check_open()
         if self._subscriber.version:
@@ -126,11 +128,11 @@ class Following(Versioned, Scope):
         return Reading(self._subscriber.gate, self._timeout if timeout is None else timeout, self._met)
 
     def wait_version(self, version: int, timeout: float | None = None) -> Any:
-        """Wait until this version, or a later one, is applied; in a coroutine a ``Work``.
+        """Wait until this version, or a later one, is applied; in a coroutine, return a ``Work``.
 
         Raises:
-            DeadlineExceeded: it has not come within ``timeout`` seconds.
-            PeerLost, ClosedError: the trainer has ended, or has left; or this is closed.
+            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
+            PeerLost, ClosedError: the trainer has died or closed; or ``close`` was called here.
         """
         self._check_open()
         check_seconds(timeout)
@@ -154,7 +156,12 @@ class Following(Versioned, Scope):
         try:
             await self._met.async_wait(self._timeout)
         except DeadlineExceeded as error:
-            raise DeadlineExceeded(f"{error} ({self._link.label})") from None
+            identity = context.identity
+            group = "" if identity is None else identity.group_name
+            raise DeadlineExceeded(
+                f"{error} ({self._link.label})\n  fix: the trainer's publish(to=) must name group '{group}', and enter "
+                "or send() before this worker waits"
+            ) from None
 
     async def _end(self) -> None:
         try:
@@ -164,6 +171,7 @@ class Following(Versioned, Scope):
             self._tasks.loop_ended()
 
     async def _close_subscriber(self) -> None:
-        self._tasks.start_no_more()  # a thread may have seen this open; its task would never end
+        # Refuse new tasks first: a thread may still see this object as open, and its task would never end.
+        self._tasks.start_no_more()
         await self._tasks.settle()
         await self._subscriber.close()

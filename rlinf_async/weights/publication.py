@@ -1,4 +1,4 @@
-"""``publish``: a trainer's weights for the workers that follow them."""
+"""``publish``: sends a trainer's weights to the workers that follow them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rlinf_async.weights.state.versions import number_of
 from rlinf_async.weights.waiting.execution import check_seconds
 
 _BEHIND: Final = 2
-"""Default number of versions that followers may be behind."""
+"""Default number of versions by which followers may be behind."""
 
 
 def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **options: Any) -> Publication:
@@ -38,36 +38,37 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
                 version = await weights.send()                         # staged: the next step may change the model
 
     Args:
-        model: a module, TensorDict or nested dict of tensors.  Where it is sharded (FSDP, DTensor), every rank of the
-            trainer does the same, and rank 0 sends what they have in all; of another model, ranks but 0 do nothing.
-            Or a function that gives an iterator of ``(name, tensor)``: it is called on every rank for each version,
-            and twice for the first, and rank 0 sends what it yields there.
-        to: a group's name, or several.  A group may be launched later, and again under its name.
-        name: the same at both ends, where a worker publishes or follows several models.
-        apply: ``"copy"``, or ``"map"`` where followers take that.
-        slots: versions that the shared memory has room for, 2 to 64; each takes as much as the weights.
-        transport_dtype: what floating-point tensors travel as, ``torch.bfloat16`` or its name, or a function of (name,
-            dtype); by default as they are.
-        verify: ``"sha256"``, the trainer checks what followers' models hold once a version is applied.
-        select: ``"trainable"``, without what needs no gradient, or a function of (name, tensor); by default ``"all"``.
-        strip_prefix: taken off the names of the model's tensors that begin with it, such as ``"module."``.
-        rename: names under which the model's tensors travel by its own, of tensors or of modules; or a function.
+        model: a module, TensorDict or nested dict of tensors. If it is sharded (FSDP, DTensor), every rank of the
+        trainer publishes it, and rank 0 sends the combined weights; for other models, ranks other than 0 do nothing. Or
+        a function that returns an iterator of ``(name, tensor)``: it is called on every rank for each version, and
+        twice for the first, and rank 0 sends the tensors that it yields there.
+        to: name or names of groups. A group may be launched later, and relaunched under its name.
+        name: name of the weights, the same at both ends; needed if a worker publishes or follows several models.
+        apply: ``"copy"``, or ``"map"`` if followers use that.
+        slots: number of versions that fit into the shared memory, 2 to 64; each takes the size of the weights.
+        transport_dtype: dtype in which floating-point tensors are sent, ``torch.bfloat16`` or its name, or a function
+        of (name, dtype); by default each tensor's own.
+        verify: ``"sha256"`` lets the trainer check followers' models against each applied version.
+        select: ``"trainable"`` omits tensors without gradients; or a function of (name, tensor); by default ``"all"``.
+        strip_prefix: prefix to remove from the names of the model's tensors, such as ``"module."``.
+        rename: transport names by the model's names, of tensors or of modules; or a function.
         ack_timeout: seconds that followers have for a version (60).
-        behind: earlier versions that may be under way when one is sent (2).  Followers take the newest and skip the
-            rest; one that is further behind is named in the log and by ``delivered()``, and neither the trainer nor the
-            others wait for it.  0: a send waits until the version before is delivered, so nobody skips one.
+        behind: earlier versions that may be pending when one is sent (2). Followers take the newest and skip the rest;
+        a follower that is further behind is named in the log and by ``delivered()``, and neither the trainer nor the
+        other followers wait for it. With 0, a send waits until the version before is delivered, so no follower skips
+        one.
 
-    The version is also that of the experiences ``of`` this group (``Experience.create(of=)``).
+    Experiences ``of`` this group use the same version number (``Experience.create(of=)``).
 
-    Entering waits for nobody.  Enter it before waiting for anything that followers make: they begin with version 1.
+    Entering does not wait. Enter before you wait for any result of followers: they begin with version 1.
 
     Returns:
-        A ``Publication``, to be entered by ``async with`` or ``with``; or left as it is, until ``close()``.
+        A ``Publication``, to enter by ``async with`` or ``with``, or to use without a block until ``close()``.
 
     Raises:
-        RuntimeError: this process is no worker, or publishes or follows weights of that name there already.
-        ConfigError: there is no such option, or it has no such value.
-        TypeError: ``to`` names no groups.
+        RuntimeError: this process is not a worker, or already publishes or follows weights of that name there.
+        ConfigError: an option is unknown, or its value is invalid.
+        TypeError: ``to`` does not name groups.
     """
     groups = [to] if isinstance(to, str) else to
     if not isinstance(groups, Sequence) or not all(isinstance(group, str) for group in groups):
@@ -81,22 +82,22 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
 class Publication(Scope):
     """Published weights. Entering sends version 1; leaving, except by an exception, waits for the last delivery.
 
-    Methods start at once and return a ``Work`` in a coroutine, and block in a ``def`` method.
+    In a coroutine, methods start at once and return a ``Work``; in a ``def`` method, they block.
     """
 
     _use = "published to"
 
     def __init__(self, model: Any, groups: Sequence[str], name: str, options: SyncOptions) -> None:
-        """Not for users: ``publish``."""
+        """Do not call this: use ``publish``."""
         self._streamed = model if is_streamed(model) else None
         self._is_sharded = self._streamed is None and are_sharded(ParamTree.of(model))
         super().__init__(name, groups)
         self._counted = 0
-        """Versions sent so far, on ranks that only count them."""
+        """Number of versions sent so far, on ranks that only count them."""
         self._followers: Followers | None = None
-        """None on ranks that do not send."""
+        """The followers; None on ranks that do not send."""
         self._told: DaemonRequest[list[int]] | None = None
-        """Request that tells this node's daemon the last version; its answer has the nodes with experiences ``of`` this
+        """Request that tells this node's daemon the last version, and returns the nodes with experiences ``of`` this
         group."""
         self._sends_ahead = bool(options.behind)
         self._patience = options.ack_timeout
@@ -123,10 +124,10 @@ class Publication(Scope):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Send the weights; return when they may change. With ``behind=0``, wait first for the version before.
+        """Send the weights; return once they may change. With ``behind=0``, first wait for the version before.
 
         Args:
-            weights: replaces the model's.
+            weights: weights to send instead of the model's.
             version: higher than the last one; by default the next number.
             timeout: seconds that followers have; by default ``ack_timeout``.
 
@@ -135,9 +136,9 @@ class Publication(Scope):
 
         Raises:
             DeadlineExceeded, PeerLost, Exception: an earlier version could not be applied somewhere, a group does not
-                exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent; each
-                error is raised once, by this, by ``delivered`` or on leaving.
-            WeightMismatch, ValueError: as ``Publisher.publish``.
+            exist, or a follower has ended; with ``behind=0`` also: a follower was late. Nothing was sent. Each error is
+            raised once: here, by ``delivered`` or on leaving the block.
+            WeightMismatch, ValueError: as for ``Publisher.publish``.
         """
         call = self._sending.publisher.next_call(sharded=self._is_sharded)
         check_seconds(timeout)
@@ -155,7 +156,7 @@ class Publication(Scope):
         if self._followers is None and not self._is_sharded:
             number = number_of(self._counted + 1 if version is None else version)
             if self._streamed is not None and weights is None:
-                # Rank 0 iterates twice for the first version: to learn what there is, and to pack it.
+                # Rank 0 iterates twice for the first version: to learn the layout, and to pack the tensors.
                 await self._sending.publisher.worker_thread.do(
                     exhaust, self._streamed, 1 if self._counted else 2, nbytes=None
                 )
@@ -169,10 +170,10 @@ class Publication(Scope):
         return handle.version
 
     async def _tell_experiences(self, version: int, *, restart: bool) -> None:
-        """Return when the experiences ``of`` this group have the version: the next take relies on that.
+        """Return once the experiences ``of`` this group have the version, because the next take relies on that.
 
-        This node's daemon says which nodes have such experiences. If none had one at the version before, a send does
-        not wait for the answer.
+        This node's daemon says which nodes have such experiences. If no node had one at the previous version, a send
+        does not wait for the answer.
         """
         identity, client = context.identity, context.client
         assert identity is not None
@@ -187,19 +188,19 @@ class Publication(Scope):
                         await request
 
     def delivered(self, timeout: float | None = None) -> Any:
-        """Wait until every rank of the groups has followed once, and those that follow have the version sent last.
+        """Wait until every rank of the groups has followed once, and all followers have the version sent last.
 
         Args:
-            timeout: seconds of this wait; by default ranks have ``ack_timeout`` to follow once their group exists, and
-                the version has the time that it was sent with.
+            timeout: seconds to wait; by default ranks have ``ack_timeout`` to follow once their group exists, and the
+            version has the time with which it was sent.
 
         Returns:
             A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left meanwhile. Ranks that do
-            not send get an empty one at once, whose ``is_known`` is False.
+            not send get an empty report at once, whose ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing was sent yet.
-            DeadlineExceeded, PeerLost, Exception: as ``send``; the notes name the followers that lack the version.
+            DeadlineExceeded, PeerLost, Exception: as for ``send``; the notes name the followers that lack the version.
         """
         check_seconds(timeout)
         return self._adapter.run(self._delivered(timeout), f"the delivery of {self!r}")
@@ -215,7 +216,7 @@ class Publication(Scope):
         return await self._report(clock.rest(timeout, begun))
 
     async def _report(self, timeout: float | None = None) -> SyncReport:
-        """Report the version sent last, also at followers added since, without those that have left."""
+        """Report the version sent last, including followers added since, without followers that have left."""
         handle, followers = self._sending.last, self._followers
         assert handle is not None
         assert followers is not None

@@ -1,4 +1,4 @@
-"""``Scope``: use of one name of weights by a worker, from its construction until ``close``."""
+"""``Scope``: a worker's use of one name of weights, from construction until ``close``."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from rlinf_async.work import Work
 _lock: Final = threading.Lock()
 
 _LONGEST_REASON: Final = 1000
-"""Characters of an error that are sent to the other side."""
+"""Maximum number of characters of an error sent to the other side."""
 
 
 class Scope:
-    """``async with`` it in a coroutine, ``with`` it elsewhere, or neither and ``close()`` it.
+    """Block for ``async with`` in a coroutine and ``with`` elsewhere; without a block, call ``close()``.
 
     Args:
         name: name of the weights.
         groups: groups of the workers at the other end.
 
     Raises:
-        RuntimeError: this process is no worker; or the name is in use with one of these groups.
+        RuntimeError: this process is not a worker; or the name is in use with one of these groups.
     """
 
     _use: ClassVar[str]
-    """Words for errors."""
+    """Description of the use, for errors."""
     _open: ClassVar[dict[tuple[str, str], Scope]] = {}
 
     def __init__(self, name: str, groups: Sequence[str]) -> None:
@@ -40,15 +40,15 @@ class Scope:
         self._process = OwnerProcess()
         self._is_closed = False
         self._failure = ""
-        """The error by which the block was left."""
+        """Text of the error with which the block was left."""
         self._ended: Work[None] = Work()
         self._adapter = SyncAdapter()
         self._lines = dict.fromkeys(((group, name) for group in groups), self)
-        # Two links to one worker on a line of one name would each take words that are meant for the other, and drop
-        # them: tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
+        # Two links to one worker on a stream of one name would each take messages meant for the other, and drop them:
+        # tests/weights/test_publish.py::test_a_name_is_in_use_once_at_a_time_with_each_group
         with _lock:
             for line in self._lines.keys() & self._open.keys():
-                if not self._open[line]._process.is_here:  # the entry of this child's parent
+                if not self._open[line]._process.is_here:  # the entry belongs to this child's parent
                     continue
                 raise RuntimeError(
                     f"weights named '{name}' are {self._open[line]._use} group '{line[0]}' by this worker already: "
@@ -56,7 +56,7 @@ class Scope:
                 )
             self._open.update(self._lines)
 
-    # -- what each kind does ------------------------------------------------------------------------------------
+    # -- implemented by each kind of scope -------------------------------------------------------------------------
 
     async def _enter(self) -> None:
         raise NotImplementedError
@@ -75,7 +75,7 @@ class Scope:
             raise ClosedError(f"{self!r} is closed")
 
     def close(self) -> Any:
-        """End it; the other side keeps its version. Idempotent; in a coroutine a ``Work``."""
+        """End the use; the other side keeps its version. Idempotent; in a coroutine, return a ``Work``."""
         return self._adapter.run(self._close(), f"the end of {self!r}", abandonable=False)
 
     async def _close(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from rlinf_async import Worker, publish
 class NoiseTrainer(Worker):
     """Publishes a model of Hugging Face's, which changes by noise."""
 
-    def __init__(self, path: str, to: str = "llm", verify: str = "off") -> None:
+    def __init__(self, path: str, to: str | Sequence[str] = "llm", verify: str = "off") -> None:
         super().__init__()
         self.model = AutoModelForCausalLM.from_pretrained(path)
         self.weights: Any = publish(self.model, to=to, verify=verify)

@@ -153,6 +153,12 @@ async def test_unknown_sampling_parameters_are_named(engines: Followed) -> None:
         await engines.llm.complete(PROMPT, engine_options={"min_b": 0.1})
 
 
+async def test_a_wrong_value_of_an_engines_own_option_is_the_requests_error(engines: Followed) -> None:
+    with pytest.raises(ValueError, match="min_p"):
+        await engines.llm.complete(PROMPT, engine_options={"min_p": -1.0})
+    assert len((await engines.llm.complete(PROMPT, max_tokens=2, ignore_eos=True)).tokens) == 2
+
+
 async def test_a_prompt_longer_than_the_model_takes_is_refused(engines: Followed) -> None:
     with pytest.raises(ValueError, match=r"600.* 512|512.* 600"):
         await engines.llm.complete([5] * 600)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -41,12 +42,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 class Setup:
-    def __init__(self, trainer: Any, llm: EngineGroup) -> None:
+    def __init__(self, cluster: Cluster, trainer: Any, llm: EngineGroup) -> None:
+        self.cluster = cluster
         self.trainer = trainer
         self.llm = llm
 
     async def settled(self, version: int) -> None:
-        """Wait until both engines sample with a version."""
+        """Wait until all engines sample with a version."""
         async with asyncio.timeout(600):
             await self.trainer.delivered()
             while min(await self.llm.versions()) < version:
@@ -70,13 +72,12 @@ async def setup(model: str) -> AsyncIterator[Setup]:
             max_restarts=100,
         )
         await llm
-        yield Setup(trainer, llm)
+        yield Setup(cluster, trainer, llm)
 
 
 async def sample_until(llm: EngineGroup, is_over: asyncio.Event, found: list[Completion]) -> None:
     while not is_over.is_set():
-        async for completion in llm.generate([PROMPT] * 8, max_tokens=100, ignore_eos=True):
-            found.append(completion)
+        found += await sample_all(llm)
 
 
 async def test_every_update_reaches_both_engines_under_load(setup: Setup) -> None:
@@ -115,12 +116,21 @@ async def test_log_probs_are_those_of_the_trainers_forward_pass(setup: Setup) ->
     assert completion.log_probs == pytest.approx(expected, abs=1e-4)
 
 
-def process_tree(llm: EngineGroup, rank: int) -> dict[str, psutil.Process]:
-    """Return the processes of one engine, by what they are."""
+async def sample_all(llm: EngineGroup) -> list[Completion]:
+    return [each async for each in llm.generate([PROMPT] * 8, max_tokens=100, ignore_eos=True)]
+
+
+def scheduler_of(llm: EngineGroup, rank: int) -> psutil.Process:
     own = psutil.Process(llm.workers.worker_info_list[rank].worker.pid)
     [scheduler] = [each for each in own.children() if "EngineCore" in each.name() + " ".join(each.cmdline())]
+    return scheduler
+
+
+def process_tree(llm: EngineGroup, rank: int) -> dict[str, psutil.Process]:
+    """Return the processes of one engine, by what they are."""
+    scheduler = scheduler_of(llm, rank)
     [worker] = [each for each in scheduler.children() if "Worker" in each.name() + " ".join(each.cmdline())]
-    return {"rank": own, "scheduler": scheduler, "worker": worker}
+    return {"rank": psutil.Process(scheduler.ppid()), "scheduler": scheduler, "worker": worker}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -167,3 +177,73 @@ async def test_no_completion_is_lost_when_a_process_of_an_engine_fails(
         assert sorted(each.index for each in found) == sorted(list(range(8)) * (len(found) // 8))
         for process in processes.values():
             assert (victim == "rank" and number == signal.SIGSTOP) or not process.is_running()
+
+
+@contextlib.asynccontextmanager
+async def another(setup: Setup, kind: str, model: str, on_update: Any, **options: Any) -> AsyncIterator[Setup]:
+    """Launch one more engine, with a trainer of its own."""
+    trainer = NoiseTrainer.create_group(model, "another", verify="sha256").launch(
+        setup.cluster, NodePlacementStrategy([0]), name="other", seed=1
+    )
+    llm = EngineGroup(kind, model=model, **OPTIONS, **options).launch(
+        setup.cluster,
+        NodePlacementStrategy([0]),
+        name="another",
+        follow="other",
+        on_update=on_update,
+        verify="sha256",
+        restart="rank",
+        max_restarts=100,
+        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1"} if "tensor_parallel_size" in options else {},
+    )
+    async with trainer, llm:
+        yield Setup(setup.cluster, trainer, llm)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "http"])
+async def test_aborted_requests_begin_anew_and_have_one_version(setup: Setup, model: str, kind: str) -> None:
+    async with another(setup, kind, model, "abort") as it:
+        found: list[Completion] = []
+        is_over = asyncio.Event()
+        sampling = asyncio.ensure_future(sample_until(it.llm, is_over, found))
+        try:
+            for count in range(1, 4):
+                while len(found) < 8 * count:
+                    await asyncio.sleep(0.01)
+                [version] = await it.trainer.update()
+                await it.settled(version)
+        finally:
+            is_over.set()
+            await sampling
+    assert {len(each.tokens) for each in found} == {100}
+    assert all(len(set(each.versions)) == 1 for each in found)
+    assert len({each.versions[0] for each in found}) > 1
+
+
+async def test_a_tensor_parallel_engine_loads_shards_of_one_version_and_survives_the_kill_of_a_worker(
+    setup: Setup, model: str
+) -> None:
+    deaths: asyncio.Queue[WorkerDied] = asyncio.Queue()
+    async with another(setup, "vllm", model, "keep", tensor_parallel_size=2) as it:
+        it.llm.workers.on_death(partial(asyncio.get_running_loop().call_soon_threadsafe, deaths.put_nowait))
+        for count in range(1 + KILLS):
+            [version] = await it.trainer.update()
+            await it.settled(version)
+            [digests] = await it.trainer.digests()
+            [checksums] = await it.llm.checksums()
+            assert {name: digests[name] for name in checksums} == checksums
+            [[tokens, _]] = await it.trainer.greedy(PROMPT, 20)
+            completion = await it.llm.complete(PROMPT, max_tokens=20, temperature=0, ignore_eos=True)
+            assert completion.tokens == tokens
+            if count == KILLS:
+                break
+            workers = [each for each in scheduler_of(it.llm, 0).children() if "Worker" in each.name()]
+            assert len(workers) == 2
+            sampling = asyncio.ensure_future(sample_all(it.llm))
+            await asyncio.sleep(0.2)
+            begun = time.monotonic()
+            workers[1].kill()
+            death = await asyncio.wait_for(deaths.get(), 60)
+            print(f"tensor-parallel worker: told after {time.monotonic() - begun:.2f} s: {death.verdict}")
+            assert str(workers[1].pid) in death.verdict
+            assert {len(each.tokens) for each in await sampling} == {100}

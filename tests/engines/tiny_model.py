@@ -18,7 +18,8 @@ _SPECIAL = ("<bos>", "<eos>", "<pad>")
 _CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz.,?:"
 _CHAT = (
     "{% for tool in tools or [] %}{{ tool['function']['name'] }}:{% endfor %}"
-    "{% for message in messages %}{{ message['content'] }}{% endfor %}{% if add_generation_prompt %}={% endif %}"
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    "{{ end }}{% if add_generation_prompt %}={% endif %}"
 )
 
 

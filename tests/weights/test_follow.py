@@ -32,8 +32,11 @@ def launch(groups: Groups) -> Iterator[Launch]:
 
 def test_entering_waits_for_version_1_and_names_it_when_its_time_is_over(launch: Launch) -> None:
     trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0)
-    with pytest.raises(DeadlineExceeded, match=r"version 1 of 'policy' from trainer:0 was not done within 0.2 s"):
+    with pytest.raises(
+        DeadlineExceeded, match=r"version 1 of 'policy' from trainer:0 was not done within 0.2 s"
+    ) as late:
         rollout.enter(timeout=0.2).wait(40)
+    assert "publish(to=) must name group 'rollout'" in str(late.value)
     entering = rollout.enter()
     trainer.enter("rollout").wait(40)
     assert entering.wait(40) == [1]

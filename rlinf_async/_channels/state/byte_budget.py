@@ -14,7 +14,7 @@ class ByteBudget:
     pass them until ``max_bytes`` bytes have passed the first blocked key; then that key is next.
 
     Attributes:
-        max_bytes: bound for all items together; 0 is without bound.
+        max_bytes: bound for all items together; 0 means no bound.
         used: bytes of items that are queued or leased.
         blocked: blocked keys, in the order in which they get room.
         partial: batches that hold items and wait for more.
@@ -58,7 +58,7 @@ class ByteBudget:
     # -- batches ------------------------------------------------------------------------------------------------
 
     def gather(self, get: Demand, item: Item, weight: int) -> None:
-        """Add an item, which counts so much, to a batch that may wait for more."""
+        """Add an item of ``weight`` to a batch that may wait for more."""
         get.items.append(item)
         get.weight += weight
         self.partial[get] = None

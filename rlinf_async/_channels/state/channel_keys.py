@@ -16,11 +16,11 @@ def canonical_key(key: Any) -> bytes:
     """Return bytes that are equal wherever the keys are.
 
     As in a dict, ``1``, ``1.0`` and ``True`` are one key, and so are a named tuple and the plain one. Any value other
-    than numbers, strings, bytes, None, tuples and frozen sets is represented by its pickle.
+    than numbers, strings, bytes, None, tuples and frozen sets is encoded as its pickle.
 
     Raises:
-        TypeError: it is not hashable, or cannot be pickled.
-        ValueError: it takes more than ``MAX_KEY_BYTES`` bytes.
+        TypeError: the key is not hashable, or cannot be pickled.
+        ValueError: its encoding takes more than ``MAX_KEY_BYTES`` bytes.
     """
     if isinstance(key, str):
         packed = b"s" + str.encode(key, "utf-8", "surrogatepass")
@@ -76,7 +76,7 @@ def _plain(value: Any) -> Any:
 def _pickled(value: Any) -> bytes:
     file = io.BytesIO()
     pickler = pickle.Pickler(file, 5)
-    # No memo: whether two parts are one object or merely equal must make no difference.
+    # Pickle without a memo: keys with one shared part and with two equal parts must have the same encoding.
     pickler.fast = True
     try:
         pickler.dump(value)

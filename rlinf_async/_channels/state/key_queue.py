@@ -16,9 +16,9 @@ class KeyQueue:
 
     Attributes:
         items: items in the order of their places.
-        returned: heap of items that came back, all ahead of ``items``.
-        puts, gets: waiting requests, first come first.
-        handed_out: number of delivered gets, leases included, with items that are not taken yet.
+        returned: heap of returned items, all of which precede ``items``.
+        puts, gets: waiting requests, in order of arrival.
+        handed_out: number of delivered gets, leases included, some of whose items are not taken yet.
         handed_out_items: number of the items of these gets.
         put, got: numbers of accepted and of taken items.
     """
@@ -58,8 +58,8 @@ class KeyQueue:
         """Hand items to the waiting gets until either run out.
 
         Returns:
-            A batch whose next item alone exceeds its target: it has that item's weight now, and does not wait any more.
-            The rest has not been matched.
+            A batch whose next item alone exceeds its target: its target is now that item's weight, and it waits no
+            longer. The remaining requests have not been matched.
         """
         while self.gets and (self.items or self.returned):
             get = next(iter(self.gets))
@@ -96,7 +96,7 @@ class KeyQueue:
 
     def hand_out(self, get: Demand, steps: list[Step]) -> None:
         if len(get.items) > 1:
-            get.items.sort()  # an item may have come back while it was gathering
+            get.items.sort()  # a returned item may have joined later with an earlier place
         get.delivered = True
         self.handed_out += 1
         self.handed_out_items += len(get.items)
@@ -108,7 +108,7 @@ class KeyQueue:
             budget.no_longer_partial(get)
 
     def give_back(self, get: Demand, budget: ByteBudget) -> None:
-        """End a get; its items go to their old places, flagged if its consumer may have seen them."""
+        """End a get and return its items to their old places, flagged if its consumer may have seen them."""
         if get.delivered:
             self.handed_out -= 1
             self.handed_out_items -= len(get.items)

@@ -1,4 +1,4 @@
-"""Window of bytes that one process may have under way to a queue: puts that the queue has not admitted yet."""
+"""Window of bytes that one process may have in flight to a queue, in puts that the queue has not admitted yet."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Final, Generic, Protocol, TypeVar
 from rlinf_async._core.frames import MAX_INLINE_BYTES
 
 ITEM_OVERHEAD_BYTES: Final = 256
-"""Approximate bytes of an item beside its body."""
+"""Approximate overhead of an item besides its body."""
 
 WINDOW_BYTES: Final = 16 << 20
 _SHARE: Final = 32
-"""Bytes, or fraction of ``max_bytes``, that one process may have under way."""
+"""Divisor of ``max_bytes`` that gives the window of one process."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
 """Minimum charge for an item in sealed memory: descriptors in transit are few, and shared by all processes."""
 
 
 def cost(nbytes: int) -> int:
-    """Return the part of a window that an item with a body of so many bytes takes."""
+    """Return the bytes of a window that an item with a body of ``nbytes`` takes."""
     whole = nbytes + ITEM_OVERHEAD_BYTES
     return whole if nbytes <= MAX_INLINE_BYTES else max(whole, _DESCRIPTOR_BYTES)
 
 
 def report_from_bytes() -> int:
-    """Return the bytes of admitted items after which a queue reports them.
+    """Return the number of admitted bytes after which a queue reports them.
 
-    Half a window: a process that has filled its window gets the report while the other half is under way.
+    Half a window: a process that has filled its window gets the report while the other half is in flight.
     """
     return WINDOW_BYTES // 2
 
 
 class NumberedPut(Protocol):
-    """Put that gets its number among the requests of its process when it leaves."""
+    """Put that gets its number, among the requests of its process, when it is sent."""
 
     number: int
 
@@ -43,13 +43,13 @@ P = TypeVar("P", bound=NumberedPut)
 
 
 class PutWindow(Generic[P]):
-    """Puts of one process to one queue; from any thread.
+    """Puts of one process to one queue. Any thread may call the methods.
 
     A put enters while the window is not full, so a single put may exceed it. Others wait in order. A put is numbered as
     it enters, under the lock, so a later put of any thread has a higher number.
 
     Attributes:
-        size: bytes of the window.
+        size: size of the window in bytes.
         waiting: puts that have not entered, with their costs.
     """
 
@@ -74,8 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit a put behind the waiting ones, whatever the room. Return all of these, and True if it would have
-        fit."""
+        """Admit a put behind the waiting ones, even beyond the window. Return all, and True if it would have fit."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes

@@ -7,14 +7,14 @@ client and returns the resulting actions, in order, for the owner of the queue::
         └─ full ──► waits              └─ none ──► waits        └─ given back, or its consumer died ──► its old place
 
 A queue consists of a table of keys (``key_queue.py``), which share a byte budget (``byte_budget.py``) and nothing else:
-a key that no consumer empties blocks no other key. Items that one client puts under one key are delivered in the order
+a key without a consumer blocks no other key. Items that one client puts under one key are delivered in the order
 of their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
 
-A put with ``sent`` is done for its producer at once. Its item is admitted even if the producer dies, and instead of an
-answer the producer is told now and then how many bytes were admitted (FREED).
+A put with ``sent`` is done for its producer at once. Its item is admitted even if the producer dies. Such puts have no
+answers; the producer receives the number of admitted bytes from time to time (FREED).
 
-A get without a lease is at most once: an item that its consumer may have had is never delivered again. A get with a
-lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
+A get without a lease delivers at most once: an item that its consumer may have had is never delivered again. A get with
+a lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
-# More than 30 methods: each message of a client has one, and each may let other clients' requests go on.
+# More than 30 methods: each kind of client message has one, and each may unblock other clients' requests.
 class Queue:
     """Items of one channel on one node.
 
     Args:
-        maxsize: items that one key may hold; 0 is without bound. Items that come back from a consumer may exceed it.
-        max_bytes: bytes that all items, leased ones included, may have together; 0 is without bound.
+        maxsize: limit on the items of one key; 0 means no bound. Items returned by a consumer may exceed it.
+        max_bytes: limit on the bytes of all items, leased ones included; 0 means no bound.
         gone: clients that are dead, whose late messages are dropped.
 
     Attributes:
@@ -87,7 +87,7 @@ class Queue:
         return self._in_order(producer, number, Item(producer, number, key, weight, nbytes, body, nowait, sent))
 
     def get(self, consumer: int, number: int, key: bytes, *demand: Any, **attributes: Any) -> list[Step]:
-        """Request one item, or as the further attributes of ``Demand`` say."""
+        """Request one item, or a batch described by further attributes of ``Demand``."""
         return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
     def skip(self, client_id: int, number: int) -> list[Step]:
@@ -97,7 +97,7 @@ class Queue:
         )
 
     def taken(self, consumer: int, taken: Iterable[Sequence[int]]) -> list[Step]:
-        """Note that the consumer has the first so many items of these gets; a repeated message has no effect."""
+        """Record how many items of each get the consumer has taken; a repeated message has no effect."""
         steps: list[Step] = []
         client = self.clients.get(consumer)
         if client is None:
@@ -111,9 +111,9 @@ class Queue:
         return steps
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        """Take the first ``count`` items of a lease out of the channel for good.
+        """Remove the first ``count`` items of a lease from the channel for good.
 
-        Return False, and take none, if the lease is over or has fewer items.
+        Return False, and remove none, if the lease has ended or has fewer items.
         """
         client = self.clients.get(consumer)
         get = None if client is None else client.gets.get(number)
@@ -147,7 +147,7 @@ class Queue:
         get.items.clear()
 
     def cancel(self, client_id: int, *numbers: int) -> list[Step]:
-        """Cancel requests: waiting ones are dropped, leased items go back to their places."""
+        """Cancel requests: waiting ones are dropped, leased items return to their places."""
         client = self.client(client_id)
         steps: list[Step] = []
         if client is None:
@@ -161,22 +161,24 @@ class Queue:
         return steps
 
     def drop(self, client_id: int, *, is_lost: bool = False) -> list[Step]:
-        """Forget a dead client. Its items stay, and so do those that it had sent.
+        """Forget a dead client. Its queued items stay, and its ``sent`` items are still admitted.
 
         Args:
-            is_lost: True if its node is lost, and with it perhaps the message that it has taken items. Such items are
-                dropped, unless they are leased.
+            is_lost: True if its node is lost, and with it perhaps the message that the client has taken items. Such
+            items are dropped, unless they are leased.
         """
         steps: list[Step] = []
         self.consumers.discard(client_id)
         client = self.clients.pop(client_id, None)
         if client is None:
             return steps
+        # Drop the items that the client may have taken before the withdrawal, which would return them to the queue and
+        # let another client get them again.
         for get in client.gets.values() if is_lost else ():
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
-        # A gap in the numbers is a message that never left the dead process: sent items behind it still come in.
+        # A gap in the numbers is a message that the dead process never sent: admit sent items behind it.
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)
@@ -216,7 +218,7 @@ class Queue:
         return 0 if key_queue is None else key_queue.size
 
     def full(self, key: bytes) -> bool:
-        """True if a put would have to wait, apart from its own size."""
+        """True if a put would have to wait, whatever its size."""
         if self.budget.max_bytes and self.budget.used >= self.budget.max_bytes:
             return True
         return bool(self.maxsize) and self.size(key) >= self.maxsize
@@ -268,6 +270,7 @@ class Queue:
         while following is not None:
             number = client.expected
             client.expected = number + 1
+            # The cancel was processed before its request: an item given to a cancelled get would reach no consumer.
             if client.cancelled and number in client.cancelled:
                 client.cancelled.discard(number)
             elif type(following) is Demand:
@@ -299,6 +302,7 @@ class Queue:
             steps.append((QueueAction.TOO_LARGE, item))
             return
         key_queue = self._of_key(item.key)
+        # A put that fits must not pass waiting ones: they may be earlier puts of the same producer under this key.
         if not key_queue.puts and self._has_room(key_queue, item):
             self._accept(key_queue, item, steps)
             if key_queue.gets:
@@ -325,7 +329,7 @@ class Queue:
             steps.append((ACCEPTED, item))
 
     def _free_window(self, item: Item, steps: list[Step], *, at_once: bool = False) -> None:
-        """Credit an admitted ``sent`` item, and report to its producer from time to time."""
+        """Credit an admitted ``sent`` item to its producer, and report the credit from time to time."""
         client = self.clients.get(item.producer)
         if client is not None:
             client.unsaid_bytes += cost(item.nbytes - ITEM_OVERHEAD_BYTES)
@@ -403,7 +407,8 @@ class Queue:
             del self.clients[get.consumer].gets[get.number]
             steps.append((QueueAction.EMPTY, get))
             self._withdraw([], [get], steps)
-        if self.budget.blocked and self.budget.deadlocked:  # this batch may have gathered the last bytes
+        # This batch may have gathered the last bytes.
+        if self.budget.blocked and self.budget.deadlocked:
             self._unblock(steps)
 
     def _withdraw(self, puts: Iterable[Item], gets: Iterable[Demand], steps: list[Step]) -> None:
@@ -416,16 +421,18 @@ class Queue:
             key_queue = self._keys[get.key]
             touched[key_queue] = None
             key_queue.give_back(get, self.budget)
+        # Match only after all gets are out: an item that one of them returns would otherwise go to another one that is
+        # about to be withdrawn.
         for key_queue in touched:
             self._run(key_queue, steps)
             self._settle(key_queue, steps)
         if self.budget.blocked:
             self._unblock(steps)
 
-    # -- the end ------------------------------------------------------------------------------------------------
+    # -- close ------------------------------------------------------------------------------------------------
 
     def _settle(self, key_queue: KeyQueue, steps: list[Step]) -> None:
-        """End the gets of a closed queue that nothing can reach, and forget an unused key."""
+        """End the gets of a closed queue that no item can reach, and forget an unused key."""
         if self.closed and key_queue.gets and not key_queue.size and not key_queue.puts:
             self._end_gets(key_queue, steps)
         if key_queue.is_idle() and self._keys.get(key_queue.key) is key_queue:
@@ -439,7 +446,7 @@ class Queue:
         for get in list(key_queue.gets):
             if self._may_yet_come(key_queue, get):
                 if get.items:
-                    break  # its gathered items may still go to the gets behind it
+                    break  # the gathered items may still go to the gets behind this one
                 continue
             key_queue.remove_get(get, self.budget)
             if get.items:
@@ -449,10 +456,10 @@ class Queue:
                 steps.append((QueueAction.ENDED, get))
 
     def _may_yet_come(self, key_queue: KeyQueue, get: Demand) -> bool:
-        """True if something may come back for this get.
+        """True if a returned item may still serve this get.
 
-        Other clients may return the items that they were handed. Its own client returns leases and the unread items of
-        a loop; items of its plain gets come back only when it dies, and then it needs nothing any more.
+        Other clients may return the items that they were handed. Its own client may return leases and the unread items
+        of a loop; items of its plain gets are returned only when it dies, and then the get dies with it.
         """
         own = self.clients[get.consumer].gets.values()
         return key_queue.handed_out > sum(
@@ -461,11 +468,11 @@ class Queue:
         )
 
     def _discard(self, steps: list[Step]) -> None:
-        """Forget all keys: items are gone, waiting requests end, and leased items do not come back."""
+        """Forget all keys: drop items, end waiting requests, and refuse returned leases."""
         for client in self.clients.values():
             steps += [(QueueAction.ENDED, get) for get in client.gets.values() if not get.delivered]
             client.gets.clear()
-        for key_queue in self._keys.values():  # leased items stay their consumers'
+        for key_queue in self._keys.values():  # leased items stay with their consumers
             self._counts.put += key_queue.put
             self._counts.got += key_queue.got + key_queue.handed_out_items
             self._counts.drop(DISCARDED, key_queue.present - key_queue.handed_out_items)

@@ -11,12 +11,12 @@ class Item:
     """Item that a producer has put: queued, leased, or waiting for room.
 
     Attributes:
-        producer, number: the client that put it, and the number of that put among its requests.
+        producer, number: the client that has put the item, and the number of the put among its requests.
         weight: weight for batches.
-        nbytes: its size, as it counts against ``max_bytes``.
-        sent: True if its put was done when sent: the item is admitted whatever becomes of the producer.
-        place: its permanent position in the queue: an item that comes back goes there.
-        redelivered: True if a consumer was handed it before, and returned it or died.
+        nbytes: its size, as counted against ``max_bytes``.
+        sent: True if its put was done when sent: the item is admitted even if the producer dies.
+        place: its permanent position in the queue, to which a returned item goes.
+        redelivered: True if an earlier consumer received the item, and returned it or died.
     """
 
     producer: int
@@ -43,16 +43,16 @@ class Demand:
 
     Attributes:
         target: weight of the batch; None for one item.
-        counted: True if ``target`` is a number of items, and each item counts one.
-        partly: True if fewer than ``target`` items will do; only with ``counted``.
-        shared: True if one item will do when there are other consumers; only with ``partly``.
-        stepwise: True if the consumer takes the items one after the other.
-        lease_s: seconds for which the items stay in the queue until they are confirmed; 0 without a bound, None without
-            a lease.
+        counted: True if ``target`` is a number of items, and each item counts as one.
+        partly: True if fewer than ``target`` items suffice; only with ``counted``.
+        shared: True if one item suffices when there are other consumers; only with ``partly``.
+        stepwise: True if the consumer takes the items one at a time.
+        lease_s: seconds for which the items stay in the queue until they are confirmed; 0 means no limit, None no
+        lease.
         items: gathered items of a waiting batch; items of a delivered one that are not taken yet.
-        weight: weight of its items, or their number.
-        taken: number of items of a delivered one that have been taken.
-        delivered: True if it has been answered, and its consumer has not taken all items yet.
+        weight: total weight of its items, or their number.
+        taken: number of taken items of a delivered demand.
+        delivered: True once it is answered, until its consumer has taken all items.
     """
 
     consumer: int
@@ -81,11 +81,12 @@ class QueueClient:
     Attributes:
         expected: number of its next request.
         early: requests that arrived before their turn.
-        cancelled: numbers that were cancelled before they arrived.
+        cancelled: numbers of requests that were cancelled before they arrived.
         puts: its items that wait for room.
-        gets: gets that wait, or have items that it has not taken.
-        unsaid_bytes: bytes of its admitted ``sent`` items that have not been reported to it.
-        has_put, has_got: True once a put of it was accepted, and an item was sent to it; noted by the queue's owner.
+        gets: gets that wait, or whose items it has not all taken.
+        unsaid_bytes: bytes of its admitted ``sent`` items that were not yet reported to it.
+        has_put, has_got: True once one of its puts was accepted, and once an item was sent to it; set by the queue's
+            owner.
     """
 
     expected: int = 1

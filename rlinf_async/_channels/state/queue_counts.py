@@ -18,8 +18,8 @@ class QueueCounts:
     Attributes:
         put: items that the channel has accepted.
         got: items that consumers have taken.
-        dropped: items that nobody will get, by reason.
-        present: items that are queued, gathered for a batch, or delivered and not taken yet.
+        dropped: items that no consumer will get, by reason.
+        present: items that are queued, gathered for a batch, or delivered but not taken yet.
         keys: put, got and present of each key with present items, by the key's bytes.
     """
 
@@ -40,7 +40,7 @@ class QueueCounts:
 
     @classmethod
     def of(cls, parts: Iterable[list[Any]]) -> QueueCounts:
-        """Return the sum over a channel's queues, from their plain data; each key is in one queue only."""
+        """Return the sum over a channel's queues, from their plain data; each key belongs to one queue only."""
         whole = cls()
         for put, got, dropped, present, keys in parts:
             whole.put += put

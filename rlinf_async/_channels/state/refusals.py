@@ -43,7 +43,7 @@ def refusal(action: int, subject: Any, channel: str, max_bytes: int) -> tuple[st
 
 
 def lease_lost(channel: str) -> str:
-    """Return the error text for a holder that confirms items too late."""
+    """Return the error text for a consumer that confirms items too late."""
     return (
         f"the lease of channel '{channel}' is over, and its items have gone back, perhaps to another consumer: what "
         "was done with them counts for nothing; give lease() a longer timeout=, or confirm items one by one with done()"

@@ -1,4 +1,4 @@
-"""Changes that a durable experience writes down: samples that are put, taken or dropped, versions, counts."""
+"""Changes that a durable experience writes to disk: samples that are put, taken or dropped, versions, counts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Insert:
 
 @dataclass(eq=False)
 class Settle:
-    """Groups that their holder has confirmed; ``done`` is called when that is on disk, or with the error."""
+    """Groups that their holder has confirmed; ``done`` is called once the change is on disk, or with an error."""
 
     groups: list[SampleGroup]
     done: Callable[[Exception | None], None]
@@ -43,7 +43,7 @@ class Advance:
 
 @dataclass(eq=False)
 class Earlier:
-    """Counts of an earlier life, which continue."""
+    """Counts of an earlier run of the experience, which continue."""
 
     version: int | None
     taken: int
@@ -60,10 +60,10 @@ class Keeper(Protocol):
     def is_durable(self) -> bool: ...
 
     def write(self, change: Change) -> None:
-        """Write a change down after earlier ones; ``ExperienceQueue.written`` is called for each in order."""
+        """Write a change after earlier ones; ``ExperienceQueue.written`` is called for each in order."""
 
     def wake_at(self, deadline: float | None) -> None:
-        """Have ``ExperienceQueue.expire`` called at this time; None cancels an earlier call."""
+        """Schedule ``ExperienceQueue.expire`` at this time; None cancels an earlier schedule."""
 
     def trainer_gone(self, endpoint: int) -> None:
-        """Ask how the trainer has ended; ``ExperienceQueue.end_wishes`` is called unless it returns."""
+        """Find out how the trainer ended; call ``ExperienceQueue.end_wishes`` unless it will return."""

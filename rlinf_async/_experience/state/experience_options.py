@@ -17,10 +17,10 @@ class ExperienceOptions:
     """Options of an experience, documented by ``Experience.create``.
 
     Attributes:
-        group: samples of a complete group.
-        lease_s, group_timeout_s: seconds; 0 is without bound.
-        maxsize, max_bytes: bounds for all samples together; 0 is without bound, or the daemon's default.
-        durable: absolute path on the experience's node; empty for none.
+        group: number of samples of a complete group.
+        lease_s, group_timeout_s: seconds; 0 means no bound.
+        maxsize, max_bytes: bounds for all samples together; 0 means no bound, or the daemon's default.
+        durable: absolute path of the store on the experience's node; empty for none.
         of: the group whose publications set the trainer's version; empty for none.
     """
 

@@ -1,6 +1,6 @@
-"""``ExperienceQueue``: an experience's queue, as a daemon hosts one: numbered requests of processes, the trainer.
+"""``ExperienceQueue``: an experience's queue in its daemon: numbered requests of processes, versions of the trainer.
 
-To the senders of frames it is a channel's ``Queue``: requests in order, cancels, deaths and leases are handled there.
+It is a channel's ``Queue`` to senders of frames: that class handles request order, cancels, deaths and leases.
 Puts enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until
 samples are wanted.
 """
@@ -59,7 +59,7 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) is bytes
 
 
-# More than 30 methods: a channel's queue to its owner, so it has the methods of one, and those of the trainer.
+# More than 30 methods: it has a channel queue's methods, because its owner treats it as one, and those for the trainer.
 class ExperienceQueue(Queue):
     """Samples of one experience, and the processes that use it.
 
@@ -70,8 +70,8 @@ class ExperienceQueue(Queue):
 
     Attributes:
         trainer: description of the trainer; empty before it has set a version.
-        setters: the trainer's live processes, with the version that each has set last.
-        story: description of the trainer's end, if it does not return.
+        setters: the trainer's live processes, each with the last version that it set.
+        story: description of how the trainer ended, if it will not return.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class ExperienceQueue(Queue):
         self._keeper = keeper
         self._now = now or clock.monotonic
         self._waiting: OrderedDict[Name, dict[Item, None]] = OrderedDict()
-        """Puts that wait for room, by group; a group that has begun is the first."""
+        """Puts that wait for room, by group; groups that already have samples come first."""
         self._takes: dict[Demand, tuple[int, bytes | None]] = {}
         self._wishes: dict[Demand, None] = {}
         self._leases: dict[Demand, list[SampleGroup]] = {}
@@ -207,7 +207,8 @@ class ExperienceQueue(Queue):
                 self.pool.drop_stale()
             groups = self.pool.take(get.target or 1, key, shared=shared)
             if groups is None:
-                shared = False  # the first take gets keyless groups, or large takes would starve
+                # This take waits. Later takes must leave the groups without a key to it, or large takes would starve.
+                shared = False
                 continue
             is_served = True
             del self._takes[get]
@@ -219,7 +220,7 @@ class ExperienceQueue(Queue):
         return is_served
 
     def _deliver(self, get: Demand, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
-        """Answer a get: its first item describes the samples that follow."""
+        """Answer a get with an item that describes the samples, then the samples."""
         get.items = [_item(plain_body(facts)), *samples]
         get.delivered = True
         steps.append((DELIVER, get))
@@ -230,7 +231,7 @@ class ExperienceQueue(Queue):
         self._deliver(get, self.pool.version, (), steps)
 
     def _avoid_standstill(self, steps: list[Step]) -> None:
-        """Refuse a take for which there will never be room; otherwise it and the puts would wait for ever."""
+        """Refuse a take for which there will never be room; otherwise the take and the puts would wait forever."""
         if not self._takes or not self._waiting or self._leases or self._unwritten or self.pool.has_open:
             return
         for get, (_, key) in self._takes.items():
@@ -247,7 +248,7 @@ class ExperienceQueue(Queue):
         for get in list(self._wishes):
             self._refuse(get, "ClosedError", self._closed_text(), steps)
         if (self._leases or self._unwritten) and not self.pool.is_discarded:
-            return  # groups may still come back
+            return  # their groups may still be returned
         for get, (_, key) in list(self._takes.items()):
             if not self.pool.available(key):
                 text = f"experience '{self._name}' is closed, and no groups are left to take"
@@ -277,16 +278,16 @@ class ExperienceQueue(Queue):
     def cancel(self, client_id: int, *numbers: int) -> list[Step]:
         for number in numbers:
             if (insert := self._inserts.get((client_id, number))) is not None:
-                insert.is_withdrawn = True  # the producer is told so, whatever the disk reports
+                insert.is_withdrawn = True  # tells the producer that the put was withdrawn, whatever the disk reports
         return super().cancel(client_id, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        return False  # ``settle`` does this, because its answer may wait for a disk
+        return False  # ``settle`` confirms instead, because its answer may wait for a disk
 
     def settle(
         self, holder: int, number: int, count: int, done: Callable[[Exception | None], None]
     ) -> list[Step] | None:
-        """Give the first ``count`` groups of a lease to the holder. Return None if the lease is over or has fewer."""
+        """Confirm the first ``count`` groups of a lease. Return None if the lease has ended or has fewer groups."""
         client = self.clients.get(holder)
         get = None if client is None else client.gets.get(number)
         groups = None if get is None else self._leases.get(get)
@@ -294,7 +295,7 @@ class ExperienceQueue(Queue):
             return None
         settled = groups[:count]
         del groups[:count]
-        get.items.clear()  # delivered samples; the groups keep those that may come back
+        get.items.clear()  # the delivered samples may be dropped, because the groups keep those that may return
         if not groups:
             del self._leases[get]
             del client.gets[number]
@@ -319,7 +320,7 @@ class ExperienceQueue(Queue):
         return steps
 
     def written(self, change: Change, error: Exception | None) -> list[Step]:
-        """Apply a change that is on disk, or could not be written."""
+        """Apply a change that is on disk, or whose write failed."""
         steps: list[Step] = []
         self._unwritten -= 1
         self._apply(change, error, steps)
@@ -355,10 +356,10 @@ class ExperienceQueue(Queue):
     # -- the trainer --------------------------------------------------------------------------------------------
 
     def set_version(self, setter: int, trainer: str, version: int, *, restart: bool) -> list[Step]:
-        """Note the version of a process of the trainer.
+        """Record the version of a process of the trainer.
 
         Raises:
-            ValueError: the version goes back, or another trainer sets the versions.
+            ValueError: the version decreases without ``restart``, or another trainer sets the versions.
         """
         steps: list[Step] = []
         if self.client(setter) is None:
@@ -374,7 +375,8 @@ class ExperienceQueue(Queue):
                 f"set_version({version}) of {where} by {trainer}: it has set version {before}, and versions rise; "
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
-        if restart:  # the other ranks have yet to set the version that they went back to
+        if restart:
+            # The other ranks have yet to set the version that they went back to.
             self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
@@ -389,7 +391,7 @@ class ExperienceQueue(Queue):
         self._serve(steps)
 
     def end_wishes(self, story: str) -> list[Step]:
-        """Refuse all wishes because the trainer has ended and does not return."""
+        """Refuse all wishes, because the trainer has ended and will not return."""
         steps: list[Step] = []
         if not self.setters:
             self.story = self.story or story  # the first report has the last output
@@ -400,7 +402,7 @@ class ExperienceQueue(Queue):
         """Load the counts of another experience; a version that the trainer has set here stays.
 
         Raises:
-            ValueError: this one has samples of its own.
+            ValueError: this experience already has samples.
         """
         steps: list[Step] = []
         earlier = Earlier(self.pool.version if self.setters else version, taken, dropped)
@@ -416,7 +418,7 @@ class ExperienceQueue(Queue):
         steps = super().drop(client_id, is_lost=is_lost)
         if self.setters.pop(client_id, None) is not None:
             if self.setters:
-                # The replacement process may have set a lower version before this node was told of the death.
+                # The replacement process may have set a lower version before this node learnt of the death.
                 # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
                 self._advance(steps)
             else:

@@ -17,8 +17,8 @@ class SampleLedger:
 
     Attributes:
         put: samples accepted by the experience.
-        taken: samples confirmed by the ends of takes.
-        present: samples in the experience and not leased, those of incomplete groups included.
+        taken: samples confirmed when their takes ended.
+        present: unleased samples in the experience, including those of incomplete groups.
         leased: samples held by takes that have not ended.
         dropped: samples that no take gets, by reason.
         incomplete: number of groups that lack samples.

@@ -41,13 +41,13 @@ class SampleGroup:
     """Samples that are taken together.
 
     Attributes:
-        serial: rises from group to group; a name may be used again.
-        key: key of the takes that may have it; None for all.
+        serial: increases from group to group, because a name may be used again.
+        key: key of the takes that may have the group; None for all takes.
         name: name given by its producers.
         rank: place among the ready groups: version of the oldest sample, then serial.
-        waits: number of samples that are entered and not accepted yet.
-        is_over: True if no further sample joins it.
-        reason: reason for which it was dropped; empty if it was not.
+        waits: number of samples that are entered but not accepted yet.
+        is_over: True once no further sample may join the group.
+        reason: reason why the group was dropped; empty if it was not.
     """
 
     serial: int
@@ -79,7 +79,7 @@ class SamplePool:
 
     Attributes:
         version: the trainer's version; None before the first.
-        removals: dropped samples that were not reported to the owner, who empties this.
+        removals: dropped samples not yet reported; the owner empties this list.
 
     Example:
         pool = SamplePool(ExperienceOptions(group=2, max_staleness=1))
@@ -102,15 +102,15 @@ class SamplePool:
         self._unsettled: dict[SampleGroup, None] = {}
         self._ready: dict[bytes | None, list[SampleGroup]] = {}
         self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
-        """Heap with the names of open groups, not the groups: those would live on, with their samples, after a take."""
+        """Heap of names of open groups: references to the groups would keep their samples alive after a take."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
-        """Room that is used or reserved; a leased sample needs bytes, and no place."""
+        """Bytes used or reserved; a leased sample still needs bytes but no place."""
         self._swept_for: int | None = None
         """Oldest fresh version at the last sweep of incomplete groups."""
         self._taken_now = self._taken_before = 0
-        """Groups taken since the trainer's version was set, and in the version before."""
+        """Groups taken since the trainer's version was set, and during the version before."""
 
     def __repr__(self) -> str:
         return f"<SamplePool version {self.version} [{self._samples} samples, {self._bytes} bytes]>"
@@ -128,7 +128,7 @@ class SamplePool:
             not options.max_bytes or size <= options.max_bytes
         )
 
-    # -- in -----------------------------------------------------------------------------------------------------
+    # -- put ----------------------------------------------------------------------------------------------------
 
     def enter(
         self, key: bytes | None, name: bytes, *, version: int, nbytes: int, body: object, now: float
@@ -140,6 +140,8 @@ class SamplePool:
             deadline = now + timeout if timeout else None
             group = SampleGroup(next(self._serials), key, name, deadline, self.options.group * nbytes)
             self._open[key, name] = group
+            # Reserve room for the whole group with its first sample. If samples took room one by one, incomplete groups
+            # could fill the experience, and each would wait for its last sample forever.
             self._samples += self.options.group
             self._bytes += group.room_bytes
             self._note_deadline(group)
@@ -151,8 +153,9 @@ class SamplePool:
         return group, sample
 
     def accept(self, entered: tuple[SampleGroup, Sample]) -> None:
-        """Count an entered sample, which is safe now."""
+        """Count an entered sample, which is stored safely now."""
         group, sample = entered
+        # Mark the sample first: _drop counts accepted samples only, and would lose this one from the ledger.
         sample.is_accepted = True
         group.waits -= 1
         self._ledger.put += 1
@@ -163,7 +166,7 @@ class SamplePool:
             self._settle(group)
 
     def withdraw(self, entered: tuple[SampleGroup, Sample], reason: str = "") -> None:
-        """Remove an entered sample that could not be made safe, or, with a reason, one that is safe and dropped."""
+        """Remove an entered sample that could not be stored or, with a reason, drop a stored one."""
         group, sample = entered
         group.waits -= 1
         if reason:
@@ -233,14 +236,16 @@ class SamplePool:
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
-        """Close incomplete groups whose deadlines have come."""
+        """Close incomplete groups whose deadlines have passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
+            # The group of this entry may be complete, and a later group may have its name: only its own deadline
+            # counts.
             if group is not None and group.deadline is not None and group.deadline <= now:
                 self._close_group(group)
 
     def close(self, *, discard: bool) -> None:
-        """Begin no more groups and close the incomplete ones; with ``discard``, drop all samples that are not taken."""
+        """Refuse new groups and close incomplete ones; with ``discard``, drop all samples that are not taken."""
         self.is_closed = True
         for group in list(self._open.values()):
             self._close_group(group)
@@ -294,10 +299,10 @@ class SamplePool:
         if not groups:
             del self._ready[key]
 
-    # -- out ----------------------------------------------------------------------------------------------------
+    # -- get ----------------------------------------------------------------------------------------------------
 
     def available(self, key: bytes | None, *, shared: bool = True) -> int:
-        """Return the number of ready groups for a take: those of its key, and with ``shared`` those without one."""
+        """Return the number of ready groups for a take: groups of its key and, with ``shared``, those without a key."""
         return sum(len(groups) for groups in self._ready_for(key, shared))
 
     def _ready_for(self, key: bytes | None, shared: bool) -> list[list[SampleGroup]]:
@@ -305,7 +310,7 @@ class SamplePool:
         return [self._ready[each] for each in keys if each in self._ready]
 
     def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[SampleGroup] | None:
-        """Lease so many groups, in the order of the options. Return fewer once closed, None if there are too few."""
+        """Lease ``count`` groups, in the order of the options. Return fewer once closed, None if there are too few."""
         lists = self._ready_for(key, shared)
         available = sum(map(len, lists))
         if available < count and not (self.is_closed and available):
@@ -327,14 +332,14 @@ class SamplePool:
         self._ledger.leased += sign * len(group.samples)
 
     def confirm(self, groups: Iterable[SampleGroup]) -> None:
-        """Let their holder keep leased groups."""
+        """Count leased groups as taken for good."""
         for group in groups:
             self._bytes -= group.nbytes
             self._ledger.leased -= len(group.samples)
             self._ledger.taken += len(group.samples)
 
     def give_back(self, groups: Iterable[SampleGroup]) -> None:
-        """Return leased groups to their places, or drop them if all is discarded."""
+        """Return leased groups to their places, or drop them if the pool was discarded."""
         for group in groups:
             self._move(group, -1)
             self._taken_now = max(0, self._taken_now - 1)
@@ -350,7 +355,7 @@ class SamplePool:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
-        """True if a sample of the trainer's version that is put now can still be fresh when it is taken.
+        """True if a sample of the trainer's version, put now, can still be fresh when it is taken.
 
         The estimate assumes that the trainer takes about as many groups in each version as it took in the last ones.
         """
@@ -402,10 +407,10 @@ class SamplePool:
     # -- earlier lives ------------------------------------------------------------------------------------------
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
-        """Load the counts of an earlier life of this experience.
+        """Load the counts of an earlier run of this experience.
 
         Raises:
-            ValueError: this one has samples of its own.
+            ValueError: this pool already has samples.
         """
         if self._ledger.put or not self.is_empty:
             raise ValueError("only a new experience takes over an earlier one; samples were put into this one")
@@ -415,9 +420,9 @@ class SamplePool:
         self._ledger.put = taken + sum(dropped.values())
 
     def restore(self, rows: Iterable[tuple[int, int, bytes | None, bytes, int, int, object]], now: float) -> None:
-        """Load samples of an earlier life: place, serial, key, name, version, size and body of each, in order.
+        """Load samples of an earlier run: place, serial, key, name, version, size and body of each, in order.
 
-        The last group of a name continues if it is incomplete; an earlier one of that name had been closed.
+        The last group of a name continues if it is incomplete; earlier ones of that name were closed.
         """
         for place, serial, key, name, version, nbytes, body in rows:
             earlier = self._open.get((key, name))

@@ -1,7 +1,7 @@
 """Needs of ranks inside collectives of torch.distributed: the members of the group that have not arrived.
 
-A report has the members as ranks of torch's world.  They are taken for ranks of the worker group only if that is
-plausible: a trainer's rank 0 and all rollouts may form a process group of their own to transfer weights.
+A report lists the members as ranks of torch's world. They are taken for ranks of the worker group only if that is
+plausible: a trainer's rank 0 and all rollouts may form their own process group to transfer weights.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlinf_async._inspection.state.needs import Need, action_of, is_in_collectiv
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
-# Seconds after which ranks that are all in a rendezvous do not meet: each waits for another key of the store.
+# Seconds after which ranks that are all in a rendezvous will not meet: each waits for another key of the store.
 RENDEZVOUS_S: Final = 10.0
 
 # Names that torch.distributed gives to process groups; groups with other names may number their ranks differently.

@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed: recognised by a thread's frames, and those that can meet.
+"""Collective operations of torch.distributed: recognises them by a thread's frames, and tells which can meet.
 
 Works on file and function names alone; torch is neither imported nor called.
 """
@@ -23,7 +23,7 @@ _NAMES: Final = frozenset(
     )
 )
 
-# Functions that pickle for a collective: these compute, and do not wait.
+# Functions that pickle for a collective: they compute and do not wait.
 _ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
 
 _SENDING: Final = "send"
@@ -55,13 +55,13 @@ def is_point_to_point(name: str) -> bool:
 
 
 def is_rendezvous(name: str) -> bool:
-    """True if the operation sets up a process group, and so exchanges addresses, never large data."""
+    """True if the operation sets up a process group: it exchanges addresses, never large data."""
     return _family(name.partition("#")[0]) == _SETTING_UP
 
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """True if ranks in these operations may meet: ``all_reduce`` fits ``all_reduce#0``, and variants' data may fit."""
+    """True if ranks in these operations may meet: ``all_reduce`` and ``all_reduce#0`` may, and so may variants."""
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:
         return False
@@ -75,7 +75,7 @@ def can_meet(one: str, other: str) -> bool:
 
 def _family(kind: str) -> str:
     if kind in ("init_process_group", "new_group", "split_group"):
-        return _SETTING_UP  # each waits for the others at a store
+        return _SETTING_UP  # each rank waits for the others at a store
     if kind.endswith("barrier"):
         return "barrier"
     return next((prefix for prefix in (*_PREFIXES, _SENDING, _RECEIVING) if kind.startswith(prefix)), kind)

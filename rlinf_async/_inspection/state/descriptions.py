@@ -1,4 +1,4 @@
-"""Descriptions of activities, folded over alike ranks: ``actor:0-3 wait for 42 s: recv(), at t.py:12 in f()``."""
+"""Descriptions of activities, one for alike ranks: ``actor:0-3 wait for 42 s: recv(), at t.py:12 in f()``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def lines_of(graph: WaitGraph, nodes: Iterable[WaitNode]) -> list[str]:
 
 
 def sentence(graph: WaitGraph, nodes: Sequence[WaitNode]) -> str:
-    """Return the first such line, without nodes and process ids."""
+    """Return the first line of the description, without nodes and process ids."""
     first = nodes[0]
     what = (_kin(first.process), *_doing(first), _line(first))
     return _text(graph, [node for node in nodes if (_kin(node.process), *_doing(node), _line(node)) == what])
@@ -109,7 +109,7 @@ def _verb(node: WaitNode, count: int) -> str:
         return f"{'are' if several else 'is'} {trouble}"
     if activity is None:
         return trouble or ("are about to go on" if several else "is about to go on")
-    # Show a wait for something outside as a wait; it counts as running only for other processes.
+    # Show a wait for something outside the run as a wait; only the verdict counts it as running.
     state = ActivityState.WAITING if activity.wait and activity.state is ActivityState.RUNNING else activity.state
     verb = {
         ActivityState.WAITING: ("waits", "wait"),
@@ -133,7 +133,7 @@ def _doing(node: WaitNode) -> tuple[str, str]:
 
 
 def what_of(wait: Wait) -> str:
-    """Return the object of a wait; for a collective without the other ranks, which differ from rank to rank."""
+    """Return what a wait is for; for a collective, omit the other ranks, which differ from rank to rank."""
     if len(wait.targets) < 2 or not is_in_collective(wait):
         return wait.what
     kind, _, group = collective_name(wait).partition("#")

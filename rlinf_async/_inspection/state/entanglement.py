@@ -1,4 +1,4 @@
-"""Cores of hopeless waits: circles of waits, and waits that nothing alive could end."""
+"""Cores of hopeless waits: circles of waits, and waits that no live activity could end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Core:
 
 
 def core_of(liveness: Liveness) -> Core | None:
-    """Return the core that a driver waits for, if there is one; else any core; None if nothing is hopeless."""
+    """Return the core that a driver waits for, if there is one; else any core; None if no wait is hopeless."""
     hopeless = by_age(liveness.hopeless)
     if not hopeless:
         return None
@@ -58,9 +58,9 @@ def by_age(nodes: Iterable[WaitNode]) -> list[WaitNode]:
 
 
 def _following(liveness: Liveness, node: WaitNode, *, everything: bool = False) -> list[WaitNode]:
-    """Return the nodes that a node waits for, except live ones.
+    """Return the nodes for which a node waits, except live ones.
 
-    If a later call could meet a need as well, only nodes that serve a call count: others run in the background.
+    If a later call could also meet a need, only nodes that serve a call count: others run in the background.
     """
     found = (
         other

@@ -1,8 +1,8 @@
 """Activities of a run that continue or may be freed, as a least fixed point; the others are hopeless.
 
-Initially alive are activities that run or sleep, and those about which too little is known.  A waiting activity is
-alive once all of its needs (``needs.py``) may be met by something alive.  The rest waits only for the rest: a closed
-set that nothing in the report can free.
+Initially alive are activities that run or sleep, and those about which too little is known. A waiting activity is alive
+once live activities may meet all of its needs (``needs.py``). The remaining activities wait only for each other: a
+closed set that nothing in the report can free.
 
 Two reports make it certain.  Processes report at slightly different moments: of one event, one process may show the
 state before and another the state after.  But activities that have the same wait in both reports, longer in the second
@@ -20,16 +20,16 @@ from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
-# Seconds after which a wait may be hopeless; a younger one may be ended by a message on its way.
+# Seconds after which a wait may be hopeless; a message in flight may end a younger one.
 PATIENCE_S: Final = 2.0
 
 # Seconds to a deadline above which the deadline does not count: a call with an hour's timeout may be stuck all the
 # time.
 FAR_DEADLINE_S: Final = 60.0
 
-YOUNG_CHILD_S: Final = 60.0  # age up to which a child process may still be starting, even if it uses no CPU
+YOUNG_CHILD_S: Final = 60.0  # a younger child process may still be starting, even if it uses no CPU
 
-# Waits that may end by work which no activity shows: copying of data, threads in C.
+# Targets of waits that may end by work invisible as an activity: copying of data, threads in C.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
@@ -53,7 +53,7 @@ class Why(StrEnum):
 
 
 class Liveness:
-    """Activities of one report that are alive, and the reasons.
+    """Live activities of one report, with the reasons.
 
     Args:
         earlier: liveness of the previous report; None without one.
@@ -61,8 +61,8 @@ class Liveness:
         stopped_go_on: treat stopped processes as alive.
 
     Attributes:
-        anyone: true if something alive, or unknown, may do whatever any activity of the run can.
-        child: a child process of the run that may act, with its parent.
+        anyone: true if a live or unknown activity may take any action that an activity of the run can take.
+        child: a child process that may act in the run, with its parent.
         hopeless: the nodes that are not ``alive``, except idle ones.
     """
 
@@ -80,7 +80,7 @@ class Liveness:
         self._working = frozenset(working)
         self._stopped_go_on = stopped_go_on
         self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
-        # Without a driver the run is beginning or ending.
+        # A run without a driver is starting or ending.
         self.anyone = bool(report.missing) or not any(process.role == "driver" for process in report.processes)
         self.child = _child_that_acts(report, None if earlier is None else earlier.graph.report)
         self.anyone |= self.child is not None
@@ -126,7 +126,7 @@ class Liveness:
         return self._hope(node) if node.waits else None
 
     def _hope(self, node: WaitNode) -> Why | None:
-        """Return why a wait ends by itself, or why it is too early to call it hopeless; None for neither."""
+        """Return why a wait will end by itself or is too young to be called hopeless; None if neither holds."""
         needs = self.needs.of(node)
         if node.wait is not None and node.wait.left is not None and node.wait.left <= FAR_DEADLINE_S:
             return Why.DEADLINE
@@ -179,7 +179,7 @@ def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[Proce
 
 
 def _moves(report: RunReport) -> Any:
-    """Return the facts that change whenever something continues; idle activities may come and go."""
+    """Return facts that change whenever an activity progresses; idle activities may come and go."""
     processes = {
         (process.endpoint, process.pid): (
             frozenset((call.source, call.number) for call in process.calls),

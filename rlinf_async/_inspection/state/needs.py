@@ -1,7 +1,7 @@
 """Needs of waiting activities: the action, and the process that has to take it.
 
-In doubt a need counts as about to be met (``coming``), so that a healthy run is never called stuck: an answer may be on
-its way, a process group may have members elsewhere, a socket may fill a queue.
+When in doubt, a need counts as about to be met (``coming``), so that a healthy run is never called stuck: an answer may
+be in flight, a process group may have members elsewhere, a socket may fill a queue.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class Need:
     Attributes:
         target: target of the wait.
         process: process that has to act; None if no particular one.
-        nodes: nodes of which one has to continue.
+        nodes: nodes, one of which has to continue.
         anyone: true if any activity of the run could act instead.
         coming: why the need will be met in any case; empty if that is not certain.
-        ended: how the process that had to act has ended; empty if it lives.
-        arrived: true if the process is in the same collective, and does not meet the waiting one.
+        ended: how the process that had to act ended; empty if it lives.
+        arrived: true if the process is in the same collective but will not meet the waiting one.
     """
 
     target: Target
@@ -139,7 +139,7 @@ def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for a version; it is on its way if another group waits for the weights in other words."""
+    """Return the need for a version; it is coming if another group's wait for the weights has another description."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:
@@ -151,11 +151,11 @@ def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for another activity of the same process; for any, if the name is unknown."""
+    """Return the need for another activity of the same process; for any activity, if the name is unknown."""
     if target.name.startswith(("task ", "thread ")):
         named = tuple(other for other in graph.of(node.process) if other.name == target.name)
         return Need(target, node.process, named, coming="" if named else "it has ended")
-    if target.name.startswith("channel "):  # of this process alone
+    if target.name.startswith("channel "):  # a local channel, which belongs to this process
         return Need(target, node.process, anyone=True)
     if target.name or not _is_given_back(node):
         return Need(target, node.process, coming="it may come from outside")
@@ -163,16 +163,17 @@ def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _is_given_back(node: WaitNode) -> bool:
-    """True if only an activity in the report can end a wait at a lock, event or queue.
+    """True if only an activity in the report can end a wait on a lock, event or queue.
 
-    For coroutines that holds for locks and permits, which another activity holds.  Events and items of queues may come
-    from a callback of the loop that has read a socket or a signal.  Threads get theirs from other threads, which the
-    report includes; only the wait of a driver's main thread may end by a signal.
+    This holds for coroutines that wait for locks and permits, which other activities hold. Events and queue items may
+    come from a callback of the loop that has read a socket or a signal. Threads get theirs from other threads, which
+    the report includes; only the wait of a driver's main thread may end by a signal.
     """
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:
         return False
-    if activity.blocks:  # the process has already excluded signals
+    # Its process has already excluded signals.
+    if activity.blocks:
         return True
     if activity.name.startswith("thread "):
         is_drivers = node.process.role == "driver" and activity.name == MAIN_THREAD

@@ -12,16 +12,16 @@ from rlinf_async._inspection.state.needs import is_in_collective
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
-# Number of ranks of a call, from the description of its wait; answered ranks are no targets.
+# Number of ranks of a call, in the description of its wait: the targets omit ranks that have answered.
 _ASKED: Final = re.compile(r" on (\d+) ranks?\b")
 
 
 class Progress:
-    """Dependencies of a run's waits that end in something alive.
+    """Dependency chains of a run's waits that end in live activities.
 
     Attributes:
-        leaves: running activities that the drivers' waits depend on; without any, waits among these that may end soon,
-            or activities that run elsewhere.
+        leaves: running activities on which the drivers' waits depend; if none runs, waits among these that may end
+        soon, or activities that run elsewhere.
         reason: why the first leaf may end, if it waits, or why it does not answer.
         waiting: waiting activities, the oldest first.
         stragglers: the leaves, if they are few ranks of a group whose other ranks have finished or arrived; else empty.
@@ -106,7 +106,7 @@ class Progress:
         ]
 
     def _finished(self, group: str, late: set[int]) -> int:
-        """Return how many ranks have answered a call that a driver awaits, and that late ranks have not answered."""
+        """Return how many ranks have answered a call that a driver awaits and ``late`` ranks have not answered."""
         graph = self._liveness.graph
         for node in graph.nodes:
             if node.process.role != "driver" or node.wait is None or node.wait.kind != "call":
@@ -128,7 +128,7 @@ def blocks_its_loop(node: WaitNode) -> bool:
 
 
 def goes_on(node: WaitNode) -> bool:
-    """True if a node runs; a process that does not answer counts as running, with its stacks as place."""
+    """True if a node runs; a process that does not answer counts as running, in the place that its stacks show."""
     process = node.process
     if process.answered or is_stopped(process):
         return node.activity is not None and node.activity.state in (ActivityState.RUNNING, ActivityState.SLEEPING)

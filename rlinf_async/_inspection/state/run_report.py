@@ -5,7 +5,7 @@ daemon (``launcher/daemon/inspection.py``).  ``to_data`` and ``from_data`` conve
 
     RunReport
       processes  ProcessReport       driver, rank or subprocess, as its daemon and the kernel know it
-        children   ChildProcess        process that it has started and no daemon knows
+        children   ChildProcess        process started by it and unknown to daemons
         calls      OpenCall            calls that it has not answered, the oldest first
         activities Activity            its tasks and threads, as reported by itself
           wait       Wait                awaited event
@@ -29,7 +29,8 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 
 class ActivityState(StrEnum):
-    RUNNING = "running"  # code runs, or waits for something outside of the run (a socket, a file, a subprocess)
+    # Code runs, or waits for something outside the run (a socket, a file, a subprocess).
+    RUNNING = "running"
     SLEEPING = "sleeping"  # the activity continues by itself at a known time
     WAITING = "waiting"  # ``Activity.wait`` or ``Activity.awaits`` has the awaited event
     IDLE = "idle"  # the activity waits for work; no user code is waiting
@@ -40,11 +41,12 @@ class TargetKind(StrEnum):
 
     CALL = "call"  # ``endpoint`` answers the waiting process's call with that ``number``
     MESSAGE = "message"  # ``endpoint`` sends or receives the message
-    QUEUE = "queue"  # A process puts into the channel with that ``number``, or gets from it; ``name`` is the channel's
+    # A process puts into, or gets from, the channel with that ``number``; ``name`` is the channel's name.
+    QUEUE = "queue"
     COLLECTIVE = "collective"  # ``endpoint`` enters the collective operation ``name``
-    NAME = "name"  # A process makes a group or channel called ``name``
+    NAME = "name"  # a process creates a group or channel called ``name``
     LOCK = "lock"  # ``endpoint`` releases the lock ``name``
-    WEIGHTS = "weights"  # A process publishes a version of the model ``name``, or ``endpoint`` applies it
+    WEIGHTS = "weights"  # a process publishes a version of the model ``name``, or ``endpoint`` applies it
     RESTART = "restart"  # the owner of the group ``name`` restarts the ranks that are away, and runs ``on_restart``
     DAEMON = "daemon"  # the framework answers ``name``, on which it is working
     LOCAL = "local"  # another task or thread of this process, with that ``name`` if known, ends the wait
@@ -100,8 +102,8 @@ class Activity:
         age: seconds in its state; None if unknown.
         method: method of the call that it serves; empty if it serves none.
         source, number: endpoint of that call's caller, and the caller's number of it.
-        wait: its wait, if that is for something outside of the process.
-        awaits: names of activities of this process for all of which it waits.
+        wait: its wait, if that is for something outside the process.
+        awaits: names of the activities of this process that it waits for, all of them.
         line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without one.
         blocks: true if it keeps the event loop of its thread from running.
     """
@@ -129,7 +131,7 @@ class OpenCall:
     age: float
 
 
-IN_DEBUGGER: Final = "in the debugger"  # start of the trouble of a rank at a prompt of pdb
+IN_DEBUGGER: Final = "in the debugger"  # start of ``trouble`` for a rank at a pdb prompt
 
 # A driver whose loop is blocked handles no frames and runs no tasks.
 LOOP_BLOCKED: Final = "does not run its event loop"
@@ -137,7 +139,7 @@ LOOP_BLOCKED: Final = "does not run its event loop"
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Process started by one of the run, unknown to the daemons: it may join, put or send.  Age and CPU: in seconds."""
+    """Child of a process of the run, unknown to daemons; it may join, put or send. Age and CPU time are in seconds."""
 
     pid: int
     age: float
@@ -156,7 +158,7 @@ class ProcessReport:
             it does.  ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
         answered: true if it has reported its activities itself; otherwise they come from its stacks, or are missing.
         cpu: CPU seconds used by all its threads; 0 if unknown.
-        children: its living descendants that are not in the report themselves.
+        children: its live descendants without a report of their own.
         owed: number of open calls; ``calls`` may have only the oldest.
     """
 
@@ -179,7 +181,7 @@ class ProcessReport:
 
 @dataclass(frozen=True)
 class LeftDriver:
-    """Driver that closed its cluster ``age`` seconds ago, and whose process lives on."""
+    """Driver that closed its cluster ``age`` seconds ago, while its process still runs."""
 
     pid: int
     node_name: str
@@ -193,9 +195,9 @@ class QueueReport:
     Attributes:
         items, nbytes: number of items over all keys, and their size.
         full: true if a put waits for room.
-        producers, consumers: endpoints that have put items; that have got items, or wait for one.
+        producers, consumers: endpoints that have put items; endpoints that have received items, or wait for one.
         clients: all endpoints that use the queue.
-        gone: ranks that have put items and have ended since, by group.
+        gone: ranks that put items and have ended since, by group.
         ledger: for an experience, numbers of samples put, taken, present, leased and dropped.
     """
 
@@ -218,8 +220,9 @@ class RunReport:
     """State of a run at one moment.
 
     Attributes:
-        missing, ended: reason by node that did not answer; how each ended endpoint has ended.
-        left: drivers that have left and whose processes live on, the latest first.
+        missing: reason, by node, why a node did not answer.
+        ended: description of how each ended endpoint ended.
+        left: drivers that have closed their cluster while their process still runs, the latest first.
     """
 
     run: str
@@ -251,12 +254,12 @@ def merged(run: str, answers: Iterable[dict[str, Any]], missing: dict[str, str])
 
 
 def to_data(report: Any) -> Any:
-    """Return maps and lists of plain values for JSON and msgpack."""
+    """Return a report as maps and lists of plain values, for JSON and msgpack."""
     return dataclasses.asdict(report)
 
 
 def from_data(kind: type[R], data: Any) -> R:
-    """Return such a report from data of ``to_data``; raise TypeError, KeyError or ValueError for another version's."""
+    """Return a report from ``to_data``; raise TypeError, KeyError or ValueError for data of another version."""
     found: R = _read(kind, data)
     return found
 

@@ -1,4 +1,4 @@
-"""Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, a parser.
+"""Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, and a parser.
 
 A process writes them inside a signal handler, whatever locks its threads hold: neither its loop nor the GIL is needed.
 So only files, lines and function names are known; no values, no tasks::
@@ -22,7 +22,7 @@ from rlinf_async._inspection.state.collectives import collective_of
 from rlinf_async._inspection.state.run_report import Activity, ActivityState, Frame, Target, TargetKind, Wait
 
 SIGNAL: Final = signal.SIGRTMAX - 3
-"""Signal upon which a process writes the stacks of all its threads into a pipe of its own.
+"""Signal on which a process writes the stacks of all its threads into its pipe.
 
 It kills a process that has no handler installed: check ``SigCgt`` in ``/proc/PID/status`` first.
 """
@@ -40,7 +40,7 @@ _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """Thread of a dump, frames outermost first; named ``MainThread``, as by the system, or by its id."""
+    """Thread of a dump, frames outermost first; named ``MainThread``, by its name in the system, or by its id."""
 
     ident: int
     name: str
@@ -61,7 +61,8 @@ def parse(text: str) -> list[DumpedThread]:
         if (thread := _THREAD.fullmatch(line)) is not None:
             ident = int(thread[1], 16)
             names[ident] = _unescaped(thread[2] or f"{ident:#x}")
-            stacks.pop(ident, None)  # reinsert at the end: the order is that of the last dump
+            # Reinsert the thread at the end: the order is that of the last dump.
+            stacks.pop(ident, None)
             frames = stacks[ident] = []
             has_all = True
         elif (frame := _FRAME.fullmatch(line)) is not None:
@@ -82,7 +83,7 @@ def is_users(file: str) -> bool:
 
 
 def activities(text: str, silent: float) -> list[Activity]:
-    """Return a dump's threads in the user's code, else the main one; their waits last ``silent`` seconds or longer."""
+    """Return a dump's threads in the user's code, else its main thread; they have waited for at least ``silent`` s."""
     threads = parse(text)
     chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
     return [_activity(thread, silent) for thread in chosen or threads[-1:]]
@@ -117,5 +118,5 @@ def _unescaped(text: str) -> str:
 
 def _character(escape: re.Match[str]) -> str:
     number = int(next(filter(None, escape.groups())), 16)
-    is_surrogate = 0xD800 <= number <= 0xDFFF  # of a name that is no UTF-8; it would fit into no frame
+    is_surrogate = 0xD800 <= number <= 0xDFFF  # from a name that is not UTF-8; a frame could not carry it
     return escape[0] if is_surrogate or number > 0x10FFFF else chr(number)

@@ -1,8 +1,9 @@
 """Verdict on a run: whether it is stuck, which processes are the cause, and each participant's wait, in words.
 
-In this order: a circle of waits (deadlock), a wait that nothing alive could end (nobody left), a stopped process that
-others wait for, or a driver that sleeps on its event loop while nothing else runs (blocked); then, for a run that is
-not stuck, the few ranks that others wait for (straggler), its running activities (busy), or none (idle).
+The verdicts are tried in this order: a circle of waits (deadlock), a wait that no live activity could end (nobody
+left), a stopped process that others wait for, or a driver that sleeps on its event loop while nothing else runs
+(blocked); then, for a run that is not stuck, the few ranks that others wait for (straggler), its running activities
+(busy), or none (idle).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class VerdictKind(StrEnum):
     IDLE = "idle"
 
 
-# CPU seconds within half a second above which a process is working; an answer alone takes some, too.
+# CPU seconds within half a second above which a process counts as working; answering the inspection takes some, too.
 _MIN_WORK_S: Final = 0.05
 
 _STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
@@ -50,10 +51,10 @@ class Verdict:
     """Verdict in words.
 
     Attributes:
-        lines: all participants, and the processes that wait for them, folded over alike ranks.
+        lines: all participants, and the processes that wait for them; ranks in the same state share a line.
         advice: actions that would help.
         participants: endpoints of the processes in the headline.
-        is_plain: true if all work normally, so that a terminal needs only the headline.
+        is_plain: true if all processes work normally, so that a terminal needs only the headline.
     """
 
     kind: VerdictKind
@@ -79,8 +80,8 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
 
     Args:
         before: report of the same run, half a second earlier; without one, no run is called stuck.
-        asker: endpoint of a driver that requests the verdict.  Its later actions are unknown: if it does nothing else,
-            it may put, publish or call.  But that cannot end a circle of other waits.
+        asker: endpoint of a driver that requests the verdict. Its later actions are unknown: if it is otherwise idle,
+        it may put, publish or call. But that cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))
@@ -114,7 +115,7 @@ def _working(report: RunReport, before: RunReport | None) -> set[int]:
 
 
 def _stuck(now: Needs, before: Needs | None, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a run that is stuck even if stopped processes continued, or else because of them."""
+    """Return the verdict on a run that would be stuck without stopped processes, too; failing that, because of them."""
     earlier = None if before is None else Liveness(before, stopped_go_on=True)
     liveness = Liveness(now, earlier, working, stopped_go_on=True)
     core = core_of(liveness)
@@ -146,7 +147,7 @@ def _wait_for(core: Core) -> str:
 
 
 def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
-    """Return the verdict on stopped processes that others wait for, or on a stopped driver if nothing else goes on."""
+    """Return the verdict on stopped processes that others wait for, or on a stopped driver if nothing else runs."""
     graph = liveness.graph
     stopped = stopped_ones(liveness)
     is_drivers = any(node.process.role == "driver" for node in stopped) and not any(map(_acts, liveness.alive))
@@ -173,7 +174,7 @@ def _acts(node: WaitNode) -> bool:
 
 
 def _besides(liveness: Liveness) -> list[str]:
-    """Return advice on waits for processes that are not stopped, which may remain when the stopped ones continue."""
+    """Return advice on waits for processes that are not stopped, which may remain even if the stopped ones continue."""
     core = core_of(liveness)
     if core is None:
         return []
@@ -206,7 +207,7 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
     """Return the verdict on a driver that has long slept on its event loop while nothing else in the run continues.
 
-    A driver that computes, reads, or waits for a thread there may be evaluating, however long that takes.
+    A driver that computes, reads, or waits for a thread there may be evaluating, which may take any time.
     """
     graph = liveness.graph
     node = progress.leaves[0] if progress.leaves else None
@@ -222,7 +223,7 @@ def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -
 
 
 def _works(node: WaitNode) -> bool:
-    """True if a node computes or sleeps in a process that answers, and waits for nothing outside."""
+    """True if a node computes or sleeps in a process that answers, and does not wait for anything outside the run."""
     return node.activity is not None and node.wait is None and not node.process.trouble and not node.waits
 
 

@@ -28,7 +28,8 @@ MAIN_THREAD: Final = "thread MainThread"
 
 RESTART: Final = "restart"  # kind of wait of the activity that restarts ranks of a group
 
-BEGINS_WITHIN_S: Final = 2.0  # age from which a call that has not begun is considered blocked by other calls
+# A call that has not begun by this age is considered blocked by other calls.
+BEGINS_WITHIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class WaitNode:
 
 
 class WaitGraph:
-    """Activities of a report, by process and by call; an idle driver ``asker`` counts as able to do nothing."""
+    """Activities of a report, by process and by call; an idle driver ``asker`` counts as unable to act."""
 
     def __init__(self, report: RunReport, asker: int = 0) -> None:
         self.report = report
@@ -106,11 +107,11 @@ class WaitGraph:
     # -- processes ----------------------------------------------------------------------------------------------
 
     def of(self, process: ProcessReport) -> list[WaitNode]:
-        """Return the nodes of a process; empty if it is idle or has ended."""
+        """Return the nodes of a process; empty if the process is idle or has ended."""
         return self._of[process.endpoint]
 
     def end_of(self, process: ProcessReport) -> str:
-        """Return how a process has ended; empty if it lives."""
+        """Return how a process ended; empty if it lives."""
         ended = process.trouble if process.trouble.startswith("ended") else ""
         return self.report.ended.get(process.endpoint) or ended
 
@@ -135,7 +136,7 @@ class WaitGraph:
         return [node for node in found if node.name not in inner] or found
 
     def open_call(self, process: ProcessReport, source: int, number: int) -> OpenCall | None:
-        """Return a call that its daemon has passed on and that is unanswered; None if there is none."""
+        """Return the call, if its daemon has forwarded it to the process and it is still unanswered, else None."""
         return self._calls.get((process.endpoint, source, number))
 
     def call_of(self, node: WaitNode) -> OpenCall | None:
@@ -144,7 +145,7 @@ class WaitGraph:
         return self.open_call(node.process, node.activity.source, node.activity.number)
 
     def queue(self, process: ProcessReport, call: OpenCall) -> tuple[WaitNode, ...]:
-        """Return activities of which one has to end before a call begins; empty if it begins by itself."""
+        """Return activities, one of which has to end before a call begins; empty if the call begins by itself."""
         method = self.method(process)
         if method is not None:
             return (method,)

@@ -1,10 +1,10 @@
-"""Chain of machines along which a payload is passed on: the source sends it to the first, which sends it to the next.
+"""Chain of machines that forward a payload: the source sends it to the first, which sends it to the next, and so on.
 
-Plain state.  ``RelayPlan`` asks it from which machine another one gets the payload, and tells it what breaks::
+Plain state.  ``RelayPlan`` asks it for the sender of each machine, and reports failures to it::
 
     chain.plan([1, 2, 3], now)      source ──► 1 ──► 2 ──► 3
-    chain.leave(2)                  source ──► 1 ──► 3             2 is gone; 3 has to begin again
-    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing has come from 1 to 3; so again later
+    chain.leave(2)                  source ──► 1 ──► 3             2 has failed; 3 has to begin again
+    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing reached 3 from 1: keep them apart for a while
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
-"""Size from which two or more machines form a chain: half a second of a gigabit line, 50 ms of a fast one. A smaller
+"""Size from which two or more machines form a chain: half a second on a gigabit line, 50 ms on a fast one. A smaller
 payload arrives sooner if the source sends it to each machine."""
 
 DISTRUST_S: Final = 300.0
-"""Seconds for which two machines are not neighbours again after nothing came through between them."""
+"""Seconds for which two machines are not made neighbours again after a transfer between them has failed."""
 
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
-"""Fractions of the receivers' time for which a machine waits for its neighbour: the least, more for each machine in
-between, and the most. The rest is left for a second attempt."""
+"""Fractions of the receivers' time for which a machine waits for its neighbour: the least, the increment for each
+machine in between, and the most. The rest is left for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
-"""Bounds of a piece. Each machine in between delays the last one by one piece, so pieces are small. A piece also costs
-as much time as a megabyte or more, so they are not smaller."""
+"""Bounds of a piece. Each machine in between delays the last piece by the time of one piece, so pieces are small. A
+piece also has a fixed cost, like that of a megabyte or more, so they are not smaller."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:
@@ -38,7 +38,7 @@ def chain_sizes(nbytes: int) -> list[int]:
 
 
 class Chain:
-    """Neighbours of one distribution, by number. A machine without a neighbour gets the payload from the source."""
+    """Neighbours in one distribution, by machine number. The source sends to machines without a neighbour."""
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
@@ -48,7 +48,7 @@ class Chain:
         return f"<Chain {', '.join(f'{source} -> {node}' for node, source in self._sources.items()) or 'of none'}>"
 
     def plan(self, nodes: Iterable[int], now: float) -> None:
-        """Begin another distribution, to these machines in this order as far as neighbours reach each other."""
+        """Begin another distribution, to these machines, in this order where neighbours can reach each other."""
         self._sources.clear()
         self._distrusted = {pair: until for pair, until in self._distrusted.items() if until > now}
         waiting = list(nodes)
@@ -64,7 +64,7 @@ class Chain:
         return source is None or (source, node) not in self._distrusted
 
     def source(self, node: int) -> int | None:
-        """Return the machine that passes the payload on to this one; None: the source sends it."""
+        """Return the machine that forwards the payload to this one; None if the source sends it."""
         return self._sources.get(node)
 
     def patience(self, node: int, seconds: float) -> float:
@@ -79,7 +79,7 @@ class Chain:
         return seconds * min(_PATIENCE + depth * _MORE_PATIENCE, _MOST_PATIENCE)
 
     def behind(self, node: int) -> list[int]:
-        """Return the machines that get the payload through this one and lack it, nearest first."""
+        """Return the machines that get the payload through this one and still lack it, nearest first."""
         following = {source: node for node, source in self._sources.items()}
         found: list[int] = []
         while node in following:
@@ -91,9 +91,9 @@ class Chain:
         self._sources.pop(node, None)
 
     def leave(self, node: int) -> list[int]:
-        """Remove a machine that is gone or begins again by itself.
+        """Remove a machine that has failed or starts again on its own.
 
-        Return the machines behind it, which begin again; the first one gets this machine's source.
+        Return the machines behind it, which start again; the first one gets this machine's source.
         """
         behind = self.behind(node)
         source = self._sources.pop(node, None)
@@ -106,7 +106,7 @@ class Chain:
     def cut(self, node: int, now: float) -> list[int]:
         """Separate a machine from a neighbour that sends nothing.
 
-        Return it and the machines behind it, which begin again; it gets the payload from the source itself.
+        Return it and the machines behind it, which start again; the source itself sends the payload to it.
         """
         source = self._sources.pop(node, None)
         if source is not None:

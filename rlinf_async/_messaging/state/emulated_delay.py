@@ -17,7 +17,7 @@ _MAX_SHARED_LINKS: Final = 4096
 
 
 class DelayedPair(Protocol):
-    """``configuration.CrossDCPair``."""
+    """Interface of ``configuration.CrossDCPair``."""
 
     @property
     def src(self) -> Sequence[str]: ...
@@ -30,7 +30,7 @@ class DelayedPair(Protocol):
 
 
 class LinkGroup(Protocol):
-    """``configuration.BandwidthGroup``."""
+    """Interface of ``configuration.BandwidthGroup``."""
 
     @property
     def members(self) -> Sequence[str]: ...
@@ -40,7 +40,7 @@ class LinkGroup(Protocol):
 
 
 class Config(Protocol):
-    """``configuration.NetEmulationConfig``."""
+    """Interface of ``configuration.NetEmulationConfig``."""
 
     @property
     def symmetric(self) -> bool: ...
@@ -88,7 +88,7 @@ class SharedLinks:
         return f"<SharedLinks {sorted(self._free_at)}>"
 
     def reserve(self, links: Iterable[SharedLink], nbytes: int, now: float) -> float:
-        """Reserve the links for a message, behind earlier ones.
+        """Reserve the links for a message, after earlier messages.
 
         Args:
             now: seconds of a clock that is the same for all callers.
@@ -98,10 +98,11 @@ class SharedLinks:
         """
         through = now
         for link in links:
+            # Remove and insert the link, so that it is the last one: the loop below drops the first.
             free_at = max(now, self._free_at.pop(link.name, now)) + nbytes / link.rate
             self._free_at[link.name] = free_at
             through = max(through, free_at)
-        while len(self._free_at) > _MAX_SHARED_LINKS:  # the least recently used one
+        while len(self._free_at) > _MAX_SHARED_LINKS:  # drops the least recently used link
             del self._free_at[next(iter(self._free_at))]
         return through - now
 
@@ -136,7 +137,7 @@ class NetEmulation:
         self._delays[src, dst] = max(delay, self._delays.get((src, dst), 0.0))
 
     def delay(self, src: str, dst: str) -> float | None:
-        """Return the seconds from one worker to another; None if they are no configured pair.
+        """Return the latency in seconds between two workers; None if they are not a configured pair.
 
         A pair that names both by rank takes precedence over one that names a group.
         """
@@ -158,14 +159,14 @@ class NetEmulation:
         return next((self._links[name] for name in _names(worker) if name in self._links), None)
 
     def is_idle(self, group: LinkGroup) -> bool:
-        """True if a link is never crossed, because none of its members is in a distant pair."""
+        """True if no message crosses the link, because none of its members is in a distant pair."""
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
 
     # -- use without a cluster --------------------------------------------------------------------------------------
 
     def reserve(self, src: str, dst: str, nbytes: int, now: float) -> float:
-        """Reserve the links for a message that leaves now. Return the seconds until it has arrived."""
+        """Reserve the links for a message sent now. Return the seconds until it has arrived."""
         return self.reserve_broadcast(src, [dst], nbytes, now)
 
     def reserve_broadcast(self, src: str, dsts: Sequence[str], nbytes: int, now: float) -> float:
@@ -177,6 +178,6 @@ class NetEmulation:
 
 
 def _names(worker: str) -> tuple[str, ...]:
-    """Return the names by which a configuration may call a worker: its own, and its group's."""
+    """Return the names that a configuration may use for a worker: its own, and its group's."""
     group, colon, _ = worker.partition(":")
     return (worker, group) if colon else (worker,)

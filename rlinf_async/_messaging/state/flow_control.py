@@ -1,6 +1,6 @@
 """Sender-side flow control of one message stream: a window of bytes, and the messages that wait for it.
 
-A message leaves at once if it fits into the window of bytes sent and not received yet. Any other message is announced,
+A message is sent at once if it fits into the window of bytes sent and not received yet. Any other message is announced,
 which fixes its place in the stream; its content follows when the window has room again, or when every receiver has
 posted a receive for it. Plain state: its owner sends.
 """
@@ -17,14 +17,14 @@ MESSAGE_OVERHEAD_BYTES: Final = 128
 
 
 class WindowEntry:
-    """Message of a stream at its sender; the owner's messages derive from this class.
+    """Message of a stream at its sender; base class of the owner's messages.
 
     Attributes:
         number: position in its stream, from 1.
-        cost: bytes that it takes of the window.
-        charge: bytes that are charged; 0 while it is only announced, and if its receivers have asked for it.
+        cost: bytes that it takes from the window.
+        charge: bytes charged to the window; 0 while it is only announced, and if its receivers have requested it.
         left: True if its content has been sent or is being sent.
-        waits_for: receivers that have not asked for it.
+        waits_for: receivers that have not requested it.
     """
 
     __slots__ = ("charge", "cost", "left", "number", "waits_for")
@@ -44,7 +44,7 @@ Entry = TypeVar("Entry", bound=WindowEntry)
 
 
 class SendWindow(Generic[Entry]):
-    """Sending end of one stream.
+    """Sending side of one stream.
 
     Example:
         window = SendWindow([7])
@@ -66,14 +66,16 @@ class SendWindow(Generic[Entry]):
 
     @property
     def outstanding(self) -> int:
-        """Return the bytes that were sent and that at least one receiver has not received."""
+        """Return the number of sent bytes that at least one receiver has not received."""
         return self._sent - min(self._received.values())
 
     def has_room(self, entry: WindowEntry) -> bool:
+        # A message that fits waits behind announced ones all the same: a flow of small messages would delay a large one
+        # forever.
         return not self._in_line and self.outstanding + entry.cost <= self._room
 
     def add(self, entry: Entry) -> Entry:
-        """Number the next message: send it if it has ``left``, otherwise announce it."""
+        """Number the next message. The caller sends it if ``left`` is true, and announces it otherwise."""
         self._numbers += 1
         entry.number = self._numbers
         if self.has_room(entry):
@@ -81,12 +83,13 @@ class SendWindow(Generic[Entry]):
             return entry
         entry.waits_for = set(self._received)
         self._announced[entry.number] = entry
+        # A message larger than the whole room would block the line forever: only requests of all receivers release it.
         if entry.cost <= self._room:
             self._in_line[entry.number] = entry
         return entry
 
     def received(self, receiver: int, total: int) -> list[Entry]:
-        """Note the total that a receiver has received. Return the messages to send now, in order."""
+        """Record the total that a receiver has received. Return the messages to send now, in order."""
         self._received[receiver] = max(total, self._received[receiver])
         return self.leaving()
 
@@ -103,10 +106,10 @@ class SendWindow(Generic[Entry]):
         return leaving
 
     def granted(self, receiver: int, number: int) -> Entry | None:
-        """Note that a receiver asks for a message. Return the message if all receivers have."""
+        """Record a receiver's request for a message. Return the message once all receivers have requested it."""
         entry = self._announced.get(number)
         if entry is None:
-            return None  # it has left, or was withdrawn
+            return None  # the message was sent or withdrawn
         entry.waits_for.discard(receiver)
         if entry.waits_for:
             return None
@@ -119,11 +122,11 @@ class SendWindow(Generic[Entry]):
         entry.charge = 0
 
     def withdraw(self, number: int) -> bool:
-        """Drop an abandoned message. Return False if it has left."""
+        """Drop an abandoned message. Return False if it was sent."""
         return self._forget(number) is not None
 
     def fail(self) -> list[Entry]:
-        """End the stream. Return the messages that have not left."""
+        """End the stream. Return the messages that were not sent."""
         announced = list(self._announced.values())
         self._announced.clear()
         self._in_line.clear()

@@ -1,8 +1,8 @@
-"""Matches arriving messages with posted receives, in order: receiver's state machine of one stream.
+"""State machine of one stream at its receiver: matches arriving messages with posted receives, in order.
 
 Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
-*delivered* when the message's content is here too. Until then either side may be cancelled, and the pairs are made
-anew. Plain state: every method returns actions for its owner.
+*delivered* once the message's content is here, too. Until then either side may be cancelled, and all pairs are formed
+again. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Message:
 
     Attributes:
         number: position in its stream, from 1.
-        kind, about: description by its sender.
+        kind, about: the sender's description of the message.
         charge: bytes of the stream's window that it uses.
-        content: opaque object of the owner, once it is here.
-        failure: error in place of the content.
+        content: the content, opaque to this module, once it is here.
+        failure: the error, if the content cannot be had.
     """
 
     __slots__ = ("_is_requested", "about", "charge", "content", "failure", "is_announced", "kind", "number")
@@ -48,7 +48,7 @@ class Message:
         return self.content is not _MISSING
 
     def request_once(self) -> bool:
-        """True if the sender has to be asked for the content, which happens once."""
+        """True once: the caller must then request the content from the sender."""
         first = self.is_announced and not self._is_requested
         self._is_requested = True
         return first
@@ -58,12 +58,12 @@ class ActionKind(Enum):
     """Kinds of action that ``Arrivals`` has its owner carry out."""
 
     DELIVER = auto()
-    """Hand the message to the receive; call ``give_back`` if it does not take it."""
+    """Pass the message to the receive; call ``give_back`` if the receive does not take it."""
     GRANT = auto()
     REFUSE = auto()
-    """Fail the receive and the send, because the message does not suit the receive or has no content."""
+    """Fail the receive and the send, because the receive refuses the message or the content is lost."""
     FAIL = auto()
-    """Fail the receive, because nothing more will come."""
+    """Fail the receive, because no more messages will come."""
 
 
 class Action(NamedTuple):
@@ -91,7 +91,7 @@ class _PostedReceive:
 
 
 class Arrivals:
-    """Receiving end of one stream.
+    """Receiving side of one stream.
 
     Example:
         arrivals = Arrivals(refuses)
@@ -110,7 +110,7 @@ class Arrivals:
         self._posted: deque[_PostedReceive] = deque()
         self._wanted: dict[Any, _PostedReceive] = {}
         self._cancelled = 0
-        """Cancelled receives that only take up room in ``_posted``."""
+        """Number of cancelled receives that are still in ``_posted``."""
         self._paired: dict[int, _PostedReceive] = {}
         self._total = 0
         self._reported_total = 0
@@ -123,7 +123,7 @@ class Arrivals:
 
     @property
     def has_message(self) -> bool:
-        """True if a receive posted now would be delivered to at once."""
+        """True if a receive posted now would get a message at once."""
         return any(message.is_complete for message in self._queue)
 
     @property
@@ -142,7 +142,7 @@ class Arrivals:
     def cancel(self, receive: Any) -> list[Action]:
         wanted = self._wanted.pop(receive, None)
         if wanted is None:
-            return []  # it has been delivered to, or has failed
+            return []  # the receive has a message, or has failed
         wanted.cancelled = True
         if wanted.message is not None:
             self._undo_pairs()
@@ -154,8 +154,8 @@ class Arrivals:
         return []
 
     def give_back(self, message: Message) -> list[Action]:
-        """Put a delivered message back to the head of the stream, as its receive was cancelled."""
-        message.charge = 0  # its room was returned on delivery
+        """Return a delivered message to the head of the stream, because its receive was cancelled."""
+        message.charge = 0  # the message's room was returned on delivery
         self._open[message.number] = message
         self._enqueue(message)
         self._undo_pairs()
@@ -184,8 +184,7 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """Note that the content of a message has left by a link. Return None if the message was withdrawn or is
-        complete."""
+        """Record that a link carries the content of a message. Return None if it was withdrawn or is complete."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge
@@ -225,9 +224,9 @@ class Arrivals:
         message = self._open.pop(number, None)
         if message is None:
             return []
-        # All pairs are undone and made anew without the message, so that its receive gets the next message and every
-        # later one moves up. Removing it from its own pair alone would let a later message pass an earlier one. Its
-        # room is returned, or the sender would stop after 64 MiB of withdrawn messages.
+        # Undo all pairs and form them again without the message, so that its receive gets the next message and every
+        # later one moves up. Removing it from its own pair alone would let a later message pass an earlier one. Return
+        # its room, or the sender would stop after 64 MiB of withdrawn messages.
         # tests/_messaging/state/test_matching.py::test_what_is_withdrawn_on_its_way_returns_its_room
         # tests/_messaging/state/test_matching.py::test_a_withdrawn_message_never_was
         self._no_longer_announced(message)
@@ -237,11 +236,11 @@ class Arrivals:
         return self._match()
 
     def fail(self, error: Exception, *, parts: bool = False) -> list[Action]:
-        """End the stream. Complete messages stay; nothing more will come.
+        """End the stream. Complete messages stay; no more will come.
 
         Args:
-            parts: True if another receiver of a broadcast has ended and the sender may go on. Later messages belong to
-                receives that fail meanwhile, so the next receive must not take them.
+            parts: True if another receiver of a broadcast has ended and the sender may continue. Later messages belong
+                to receives that fail meanwhile, so the next receive must not take them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:
@@ -254,7 +253,7 @@ class Arrivals:
         return self._match()
 
     def due(self) -> int | None:
-        """Return the received total if it is time to report it to the sender."""
+        """Return the total of received bytes if the sender is due a report, else None."""
         unreported = self._total - self._reported_total
         if not unreported or (unreported < self._report_bytes and not self._waiting_for_room):
             return None
@@ -265,7 +264,7 @@ class Arrivals:
 
     def _is_new(self, number: int) -> bool:
         if number < self._next:
-            return False  # a duplicate
+            return False  # the message is a duplicate
         self._next = number + 1
         return True
 

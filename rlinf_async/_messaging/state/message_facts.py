@@ -1,21 +1,21 @@
 """Wire protocol between two mailboxes: codes and fields of a MESSAGE frame's ``facts`` (DATA, GRANT, LINK, ...).
 
-A *stream* is a first-in, first-out sequence of messages: stream 0 has what one worker sends to another, any other
-stream is a broadcast among certain workers or a private stream. The sender numbers the messages from 1. *about* is the
-description that a receiver needs before it takes a message, *charge* the bytes of the stream's window that the message
-uses (``_messaging/state/flow_control.py``)::
+A *stream* is a first-in, first-out sequence of messages: stream 0 has the messages from one worker to another; any
+other stream is a broadcast among certain workers or a private stream. The sender numbers the messages from 1. *about*
+is the description that a receiver needs before it takes a message; *charge* is the number of bytes of the stream's
+window that the message uses (``_messaging/state/flow_control.py``)::
 
     sender -> receiver
-      INTRODUCE  group rank node pid                        before all else: the sender's names
+      INTRODUCE  group rank node pid                        first message: the sender's names
       DATA       stream number kind about charge via        a message
       ANNOUNCE   stream number kind about                   its place in the stream; the content waits for room or GRANT
       CONTENT    stream number charge via                   content of a message that was announced or lost
-      WITHDRAW   stream number                              the message does not exist any more
+      WITHDRAW   stream number                              the message is cancelled
     receiver -> sender
       GRANT      stream number                              a receive is posted: send the content now
       ROOM       stream total                               bytes received of the stream so far
       TAKEN      stream number                              the content is here and fits
-      LOST       stream number                              the content did not come through: send it again
+      LOST       stream number                              the content was lost: send it again
       REFUSED    stream number why                          the receive does not accept the message
     both directions
       GPU        machine uuid model reachable               announces a ``gpu_link_choice.Gpu``, asks for the peer's
@@ -24,9 +24,9 @@ uses (``_messaging/state/flow_control.py``)::
 
 The content is the body of the frame if *via* is None. Otherwise *via* is ``[name of a link, transfer, sizes]``, and the
 link brings buffers of these sizes; if the frame's body is empty, the first of them is the pickle. Between GPUs *via*
-ends with the indices of these buffers among all; the rest of the content is the body of the frame. A message that has
-come by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers are in that memory of the receiver's
-node (``_messaging/relayed_broadcast.py``).
+ends with the indices of these buffers among all; the rest of the content is the body of the frame. A message that came
+by the relay has the *via* ``["relay", [path, inode], sizes]``: its buffers are in that memory of the receiver's node
+(``_messaging/relayed_broadcast.py``).
 """
 
 from __future__ import annotations

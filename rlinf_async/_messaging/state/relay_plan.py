@@ -1,30 +1,30 @@
-"""Plan of distributions from one source to hosts of other machines: messages and pieces to each, recovery from breaks.
+"""Plan of distributions from one source to hosts of other machines: messages, pieces, recovery from failures.
 
 One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
 
     source -> host
       BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's stream
       BRING   …, sender, seconds                         another machine's host sends the pieces; once the payload is
-                                                         published, each of them within so many seconds
+                                                         published, each of them within a time limit
       WHOLE   number, facts…                             the payload is published
-      PASS    number, receiver, stream                   pass the payload on to another machine's host, on that stream
-      KEEP    stream                                     send nothing more on that stream
+      PASS    number, receiver, stream                   forward the payload to another machine's host, on that stream
+      KEEP    stream                                     stop sending on that stream
     host -> source
-      ROOM    number, stream                             the pieces may come
+      ROOM    number, stream                             the host is ready for the pieces
       LANDED  number, failure, memory, stream            the payload is in that memory, or has failed
-      STUCK   stream, failure                            the payload cannot be passed on along that stream
+      STUCK   stream, failure                            the payload cannot be forwarded on that stream
 
-Pieces leave as soon as they are packed. Machines form a chain (``Chain``) for a large payload, and the source's network
-carries it once: hosts of two neighbours exchange pieces and no messages. If a connection or a host fails, the machines
-behind it in the chain begin again with the first piece, each on a new stream:
+Pieces are sent as soon as they are packed. Machines form a chain (``Chain``) for a large payload, and the source's
+network carries it once: hosts of two neighbours exchange pieces and no messages. If a connection or a host fails, the
+machines behind it in the chain start again with the first piece, each on a new stream:
 
-* If a host dies or cannot receive, the hosts behind it follow the one before it, or the source.
-* STUCK, or LANDED with a failure, means that nothing has come for a fraction of the time; the sender may be stopped, or
+* If a host dies or cannot receive, the hosts behind it get the payload from the host before it, or from the source.
+* STUCK, or LANDED with a failure, means that no piece came for a fraction of the time: the sender may be stopped, or
   the two machines may not reach each other. The source itself serves the machine that lacks the payload, with a
   warning, and the two are not neighbours again for a while.
 
 Plain state: methods are events, after which the owner carries out ``actions`` in their order. A receiver is an object
-of the owner; its ``link`` has its ``node``, its ``address`` for other hosts (None: it has none) and its ``label``.
+of the owner; its ``link`` has its ``node``, its ``address`` for other hosts (or None) and its ``label``.
 """
 
 from __future__ import annotations
@@ -51,8 +51,7 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine outside the chain, small so that it is packed soon. Each next piece is twice as
-large."""
+"""Size of the first piece to a machine outside the chain, small to be packed soon; each next piece doubles it."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
 
@@ -70,18 +69,18 @@ class RelayJob:
     """Payload to be distributed.
 
     Args:
-        number: later payloads have higher ones.
-        seconds: time for its receivers, once it is published.
+        number: serial number, higher for later payloads.
+        seconds: time limit for its receivers after publication.
 
     Attributes:
-        body: its bytes, which are sliced for its pieces.
+        body: its bytes, sliced into pieces.
         sizes: sizes of its pieces in bytes, the same for all machines.
-        packed: bytes from its beginning that will not change any more.
+        packed: number of leading bytes that are final.
         facts: further fields of WHOLE once it is published; None before.
         is_current: True while its memory still has a published payload.
         is_cut: True once a host knows ``sizes``.
-        may_wait: True: it waits until an earlier payload has landed on a machine, or that one's time is over. False: it
-            replaces the earlier payload.
+        may_wait: True if it waits until an earlier payload has landed on a machine or has timed out; False if it
+        replaces the earlier payload.
     """
 
     body: Any
@@ -98,7 +97,7 @@ class RelayJob:
         self.facts: tuple[Any, ...] | None = None
 
     def pin(self) -> None:
-        """Keep its memory unchanged until ``unpin``, which is called once for each call."""
+        """Keep its memory unchanged until ``unpin``, which balances each call."""
 
     def unpin(self) -> None: ...
 
@@ -108,11 +107,11 @@ class Machine:
     """Machine with receivers.
 
     Attributes:
-        receivers: receivers on it; the first one is the *host*, and knows it.
-        stream_id: stream for pieces to its host; no two hosts ever share one.
+        receivers: receivers on it; the first one was appointed its *host*.
+        stream_id: stream for pieces to its host; each host has a different one.
         memory, number: memory and number of the last payload that has landed there.
-        transfer: payload under way to it.
-        behind: receivers that get the latest payload once nothing else is under way.
+        transfer: the current transfer to it, if any.
+        behind: receivers that get the latest payload after the current transfers.
     """
 
     node: int
@@ -126,11 +125,11 @@ class Machine:
 
 @dataclass(eq=False)
 class NodeTransfer:
-    """Payload under way to one machine.
+    """Transfer of a payload to one machine.
 
     Attributes:
         waiting: receivers to notify of its end.
-        sender: host of another machine that passes it on; None: the source sends it.
+        sender: host of another machine that forwards it; None if the source sends it.
         failed_hosts: hosts of the machine that could not receive it.
         works: sends of its pieces, kept by the owner.
     """
@@ -165,25 +164,25 @@ class NodeTransfer:
 
 
 class RelaySource(Protocol):
-    """Callbacks of a plan to the source of its payloads."""
+    """Methods of a payload source that a plan calls."""
 
     def appoint(self, receiver: Any, stream_id: int) -> None:
         """Make a receiver the host of its machine."""
 
     def inform(self, receiver: Any, memory: Any, number: int) -> None:
-        """Tell a receiver, which is not the host, the last payload that has landed on its machine."""
+        """Notify a receiver, other than the host, of the last payload that has landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Note that a payload is in the memory of these receivers' machine, or has failed."""
+        """Handle the end of a transfer: the payload is in the memory of these receivers' machine, or has failed."""
 
 
 class RelayActions(RelaySource, Protocol):
-    """Actions that a plan has its owner carry out."""
+    """Actions of a plan, which its owner carries out."""
 
     def send(self, receiver: Any, *message: Any) -> None: ...
 
     def send_piece(self, transfer: NodeTransfer, receiver: Any, piece: Any) -> None:
-        """Send a piece on the transfer's stream, if the transfer is still wanted, and call ``sent``."""
+        """Send a piece on the transfer's stream, if the transfer is still needed, and call ``sent``."""
 
     def drop(self, transfer: NodeTransfer) -> None: ...
 
@@ -192,7 +191,7 @@ class RelayActions(RelaySource, Protocol):
 
 # More than 30 methods: each event may change a transfer, its machine and the chain together.
 class RelayPlan:
-    """Distributions of one source, one after the other.
+    """Distributions of one source, one at a time.
 
     Args:
         owner: object whose methods are the actions.
@@ -247,7 +246,7 @@ class RelayPlan:
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.transfer is not None:  # an older payload: the host may be stopped
+        if machine.transfer is not None:  # an older payload is in transit; its host may be stopped
             waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
@@ -255,7 +254,7 @@ class RelayPlan:
         self._bring(machine, latest, waiting)
 
     def leave(self, receiver: Any) -> None:
-        """Remove a receiver that is gone. If it was the host, the next one becomes host, with the current payload."""
+        """Remove an ended receiver. If it was the host, the next one becomes host and gets the current payload."""
         machine = self._machine_of(receiver)
         if machine is None:
             return
@@ -331,7 +330,7 @@ class RelayPlan:
     def _by_node(self, receivers: Iterable[Any]) -> dict[int, list[Any]]:
         found: dict[int, list[Any]] = {}
         for receiver in receivers:
-            if self._machine_of(receiver) is not None:  # others get it when they join
+            if self._machine_of(receiver) is not None:  # other receivers get it when they join
                 found.setdefault(receiver.link.node, []).append(receiver)
         return found
 
@@ -347,7 +346,7 @@ class RelayPlan:
         return able
 
     def packed(self, number: int, nbytes: int) -> None:
-        """Note that so many bytes of a payload that was begun will not change any more."""
+        """Record that the first ``nbytes`` bytes of a begun payload are final."""
         if self.job is not None and self.job.number == number:
             self.job.packed = nbytes
             for transfer in self._transfers(self.job):
@@ -371,7 +370,7 @@ class RelayPlan:
             self._send_waiting()
 
     def publish(self, job: RelayJob, receivers: Iterable[Any]) -> None:
-        """Publish a packed payload, and send it to those of these receivers' machines that it was not sent to yet."""
+        """Publish a packed payload, and send it to the receivers' machines that have not got it yet."""
         by_node = self._by_node(receivers)
         is_new, self.job, self._published = job is not self.job, job, job
         if is_new and not (job.may_wait and self._is_chaining()):
@@ -386,20 +385,20 @@ class RelayPlan:
             elif self._is_busy(machine, job):
                 _join(machine.behind, waiting)
             else:
-                if transfer is not None:  # the host may be stopped
+                if transfer is not None:  # the host of the old transfer may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for transfer in self._transfers(job):  # including machines whose receivers have changed since
+        for transfer in self._transfers(job):  # these include machines whose receivers have changed since
             if transfer.machine.node not in by_node:
                 self._advance(transfer)
 
     def _is_chaining(self) -> bool:
-        """True if machines pass on a payload that is not overdue. A waiting one joins the chain afterwards."""
+        """True if machines forward a payload that is not overdue. A waiting machine joins the chain afterwards."""
         transfers = [each.transfer for each in self._machines.values() if each.transfer is not None]
         return any(transfer.sender is not None and not transfer.is_overdue for transfer in transfers)
 
     def _is_busy(self, machine: Machine, job: RelayJob) -> bool:
-        """True if the payload has to wait for an earlier one that is under way to that machine."""
+        """True if the payload has to wait for an earlier transfer to that machine."""
         transfer = machine.transfer
         is_coming = transfer is not None and not transfer.is_overdue
         return job.may_wait and (is_coming or (self._is_chaining() and self._chained is not job))
@@ -408,7 +407,7 @@ class RelayPlan:
         job = self._published
         waiting = [each for each in self._machines.values() if each.behind and each.transfer is None]
         if not waiting or job is None or not job.is_current or self._is_chaining():
-            return  # it is sent when the chain has finished, or a newer one is
+            return  # the payload is sent once the chain, or a newer payload, has finished
         self._plan([each for each in waiting if each.number < job.number], job)
         for machine in waiting:
             behind, machine.behind = machine.behind, []
@@ -430,7 +429,8 @@ class RelayPlan:
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        job.pin()  # until ``_end``: the memory must not be reused
+        # Pin the payload until ``_end``: its memory must not be reused.
+        job.pin()
         machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
         message = [BRING, job.number, job.sizes]
@@ -447,7 +447,7 @@ class RelayPlan:
             self._advance(transfer)
 
     def _expected_by(self, receiver: Any, number: int, stream_id: int) -> NodeTransfer | None:
-        """Return the transfer that a host's message is about; None if it is not under way any more."""
+        """Return the transfer to which a host's message refers; None if it has ended."""
         machine = self._machine_of(receiver)
         transfer = None if machine is None else machine.transfer
         return (
@@ -464,14 +464,15 @@ class RelayPlan:
             transfer.is_asked = True
             self._enqueue(self._owner.send, transfer.sender, PASS, job.number, host.link.address, transfer.stream_id)
         while transfer.sender is None and (piece := transfer.next_piece()) is not None:
-            job.pin()  # until ``sent``
+            # Pin it once more, until ``sent``.
+            job.pin()
             self._enqueue(self._owner.send_piece, transfer, host, piece)
         if job.facts is not None and not transfer.is_told:
             transfer.is_told = True
             self._enqueue(self._owner.send, host, WHOLE, job.number, *job.facts)
 
     def sent(self, transfer: NodeTransfer, error: Exception | None) -> None:
-        """Note that a piece has left, or has failed."""
+        """Handle the end of a piece's send, or its failure."""
         transfer.job.unpin()
         if error is None or not transfer.is_wanted:
             return
@@ -502,7 +503,7 @@ class RelayPlan:
             self._send_waiting()
             return
         if transfer.has_room:
-            # Pieces without a receive may still be under way. They pin the memory at the source, and the next payload
+            # Pieces without a receive may still be in transit. They pin the memory at the source, and the next payload
             # on that stream would take them for its own.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
@@ -523,7 +524,7 @@ class RelayPlan:
     # -- the chain ----------------------------------------------------------------------------------------------
 
     def stuck(self, receiver: Any, stream_id: int, error: Exception) -> None:
-        """Handle STUCK: a host cannot pass the payload on."""
+        """Handle STUCK: a host cannot forward the payload."""
         for machine in self._machines.values():
             if (
                 machine.transfer is not None
@@ -534,7 +535,7 @@ class RelayPlan:
 
     def _cut(self, transfer: NodeTransfer, error: Exception) -> None:
         if isinstance(error, WorkerDied):
-            return  # one of the two hosts has died, which the source notices by itself
+            return  # one of the two hosts has died, which the source detects by itself
         node = transfer.machine.node
         there, sender = transfer.machine.receivers[0].link.label, transfer.sender.link.label
         text = f"what was to come to {there} by way of {sender} could not, and comes from here"
@@ -550,7 +551,7 @@ class RelayPlan:
                 self._bring(transfer.machine, job, transfer.waiting)
 
     def close(self) -> None:
-        """Abandon everything under way."""
+        """Abandon all transfers."""
         for machine in self._machines.values():
             self._drop_transfer(machine)
         self._machines.clear()

@@ -1,10 +1,10 @@
-"""Journal of a worker's calls: which run and which have finished; in memory that outlives the worker.
+"""Journal of a worker's calls: calls that run and calls that have finished; in memory that outlives the worker.
 
 The caller of a dead worker learns whether its call had not started, had started, or had finished and lost only its
 answer, and so whether the call may have had an effect.  The journal stands behind the slots of the flight recorder's
 ring.  Its layout, in words of 8 bytes::
 
-    0         1 once a call was left out for want of room
+    0         1 once a call was omitted for lack of room
     1         2,048 calls: key, with the highest bit once it has finished, the latest over the oldest of these; or 0
     2,049     256 callers: endpoint, and the highest number of its calls that have started
 
@@ -39,8 +39,9 @@ class Execution(StrEnum):
 
     NOT_STARTED = "not started"
     STARTED = "started"
-    FINISHED = "finished"  # the answer was lost; the call's effects are complete
-    UNKNOWN = "unknown"  # the worker had no flight recorder, or too many calls or callers for its journal
+    FINISHED = "finished"  # only the answer was lost; the call's effects are complete
+    # The worker had no flight recorder, or too many calls or callers for its journal.
+    UNKNOWN = "unknown"
 
 
 class CallJournal:
@@ -61,7 +62,7 @@ class CallJournal:
         self.finish = _finisher(words, free)
 
 
-# Closures, as in ``event_ring.py``: attribute look-ups of methods would take half of the time.
+# Closures, as in ``event_ring.py``: attribute look-ups in methods would take half of the time.
 
 
 def _starter(words: memoryview, free: deque[int]) -> Start:
@@ -84,14 +85,14 @@ def _starter(words: memoryview, free: deque[int]) -> Start:
 
 
 class _Rows(dict[int, tuple[int, int]]):
-    """Row of a caller's highest number, and key of its call 0, from its first call on; IndexError if no row is left."""
+    """Row of a caller's highest number and key of its call 0, made at its first call; IndexError if rows run out."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._left = list(range(_WORDS - 2, _CALLERS_AT - 2, -2))
 
     def __missing__(self, source: int) -> tuple[int, int]:
-        row = self._left.pop()  # of two threads each has its own
+        row = self._left.pop()  # pop() is atomic, so that two threads get different rows
         self._words[row] = source
         return self.setdefault(source, (row + 1, _key(source, 0)))
 
@@ -128,7 +129,7 @@ class JournalContents:
 
 @dataclass(frozen=True)
 class _JournalCalls:
-    """Calls in a journal by ``_key``; ``started`` has each caller's highest number; ``has_all`` if none is missing."""
+    """Calls in a journal by ``_key``, each caller's highest number in ``started``; ``has_all``: no call is missing."""
 
     running: frozenset[int]
     finished: frozenset[int]

@@ -1,18 +1,19 @@
 """Flight recorder's ring: the latest events of one process and its metrics, in memory that others can read.
 
-The memory is a file's mapping, so that it outlives its process, however that ends.  Its layout, little-endian::
+The memory is the mapping of a file, so that it outlives its process, however that ends.  Its layout, little-endian::
 
     0        header   magic, slots, bytes of the identity, wall clock minus monotonic clock in ns; the identity as JSON
     4 KiB    names    bytes in use, then per name its length in bytes (2) and its UTF-8; a name is known by its index
     68 KiB   cells    512 metrics: index of the name (4), kind (4), value (8)
     76 KiB   slots    events of 24 bytes: kind, phase, name, operation, value, time; a power of two of them
-    at last  journal  of the calls that the process runs (``call_journal.py``)
+    at last  journal  calls that the process runs (``call_journal.py``)
 
 An operation has an event at its begin and one at its end, with the same number; an operation that was running when the
 process was killed has only its begin.  ``ring_contents.py`` reads the ring.
 
-    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"}) operation = ring.begin(EventKind.SEND,
-    "send actor:0", 4096.0) ring.end(operation)
+    ring = EventRing(bytearray(size_of(1024)), 1024, {"process": "rollout:0"})
+    operation = ring.begin(EventKind.SEND, "send actor:0", 4096.0)
+    ring.end(operation)
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any, Final, Protocol
 
 from .call_journal import JOURNAL_BYTES, CallJournal
 
-DIRECTORY: Final = "recorder"  # folder of the rings, below the directory of the logs
+DIRECTORY: Final = "recorder"  # folder of the rings, inside the directory of the logs
 
 MAGIC: Final = b"rlinfFR1"
 HEADER: Final = struct.Struct("<8sIIq")
@@ -43,28 +44,40 @@ EVENT: Final = struct.Struct("<BBHIdQ")
 LENGTH: Final = struct.Struct("<H")
 USED: Final = struct.Struct("<I")
 
-SKIPPED: Final = "rlinf_recorder_skipped_operations_total"  # metric that counts the operations left out at a high rate
+# Metric that counts the operations omitted at a high rate.
+SKIPPED: Final = "rlinf_recorder_skipped_operations_total"
 
 MAX_NAME_BYTES: Final = 200
-OTHER: Final = "(other)"  # name at index 0, which stands for all names that did not fit
+OTHER: Final = "(other)"  # name at index 0, which replaces all names that did not fit
 
 
 class EventKind(IntEnum):
     """Kind of an event, which determines its value and its name."""
 
-    END = 0  # end of an operation, whose begin has its kind and name
-    CALL = 1  # call made by this process: number of ranks; ``group.method``
-    SERVE = 2  # call run by this process; ``method``
-    SEND = 3  # message to one or several workers: bytes; ``send actor:0``
+    # End of an operation; its begin has the kind and name.
+    END = 0
+    # Call made by this process; value: number of ranks; name: ``group.method``.
+    CALL = 1
+    # Call run by this process; name: ``method``.
+    SERVE = 2
+    # Message to one or several workers; value: bytes; name: ``send actor:0``.
+    SEND = 3
     RECV = 4
-    PUT = 5  # put into a channel: bytes; name of the channel
+    # Put into a channel; value: bytes; name: the channel's.
+    PUT = 5
     GET = 6
-    WEIGHTS = 7  # version of weights being sent: its number; name of the model
-    WAIT = 8  # any other wait, for example for a lock; its kind
-    SPAN = 9  # span of the user's, by ``worker_timer``; its tag
-    VERSION = 10  # weights published or applied: the version; ``published MODEL`` or ``applied MODEL``
-    WORD = 11  # warning about a long wait; its text
-    LINE = 12  # message of the framework's own, in traces but not in rings: bytes; ``send actor:0``
+    # Version of weights being sent; value: its number; name: the model's.
+    WEIGHTS = 7
+    # Any other wait, for example for a lock; name: its kind.
+    WAIT = 8
+    # User's span, by ``worker_timer``; name: its tag.
+    SPAN = 9
+    # Weights published or applied; value: the version; name: ``published MODEL`` or ``applied MODEL``.
+    VERSION = 10
+    # Warning about a long wait; name: its text.
+    WORD = 11
+    # Internal message, in traces but not in rings; value: bytes; name: ``send actor:0``.
+    LINE = 12
 
 
 class Phase(IntEnum):
@@ -102,7 +115,7 @@ def size_of(slots: int) -> int:
 
 
 def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any]) -> None:
-    """Write the first part of a ring; raise ValueError if the identity is too long."""
+    """Write the header of a ring; raise ValueError if the identity is too long."""
     encoded = json.dumps(identity).encode()
     if HEADER.size + len(encoded) > NAMES_AT:
         raise ValueError(f"the identity of a ring has up to {NAMES_AT - HEADER.size} bytes, got {len(encoded)}")
@@ -111,7 +124,7 @@ def write_header(buffer: mmap | bytearray, slots: int, identity: dict[str, Any])
 
 
 def identity_of(head: bytes) -> dict[str, Any]:
-    """Return the identity in the first ``NAMES_AT`` bytes of a ring; raise ValueError if they are no ring's."""
+    """Return the identity in the first ``NAMES_AT`` bytes of a ring; raise ValueError for other bytes."""
     if len(head) < NAMES_AT or not head.startswith(MAGIC):
         raise ValueError("no ring of a flight recorder")
     _, _, nbytes, _ = HEADER.unpack_from(head)
@@ -122,7 +135,7 @@ def identity_of(head: bytes) -> dict[str, Any]:
 
 
 class _NameIndex(dict[str, int]):
-    """Indices of the names in the ring; a look-up of a new name writes it there, or returns the index of ``OTHER``."""
+    """Indices of the names in the ring; a look-up of a new name adds it, or returns the index of ``OTHER`` if full."""
 
     def __init__(self, buffer: mmap | bytearray, lock: threading.RLock) -> None:
         self._buffer, self._lock, self._used = buffer, lock, USED.size
@@ -141,7 +154,8 @@ class _NameIndex(dict[str, int]):
             self._used = end
             LENGTH.pack_into(self._buffer, at, len(told))
             self._buffer[at + LENGTH.size : NAMES_AT + end] = told
-            USED.pack_into(self._buffer, NAMES_AT, end)  # last, so that readers see only whole names
+            # Store the total last, so that readers see only whole names.
+            USED.pack_into(self._buffer, NAMES_AT, end)
         return index
 
 
@@ -150,7 +164,7 @@ class EventRing:
 
     Args:
         buffer: ``size_of(slots)`` bytes, all zero.
-        slots: number of events that are kept; a power of two, or ValueError is raised.
+        slots: number of kept events, a power of two; ValueError otherwise.
         identity: identity of the process, as JSON up to 4000 bytes; ValueError if it is longer.
         clock: returns nanoseconds.
 
@@ -202,12 +216,12 @@ class EventRing:
                     if number == MAX_CELLS or (index := self._names[name]) == 0:
                         return None
                     CELL.pack_into(self._buffer, CELLS_AT + number * CELL.size, index, kind, 0.0)
-                    self._cells[name] = number * 2 + 1  # in words of 8 bytes
+                    self._cells[name] = number * 2 + 1  # the index of the value in words of 8 bytes
                 place = self._cells[name]
         return place
 
     def store(self, place: int, value: float) -> None:
-        """Set the value at a place of ``cell``'s; if it is no number, raise TypeError or its conversion's error."""
+        """Set the value at a place from ``cell``; raise TypeError, or the conversion's error, if it is not a number."""
         self._values[place] = value
 
     def add(self, place: int, amount: float) -> None:
@@ -218,8 +232,9 @@ class EventRing:
 def _writers(
     buffer: mmap | bytearray, slots: int, names: _NameIndex, clock: Callable[[], int]
 ) -> tuple[BeginEvent, EndEvent, BeginEvent]:
-    """Return ``begin``, ``end`` and ``point`` as closures: methods' look-ups would take a fifth of an event's time."""
-    number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1  # from 1 on: 0 is no operation
+    """Return ``begin``, ``end`` and ``point`` as closures: methods would take a fifth more time per event."""
+    # Numbers begin at 1, because 0 means no operation.
+    number, pack, mask = itertools.count(1).__next__, EVENT.pack_into, slots - 1
 
     # pack_into writes the time last: if the process is killed inside it, the slot keeps the oldest time of the ring,
     # and readers skip the oldest events.

@@ -1,6 +1,6 @@
 """Names of metrics with their labels, as stored in a ring's cell: made, checked and parsed.
 
-``return{task="cheetah"}`` is a gauge of the user's; the served metric also has the labels of its process.
+``return{task="cheetah"}`` is a user's gauge; the served metric also has the labels of its process.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ def served_name(kind: MetricKind, name: str) -> str:
 
 
 def complaint(kind: MetricKind, name: str, labels: Mapping[str, object]) -> str:
-    """Return why the user cannot have such a metric, with the fix; empty if the metric is valid."""
+    """Return why the metric is invalid, with the fix; empty if it is valid."""
     if kind == MetricKind.COUNTER and isinstance(name, str):
-        name = name.removesuffix("_total")  # a counter's suffix, which alone is no name
+        name = name.removesuffix("_total")  # this suffix of a counter is not a name by itself
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         return "a name has letters, digits and underscores, and a letter before any digit"
     if name.startswith(OWN_PREFIX):

@@ -4,8 +4,8 @@
     if admits():                    # a fifteenth of a microsecond at a high rate
         ring.begin(...)
 
-Operations beyond ``slots / 2`` in ``COVERED_S`` (1092 a second of 65536 slots) and a burst of ``slots / 128`` are left
-out, and counted.
+Operations beyond ``slots / 2`` in ``COVERED_S`` (1092 a second for 65536 slots) and a burst of ``slots / 128`` are left
+out and counted.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Final
 
 COVERED_S: Final = 30  # seconds that a ring covers at least, except in a burst
 
-# Operations that are left out before the clock is read again, which would be most of the cost of leaving one out.
+# Number of operations that are omitted before the clock is read again: reading it would be most of the cost of each.
 _LEFT_OUT: Final = 16
 
 
-# Operations that are admitted before the clock is read again; more would let a quiet time count twice.
+# Number of operations that are admitted before the clock is read again; more would let a quiet time count twice.
 _MAX_SHARE: Final = 256
 
 
 class RingAdmission:
-    """Token bucket, iterated over in shares; ``left_out`` gets the number left out so far; ``clock``: nanoseconds."""
+    """Token bucket, iterated over in shares; ``left_out`` receives the number omitted; ``clock`` is in nanoseconds."""
 
     def __init__(
         self, slots: int, left_out: Callable[[int], None], clock: Callable[[], int] = time.monotonic_ns
@@ -36,7 +36,7 @@ class RingAdmission:
         self._report_left_out = left_out
         self._clock = clock
         self._left_out = 0
-        # Time up to which admissions have been given: a burst before now means a full bucket.
+        # Time up to which admissions have been granted; a burst before now, it means a full bucket.
         self._given_until = clock() - self._burst * self._interval_ns
 
     def __repr__(self) -> str:

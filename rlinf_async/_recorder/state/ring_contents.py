@@ -26,14 +26,15 @@ from .event_ring import (
     identity_of,
 )
 
-_TORN: Final = 8  # oldest events of a full ring that are skipped: each thread may have been writing one of them
+# The oldest events of a full ring are skipped: each thread may have been writing one of them.
+_TORN: Final = 8
 
 
 class RingEvent(NamedTuple):
     """Event of a ring, in nanoseconds of the machine's monotonic clock; see ``EventKind`` about ``value``.
 
     Attributes:
-        kind: ``END`` for the end of an operation, which has an empty name.
+        kind: ``END`` for the end of an operation; such an event has an empty name.
         operation: common number of an operation's begin and end.
     """
 
@@ -72,7 +73,7 @@ class RingContents:
 
     @classmethod
     def read(cls, data: bytes) -> RingContents:
-        """Parse a ring; raise ValueError if the bytes are no ring, or not a whole one."""
+        """Parse a ring; raise ValueError if the bytes are not a complete ring."""
         identity, slots, wall_offset = _header(data)
         names = _names(data)
         events, is_full = _events(data, slots, names)
@@ -87,7 +88,7 @@ def has_metrics(cell: bytes) -> bool:
 
 
 def metrics_of(data: bytes) -> list[RingMetric]:
-    """Return the metrics in the first ``SLOTS_AT`` bytes of a ring; raise ValueError if the bytes are no ring."""
+    """Return the metrics in the first ``SLOTS_AT`` bytes of a ring; raise ValueError if the bytes are not a ring."""
     if len(data) < SLOTS_AT or not data.startswith(MAGIC):
         raise ValueError(f"no ring of a flight recorder: {len(data)} bytes that begin with {data[:8]!r}")
     return _metrics(data, _names(data))
@@ -119,12 +120,12 @@ def _events(data: bytes, slots: int, names: list[str]) -> tuple[list[RingEvent],
     found, used = [], 0
     for kind, phase, index, operation, value, time in EVENT.iter_unpack(data[SLOTS_AT : SLOTS_AT + slots * EVENT.size]):
         used += time != 0
-        # Skip a kind of a newer version, and a slot that a kill has left half-written.
+        # Skip kinds of newer versions, and slots that a kill has left half-written.
         if time and kind in kinds and phase in phases and math.isfinite(value):
             name = "" if phase in (Phase.END, Phase.FAILED) else names[index] if index < len(names) else OTHER
             found.append(RingEvent(time, kinds[kind], phases[phase], operation, name, value))
     found.sort(key=attrgetter("time"))
-    is_full = used >= slots - 1  # number 0 is never given
+    is_full = used >= slots - 1  # number 0 is never used
     return (found[_TORN:] if is_full else found), is_full
 
 

@@ -11,7 +11,7 @@ from typing import Final
 from .event_ring import EventKind
 from .timeline import Timeline
 
-Steps = list[tuple[int, float]]  # step function: a value from each of these times on, in order
+Steps = list[tuple[int, float]]  # a step function, in order of time: each value holds from its time on
 
 _PUBLISHED: Final = "published "
 _APPLIED: Final = "applied "
@@ -19,7 +19,7 @@ _APPLIED: Final = "applied "
 
 @dataclass(frozen=True)
 class ModelVersions:
-    """Versions of one model over time: the latest published one, of all publishers, and the applied one by process."""
+    """Versions of one model over time: the latest that any publisher published, and each process's applied one."""
 
     published: Steps = field(default_factory=list)
     applied: dict[str, Steps] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class ModelVersions:
 
 @dataclass(frozen=True)
 class PhaseTimes:
-    """Durations in nanoseconds of one phase: served calls or spans of the user's with one name.
+    """Durations in nanoseconds of one phase: served calls, or user's spans, with one name.
 
     An operation that was running when its process died counts as failed, and ends at the death.  ``windows`` has the
     median of the durations that ended in each window; None for a window without any.
@@ -72,7 +72,8 @@ def versions_of(timelines: Iterable[Timeline]) -> dict[str, ModelVersions]:
 
 
 def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) -> dict[str, Steps]:
-    """Return the number of items by channel: ended puts minus ended gets, ``get_batch`` as one, over all processes.
+    """Return the number of items by channel: completed puts minus completed gets (a ``get_batch`` counts as one), over
+    all processes.
 
     Args:
         items: known numbers of items at the end; for other channels the lowest number is taken as 0.
@@ -97,7 +98,7 @@ def fill_of_channels(timelines: Iterable[Timeline], items: Mapping[str, int]) ->
 
 
 def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int) -> list[PhaseTimes]:
-    """Return the phases by total duration, the longest first; all windows together last from ``begin`` to ``end``."""
+    """Return the phases by total duration, the longest first; the windows divide the time from ``begin`` to ``end``."""
     width = max(1, (end - begin + windows - 1) // windows)
     durations: dict[tuple[EventKind, str], list[tuple[int, int]]] = defaultdict(list)
     failed: dict[tuple[EventKind, str], int] = defaultdict(int)
@@ -121,7 +122,7 @@ def phases_of(timelines: Iterable[Timeline], begin: int, end: int, windows: int)
 
 
 def thinned(steps: Sequence[tuple[int, float]], most: int) -> Steps:
-    """Return at most about ``most`` steps that look like all: the lowest, highest and last of each stretch."""
+    """Return about ``most`` steps that look the same when drawn: the lowest, highest and last of each stretch."""
     if len(steps) <= most:
         return list(steps)
     length = -(-len(steps) * 3 // most)

@@ -1,11 +1,11 @@
 """Span log: all operations of one process of a traced run, in memory that its daemon reads.
 
-The memory is a file's mapping beside the process's ring, so that the daemon can read it after a SIGKILL.  Its layout,
-little-endian::
+The memory is the mapping of a file beside the process's ring, so that the daemon can read it after a SIGKILL.  Its
+layout, little-endian::
 
-    0        header   as of a ring, whose slots are the bytes for records here; the identity as JSON
+    0        header   as in a ring, with the bytes for records in place of slots; the identity as JSON
     4 KiB    words    bytes that have been written so far, and operations that have begun so far, 8 bytes each
-    8 KiB    records  in msgpack, the latest ones: byte ``n`` of all is at ``n % size``
+    8 KiB    records  the latest ones, in msgpack: byte ``n`` of the sequence is at ``n % size``
 
     begin    [operation, time, kind, name, value, who, more]
     end      [operation, time, failed, call]
@@ -72,7 +72,7 @@ class SpanLog:
         self._clock = clock
         self._main = threading.main_thread().ident
         self._numbers = itertools.count(-1, -1)
-        # Weak: a call that is never sent, because its group has failed, never ends either.
+        # Hold calls weakly: a call that is never sent, because its group has failed, never ends either.
         self._calls: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
     def __repr__(self) -> str:
@@ -82,13 +82,13 @@ class SpanLog:
         """Record an operation's beginning as ``EventRing.begin``; its number is negative if the ring leaves it out.
 
         Args:
-            of: handle of a call that is made, or the call that is served; category of a span, alone or with arguments.
+            of: handle of a call that is made, or the served call; for a span, its category, alone or with arguments.
         """
         admits, begin, _ = self.ring
         operation = (begin(kind, name, value) if kind != _LINE and admits() else 0) or next(self._numbers)
         who = 0
         if kind == _CALL:
-            self._calls[operation] = of  # it gets its number when it is sent, maybe later
+            self._calls[operation] = of  # the call gets its number when it is sent, perhaps later
             of = None
         elif kind == _SERVE:
             who = id(of.task) if of.task is not None else 0
@@ -138,7 +138,7 @@ def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., 
                 if nbytes > MAX_RECORD_BYTES:
                     data = pack((*record[:-1], (record[-1][0], {"arguments": "too long for the trace"})))
                     nbytes = len(data)
-                # No call between these two lines: a finalizer that runs after them gets its place behind this record.
+                # Make no call between these two lines: a finalizer that ran there would get the same place.
                 at = end
                 end = at + nbytes
                 begun += begins
@@ -151,7 +151,8 @@ def _writer(words: memoryview, records: memoryview, size: int) -> Callable[..., 
                     records[: nbytes - room] = data[room:]
             finally:
                 depth -= 1
-                if not depth:  # readers must not see an inner record before the outer one is whole
+                # Readers must not see an inner record before the outer one is whole.
+                if not depth:
                     words[1] = begun
                     words[0] = end
 

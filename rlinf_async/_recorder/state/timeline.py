@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from .event_ring import SKIPPED, EventKind, Phase
 from .ring_contents import RingContents, RingEvent
 
-MAX_LANES: Final = 12  # number of lanes for parallel operations; any further operations share the last one
+MAX_LANES: Final = 12  # further parallel operations share the last lane
 
 # Kinds of operations in which a served call waits for others.
 WAITS: Final = frozenset((EventKind.RECV, EventKind.GET, EventKind.WAIT))
@@ -26,7 +26,7 @@ class TimelineSpan(NamedTuple):
     """Operation on a timeline; ``end`` is None if it has not ended; see ``EventKind`` about ``value``.
 
     Attributes:
-        failed: true if it ended with an error.
+        failed: true if the operation ended with an error.
         lane: 0 for an operation that runs alone; one that begins while others run gets the first free lane.
     """
 
@@ -54,10 +54,10 @@ class Timeline:
 
     Attributes:
         spans: operations in the order of their begins.
-        bubbles: begins and ends of the times in which a rank served no call, or its calls only waited (see
-            ``_bubbles``), in order; empty for a process that serves no calls, as a driver.
+        bubbles: begin and end of each time in which a rank served no call, or its calls only waited (see ``_bubbles``),
+        in order; empty for a process that serves no calls, such as a driver.
         begin, latest: times of the first and of the last event; 0 without one.
-        skipped: number of operations that were left out at a high rate.
+        skipped: number of operations that were omitted at a high rate.
         died: time of an abnormal end; operations open at that time have failed.
     """
 
@@ -73,7 +73,7 @@ class Timeline:
 
     @classmethod
     def of(cls, ring: RingContents, until: int, died: int | None = None) -> Timeline:
-        """Return a ring's timeline ``until`` its process's end, or now if it lives; ``died`` is an abnormal end."""
+        """Return a ring's timeline ``until`` its process's end, or now; ``died`` is the time of an abnormal end."""
         offset = ring.wall_offset
         ends = {event.operation: event for event in ring.events if event.phase in _ENDS}
         begins = [event for event in ring.events if event.phase is Phase.BEGIN]
@@ -133,11 +133,11 @@ def _known_since(begins: Sequence[RingEvent], ends: Iterable[RingEvent], is_full
 
 
 def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tuple[int, int]]:
-    """Return the times in which served calls have at least as many receives, gets and other waits open as there are
+    """Return the times in which served calls have at least as many open receives, gets and other waits as there are
     calls.
 
-    So a rank that computes beside a receive that its call has posted counts as waiting, unless a span of the user's
-    (``worker_timer``) has begun meanwhile.  Waits that were posted before the calls do not count.
+    So a rank that computes while a receive that its call has posted is open counts as waiting, unless a user's span
+    (``worker_timer``) has begun meanwhile. Waits that were posted before the calls do not count.
     """
     changes: list[tuple[int, int, EventKind, int]] = []
     for number, span in enumerate(spans):
@@ -145,7 +145,7 @@ def _bubbles(spans: Iterable[TimelineSpan], since: int, until: int) -> list[tupl
             changes.append((span.begin, 1, span.kind, number))
             if span.end is not None:
                 changes.append((span.end, -1, span.kind, number))
-    changes.sort(key=lambda change: change[0])  # stable: a span begins before it ends
+    changes.sort(key=lambda change: change[0])  # the sort must be stable, because a span begins before it ends
     found: list[tuple[int, int]] = []
     serves = 0
     waits: set[int] = set()

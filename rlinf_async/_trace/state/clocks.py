@@ -1,8 +1,8 @@
 """Offset of another machine's clock, estimated from requests and answers over the network.
 
-Both sides read monotonic clocks, which have arbitrary origins and drift.  A request sent at ``asked``, answered at
-``theirs`` and back at ``heard`` shows that ``theirs`` fell between the two: the middle is wrong by at most half of the
-round trip, and by much less if both ways take about as long (as in NTP).
+Both sides read monotonic clocks, which have arbitrary origins and drift. A request sent at ``asked``, answered at
+``theirs`` and received at ``heard`` shows that ``theirs`` was between the two: the middle is wrong by at most half of
+the round trip, and by much less if both directions take about as long (as in NTP).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import bisect
 from collections import deque
 from typing import Final
 
-_DRIFT: Final = 100e-6  # seconds per second by which two working clocks may drift apart
+_DRIFT: Final = 100e-6  # maximum drift between two working clocks, in seconds per second
 
 _MAX_SAMPLES: Final = 64
 _MAX_KNOTS: Final = 1024
 
-_MIN_CORRECTION_NS: Final = 20_000  # smallest correction in nanoseconds
+_MIN_CORRECTION_NS: Final = 20_000  # smaller corrections are not made
 
-_SLEW_NS: Final = 500_000_000  # nanoseconds over which a correction is spread
+_SLEW_NS: Final = 500_000_000  # duration over which a correction is spread
 
 
 class ClockOffset:
@@ -31,7 +31,7 @@ class ClockOffset:
     def __init__(self) -> None:
         self._samples: deque[tuple[int, int, int]] = deque(maxlen=_MAX_SAMPLES)
         self._knots: list[tuple[int, int]] = []
-        self._latest: int | None = None  # latest of their times that was converted
+        self._latest: int | None = None  # the latest of the other clock's times that was converted
         self.heard_at = 0  # arrival of the last answer, by our clock
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class ClockOffset:
     def _correct(self, now: int) -> None:
         best, drawn = self._best(now), self._at(now)
         if abs(best - drawn) < _MIN_CORRECTION_NS or now < self._knots[-1][0]:
-            return  # small enough, or a correction is in progress
+            return  # the difference is small enough, or a correction is in progress
         # Spread the correction so that converted time never stands still or goes back.
         slew = max(_SLEW_NS, 4 * abs(best - drawn))
         self._knots += [(now, drawn), (now + slew, best)]

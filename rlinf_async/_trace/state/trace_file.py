@@ -1,8 +1,8 @@
-"""Writer of a trace in Chrome's format (Perfetto): spans of all processes, call arrows; whole JSON at any time.
+"""Writer of a trace in Chrome's format (Perfetto): spans of all processes, arrows for calls; valid JSON at any time.
 
-Each addition overwrites the end of the document and writes that end again in the same system call.  So a reader at any
-time, even after all processes have died, finds a complete document.  A SIGKILL during a write cuts it at a page's
-border: then the last line is partial and the end is missing, which viewers of traces accept.
+Each addition overwrites the end of the document and writes that end again in the same system call. So a reader finds a
+complete document at any time, even after all processes have died. A SIGKILL during a write cuts it at a page boundary:
+then the last line is partial and the end is missing, which trace viewers accept.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import Any, Final
 from rlinf_async._trace.state.clocks import ClockOffset
 from rlinf_async._trace.state.tracks import DrawnSpan
 
-MAX_OPEN_ARROWS: Final = 1 << 14  # number of calls whose other end is awaited; the oldest beyond it get no arrow
+# Limit on calls that wait for their other end; the oldest beyond it get no arrow.
+MAX_OPEN_ARROWS: Final = 1 << 14
 
 _END: Final = b"\n]}\n"
 
@@ -29,7 +30,7 @@ Caller = tuple[int, int]  # endpoint of a caller, and its number of the call
 
 @dataclass(frozen=True)
 class TracedProcess:
-    """Process in the trace: its endpoint, its name for people (``rollout:3``), its machine and its process id there."""
+    """Process in the trace: its endpoint, its display name (``rollout:3``), its machine and its process id there."""
 
     endpoint: int
     name: str
@@ -51,9 +52,9 @@ class TraceFile:
     """Trace file that grows.  Not thread-safe.
 
     Args:
-        path: path of the file, which is replaced; its folder is made.  OSError if it cannot be written.
+        path: path of the file, which is replaced; its folder is created.  OSError if it cannot be written.
         began: time zero of the trace, in nanoseconds of the clock to which all times are converted.
-        about: plain data that is kept with the trace.
+        about: plain data to store with the trace.
     """
 
     def __init__(self, path: str | Path, began: int, about: Mapping[str, Any]) -> None:
@@ -88,12 +89,12 @@ class TraceFile:
         Args:
             tracks: names of new tracks.
             dropped: number of spans that are missing before these.
-            shift: nanoseconds from the clock of the process to that of its machine.
+            shift: nanoseconds to add to times of the process to get times of its machine.
             clock: offset of its machine; None for the machine whose clock the trace uses.
 
         Raises:
             OSError: a write has failed, for example on a full disk; earlier additions are intact.
-            TypeError, ValueError, IndexError: the data is no batch of spans; none of it is in the file.
+            TypeError, ValueError, IndexError: the data is not a batch of spans; none of it was written.
         """
         lines: list[str] = []
         begin = 0
@@ -148,7 +149,7 @@ class TraceFile:
         return [line for callee in self._waiting.pop(caller, ()) for line in self._arrow(place, callee, name)]
 
     def _arrow(self, start: _CallPlace, end: _CallPlace, name: str) -> list[str]:
-        # With the remaining error of the clocks, a callee may seem to begin before its caller.
+        # Because of the clocks' remaining error, a callee may seem to begin before its caller.
         at = max(start.begin, end.begin)
         if at > end.end:
             return []
@@ -203,7 +204,7 @@ def _quoted(text: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _kind(name: str, category: str) -> str:
-    """Return the beginning of a span's JSON, by name and category."""
+    """Return the beginning of a span's JSON for a name and category."""
     if type(name) is not str or type(category) is not str:
         raise TypeError(f"a span is called {name!r} in {category!r}")
     return f'{{"ph":"X","name":{json.dumps(name)},"cat":{json.dumps(category)},"pid":'

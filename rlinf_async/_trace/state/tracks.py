@@ -1,10 +1,10 @@
 """``Tracks``: spans of one process, from begins and ends of operations, on tracks without overlaps.
 
 A *track* is a line on which spans are nested or side by side: the main thread has one, and so has every task and thread
-that has open spans.  There are two kinds of spans.  A span that is *entered* and left is running code: on one track
-these nest by themselves.  A span that *begins* is an operation, such as a message in transit: it may end on another
-thread, and overlap others.  If it fits into the track of the task or thread that began it, it is drawn there; otherwise
-on a *lane*, a track for overlapping operations.
+with open spans. There are two kinds of spans. A span that is *entered* and left is running code: such spans nest by
+themselves on one track. A span that *begins* is an operation, such as a message in transit: it may end on another
+thread, and overlap others. It is drawn on the track of the task or thread that began it if it fits there; otherwise on
+a *lane*, a track for overlapping operations.
 """
 
 from __future__ import annotations
@@ -12,16 +12,18 @@ from __future__ import annotations
 import heapq
 from typing import Any, Final
 
-MAX_OPEN: Final = 1 << 16  # limit on the open operations of a process; beyond it the oldest are not drawn
+# Limit on the open operations of a process; the oldest beyond it are not drawn.
+MAX_OPEN: Final = 1 << 16
 
-MAIN: Final = 0  # main thread, whose track is permanent; other threads have negative numbers, tasks positive ones
+# The main thread, whose track is permanent; other threads have negative numbers, tasks positive ones.
+MAIN: Final = 0
 
 # Track, begin and end in nanoseconds of the process's monotonic clock, name, category, arguments, flow; plain data.
 DrawnSpan = tuple[int, int, int, str, str, dict[str, Any] | None, Any]
 
 
 class _Track:
-    """Line of spans: time of the latest event on it, and entered spans, innermost last."""
+    """Track: time of its latest event, and its entered spans, innermost last."""
 
     __slots__ = ("last", "number", "open", "who")
 
@@ -45,7 +47,7 @@ class _Open:
 
 
 class Tracks:
-    """Tracks of one process; the reader clears the names of new tracks, and the ended spans."""
+    """Tracks of one process; the reader clears the lists of new tracks' names and of ended spans."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {1: "main"}
@@ -77,14 +79,14 @@ class Tracks:
             self._close(self._open.pop(next(iter(self._open))))
 
     def end(self, operation: int, time: int, args: Any = None, flow: Any = None) -> None:
-        """End an operation, with further ``args``; ignored if it is not open."""
+        """End an operation, with further ``args``; ignored if the operation is not open."""
         span = self._open.pop(operation, None)
         if span is None:
             return
         track = span.track
         until = max(time, span.since)
         if span.entered:
-            # A span that was entered later and is still open, a generator perhaps, outlives this one: draw it on a
+            # A span that was entered later and is still open (a generator, perhaps) outlives this one: draw it on a
             # lane.
             for later in track.open[track.open.index(span) + 1 :]:
                 later.entered = False
@@ -105,7 +107,7 @@ class Tracks:
                 return
 
     def abandon(self) -> int:
-        """Drop all open operations, because ends are missing. Return their number."""
+        """Drop all open operations, because their ends are missing. Return their number."""
         count = len(self._open)
         for span in self._open.values():
             self._close(span)
@@ -141,7 +143,7 @@ class Tracks:
             track.who = MAIN
 
     def _lane(self, since: int, until: int) -> int:
-        """Return a line on which nothing is drawn after ``since``."""
+        """Return a lane that is empty after ``since``."""
         lanes = self._lanes
         if lanes and lanes[0][0] <= since:
             number = lanes[0][1]

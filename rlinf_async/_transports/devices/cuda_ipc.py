@@ -32,7 +32,7 @@ class _Offer(Transfer[None]):
 
 
 class CudaIpcLink(DeviceLink):
-    """Link that sends handles of GPU memory; the receiver copies it, on the device, into memory of its own.
+    """Link that sends handles of GPU memory; the receiver copies it, on the device, into its own memory.
 
     Memory is shared only for the copy: **the sender keeps its tensors alive until its send is done**, the receiver
     closes them before it confirms, and a process that dies releases everything. The sender offers the tensors once its
@@ -57,7 +57,7 @@ class CudaIpcLink(DeviceLink):
         self._receivings: dict[int, Transfer[list[torch.Tensor]]] = {}
         self._copied: dict[int, list[torch.Tensor]] = {}
         self._newest = -1
-        # Messages of the other side about transfers that are not requested here yet.
+        # Messages from the peer about transfers that are not requested here yet.
         self._offered: dict[int, list[IpcHandle]] = {}
         self._withdrawn: dict[int, TransferFailed] = {}
         self._unwanted: dict[int, TransferFailed] = {}
@@ -87,14 +87,14 @@ class CudaIpcLink(DeviceLink):
         return offer
 
     def _offer_once_written(self, offer: _Offer, handles: Sequence[tuple[Any, ...]], written: Mark) -> None:
-        """Offer the buffers once the stream has written them: in a thread of the link, as that may take seconds."""
+        """Offer the buffers once the stream has written them; runs in a thread of the link, as it may take seconds."""
         try:
             written.synchronize()
         except Exception as error:
             self._break_offer(offer, error)
             return
         with self._deferred.locked():
-            if self._offers.get(offer.number) is offer:  # it was not abandoned meanwhile
+            if self._offers.get(offer.number) is offer:  # the offer was not abandoned meanwhile
                 self._post_facts("offer", offer.number, handles)
 
     def _break_offer(self, offer: _Offer, error: Exception) -> None:
@@ -181,7 +181,7 @@ class CudaIpcLink(DeviceLink):
                     self._post_facts("broken", [number], [], f"{type(failure).__name__}: {failure}")
             return
         with self._deferred.locked():
-            if self._receivings.get(number) is receiving:  # it was not abandoned meanwhile
+            if self._receivings.get(number) is receiving:  # the transfer was not abandoned meanwhile
                 self._copied[number] = tensors
                 self._post_facts("received", number)
 
@@ -194,7 +194,8 @@ class CudaIpcLink(DeviceLink):
                 for tensor, handle in zip([tensor for tensor in tensors if tensor.nbytes], handles, strict=True):
                     tensor.copy_(self._memory.open(handle, self._device), non_blocking=True)
         finally:
-            self._close()  # once the sender knows that it has arrived, the memory may change
+            # Close before the sender learns of the arrival: from then on the memory may change.
+            self._close()
         return tensors
 
     def _close(self) -> None:

@@ -1,9 +1,9 @@
 """CUDA IPC between processes: exports and opens GPU memory, by ctypes.
 
-torch exports memory too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
-Nothing is counted here: the exporting process keeps the memory until it is told that it is not needed any more. Events
-are not shared between processes either, because CUDA uses a file per process for that, ``/dev/shm/cuda.shm.*``, which a
-killed process leaves behind as well.
+torch exports memory, too, but counts references in a file under ``/dev/shm``, which a killed process leaves behind.
+This module counts nothing: the exporting process keeps the memory until the peer has released it. Events are not shared
+between processes either, because CUDA uses a file per process for that, ``/dev/shm/cuda.shm.*``, which a killed process
+leaves behind as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class IpcHandle(NamedTuple):
 
 
 class Mark(Protocol):
-    """Point in a stream's work, as ``torch.cuda.Event``."""
+    """Point in a stream's work, such as a ``torch.cuda.Event``."""
 
     def query(self) -> bool: ...
 
@@ -37,13 +37,13 @@ class Mark(Protocol):
 
 
 class DeviceMemory(Protocol):
-    """Functions that export a GPU's memory and open another process's. Tests replace CUDA's."""
+    """Functions that export a GPU's memory and open memory of another process; tests replace CUDA's functions."""
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         """Return the handle of a flat tensor's memory, valid in other processes while the memory lives."""
 
     def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
-        """Return the exported memory as a flat tensor, which must not be written to."""
+        """Return the exported memory as a flat tensor, which callers must not write to."""
 
     def mark(self, device: torch.device) -> Mark: ...
 
@@ -51,7 +51,7 @@ class DeviceMemory(Protocol):
 
 
 class CudaMemory:
-    """``DeviceMemory`` by CUDA IPC; each handle is opened once until all are closed.
+    """``DeviceMemory`` by CUDA IPC; each handle is opened only once while it is in use.
 
     The exporting side caches no handles: a new allocation may reuse an address.
 
@@ -64,7 +64,7 @@ class CudaMemory:
 
     def export(self, tensor: torch.Tensor) -> IpcHandle:
         base, address, handle = ctypes.c_uint64(), ctypes.c_uint64(tensor.data_ptr()), _MemoryHandle()
-        with torch.cuda.device(tensor.device):  # not the calling thread's current device
+        with torch.cuda.device(tensor.device):  # the calling thread's current device may be another one
             # A thread that has not used CUDA yet has no context, and torch makes none for a device that is already
             # current: the driver would fail with CUDA_ERROR_INVALID_CONTEXT (201).
             _check(cuda_runtime().cudaSetDevice(tensor.device.index), "find its memory")

@@ -13,7 +13,7 @@ STAGED: Final = "staged"
 GPU_LINKS: Final = frozenset({CUDA_IPC, NCCL, STAGED})
 
 MIN_GPU_LINK_BYTES: Final = 64 << 10
-"""Size in bytes from which a tensor stays on its GPU; smaller ones reach the peer sooner by way of the CPU."""
+"""Size in bytes from which a tensor stays on its GPU; smaller ones reach the peer sooner through CPU memory."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ def gpu_link_between(ours: Gpu, theirs: Gpu, reachable: Collection[str] = ()) ->
             worker that sees only its own GPU can open memory of no other.
 
     Returns:
-        ``"cuda_ipc"`` if the memory itself can be opened, ``"nccl"`` between two GPUs of one model, and ``"staged"``,
-        by way of pinned CPU memory, for the rest: NCCL refuses two ranks on one GPU, and is not reliable between
-        unequal GPUs.
+        ``"cuda_ipc"`` if the memory itself can be opened, ``"nccl"`` between two GPUs of one model, otherwise
+        ``"staged"``, through pinned CPU memory: NCCL refuses two ranks on one GPU, and is not reliable between unequal
+        GPUs.
     """
     if ours.machine == theirs.machine and (ours.uuid == theirs.uuid or theirs.uuid in reachable):
         return CUDA_IPC

@@ -25,7 +25,7 @@ def take_over(flat: torch.Tensor) -> torch.Tensor:
     """Return a link's tensor for use on the current device and in the current stream."""
     if not flat.is_cuda:
         return flat
-    flat.record_stream(torch.cuda.current_stream(flat.device))  # it was allocated in the link's stream
+    flat.record_stream(torch.cuda.current_stream(flat.device))  # the tensor was allocated in the link's stream
     return flat if flat.device.index == torch.cuda.current_device() else flat.cuda()
 
 
@@ -36,7 +36,7 @@ def mark(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def settled_after(mark: Any, tensor: torch.Tensor) -> Iterator[None]:
-    """Let the block write to a tensor after its ``mark``, and wait for that, so that any stream may read it."""
+    """Let the block write to a tensor after its ``mark``; wait for the writes, so that any stream may read it."""
     if mark is None:
         yield
         return
@@ -50,7 +50,8 @@ class SideStream:
     """CUDA stream of one device for a link's copies, made at its first use; on the CPU it does nothing.
 
     A thread's default stream is also that of the code that computes on the device: copies in it would wait for all work
-    queued there, and later work for the copies. Memory allocated in this stream belongs to it: a user in another stream
+    queued there, and later work would wait for the copies. Memory allocated in this stream belongs to it: a user in
+    another stream
     must call ``record_stream``, or finish before the memory is released.
     """
 
@@ -70,7 +71,7 @@ class SideStream:
 
     @contextlib.contextmanager
     def until_done(self) -> Iterator[None]:
-        """Context manager: as ``entered``; on exit, also after an error, all work begun in it is done."""
+        """Context manager like ``entered``; on exit, also after an error, it waits for all work begun inside."""
         with self.entered():
             try:
                 yield

@@ -26,7 +26,7 @@ MakeGroup = Callable[[Store, int], Any]
 _FOR_EVER: Final = timedelta(days=365)
 
 _QUIET: Final = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # torch would end the whole process when a peer dies
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # by default torch ends the whole process when a peer dies
     "TORCH_NCCL_ENABLE_MONITORING": "0",
 }
 
@@ -38,8 +38,8 @@ class NcclPair(Pair):
 
     NCCL connects at the first operation, over the same store, and its operations occupy the GPU while they wait.
     Neither side therefore enters one before the other is about to: the receiver waits for "coming", the sender for
-    "ready". For the same reason each direction has a stream of its own: work in a stream waits for the operation that
-    was entered before.
+    "ready". For the same reason each direction has its own stream: work in a stream waits for the operation entered
+    before.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class NcclPair(Pair):
         except Exception as error:
             if isinstance(error, RuntimeError):
                 error = TransferFailed(f"NCCL: {error}")
-            error.__traceback__ = None  # its frames hold the group
+            error.__traceback__ = None  # the traceback's frames would keep the group alive
             self._owner.broke(self, error)
             self.close(error)
 
@@ -186,7 +186,7 @@ def make_nccl_group(store: Store, rank: int) -> Any:
 
 @contextlib.contextmanager
 def _set_environment(values: dict[str, str]) -> Iterator[None]:
-    """Set variables while torch's constructor reads them; the user's own groups keep theirs."""
+    """Set variables only while torch's constructor reads them: the user's own groups keep the user's values."""
     with _environment:
         before = {name: os.environ.get(name) for name in values}
         os.environ.update(values)

@@ -18,10 +18,10 @@ from rlinf_async._transports.link import Post
 
 
 class OwnGpu:
-    """GPU of this process: the current one of the thread that first sent or received while CUDA was in use.
+    """GPU of this process: the current device of the first thread that sent or received while CUDA was in use.
 
     Attributes:
-        device: its number in torch.
+        device: its index in torch.
         gpu: its announcement to peers.
         reachable: uuids of other GPUs whose memory this process can open.
     """
@@ -48,11 +48,11 @@ class OwnGpu:
         return torch.cuda.current_stream(self.device).record_event()
 
     def follow(self, mark: Any) -> None:
-        """Order the caller's current stream behind that position."""
+        """Make the caller's current stream wait for that position."""
         torch.cuda.current_stream(self.device).wait_event(mark)
 
     def to_cpu(self, flat: torch.Tensor) -> memoryview:
-        """Return a copy of flat bytes, after the work queued in the current stream."""
+        """Return a CPU copy of flat bytes, made after the work queued in the current stream."""
         memory: Any = flat.cpu().numpy()
         return memoryview(memory)
 
@@ -72,7 +72,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 @functools.cache
 def _machine() -> str:
-    """Return a name that no other machine has; empty if the kernel has no boot id."""
+    """Return a machine name that is unique; empty if the kernel has no boot id."""
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
 
 

@@ -17,10 +17,10 @@ from rlinf_async._transports.transfer import MemorySend, ReceiveTransfer, make_r
 
 
 class PinnedMemory:
-    """Page-locked memory that a GPU copies from and to by itself; torch pools the freed memory."""
+    """Page-locked memory that a GPU accesses directly; torch pools the freed memory."""
 
     def take(self, nbytes: int) -> memoryview:
-        """Return memory, as ``Memory.take``."""
+        """Return memory, as ``Memory.take`` does."""
         memory: Any = torch.empty(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available()).numpy()
         return memoryview(memory)
 
@@ -60,7 +60,7 @@ class _StagedReceive(ReceiveTransfer[torch.Tensor]):
         try:
             with self._stream.until_done():
                 tensors = [_flat(view).to(self._device, copy=True) for view in views]
-        except Exception as error:  # for example, no memory is left on the GPU
+        except Exception as error:  # the GPU may have no memory left, for example
             self.fail(error)
         else:
             self.finish(tensors)

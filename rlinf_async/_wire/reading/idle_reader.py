@@ -1,4 +1,4 @@
-"""Socket reading on a worker's main thread while it is idle, in its loop or blocked, and arbitration of two readers.
+"""Socket reading on a worker's main thread while it is idle, in its loop or blocked; arbitration between two readers.
 
 A worker's main thread runs user code, and a second thread reads meanwhile. While the main thread waits, the second one
 would only cost time: each frame would wake it first and then the main thread. The main thread therefore reads too, in
@@ -32,7 +32,7 @@ RECENT_POLL_S: Final = 1e-3
 """Seconds since its last poll within which a thread is likely to poll again; the other thread leaves the data to it."""
 
 _MAX_POLL_S: Final = 24 * 3600.0
-"""Maximum seconds of one wait: the kernel counts milliseconds in 32 bits."""
+"""Maximum duration of one wait: the kernel counts milliseconds in 32 bits."""
 
 OnReadable = Callable[[bool], None]
 
@@ -59,7 +59,7 @@ class ReadArbiter:
         self._catching_up = False
 
     def handled(self) -> None:
-        """Note that the socket thread has handled frames, and may have woken coroutines; under the lock."""
+        """Record, under the lock, that the socket thread has handled frames, and may have woken coroutines."""
         if self.idle_loop is None:
             return
         self._handled += 1
@@ -68,7 +68,7 @@ class ReadArbiter:
             self.idle_loop.call_soon_threadsafe(self._catch_up, self._handled)
 
     def _catch_up(self, handled: int) -> None:
-        """Allow reading again, on the other loop, behind the calls that were queued there before this one."""
+        """Allow the other loop's thread to read again, after the calls that were queued there before this one."""
         with self.lock:
             self._catching_up = handled != self._handled
             if self._catching_up and self.idle_loop is not None:
@@ -76,12 +76,12 @@ class ReadArbiter:
 
     @property
     def may_read(self) -> bool:
-        """True if the other loop's thread may read; under the lock."""
+        """True if the other loop's thread may read; the caller holds the lock."""
         return not self._catching_up
 
 
 class IdleReader:
-    """Reader of one thread and its loop, made there. ``add`` and ``remove`` may be called from any thread."""
+    """Reader of one thread and its loop, created on that thread. Any thread may call ``add`` and ``remove``."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, selector: SharedSelector, other: SharedSelector) -> None:
         self.loop = loop
@@ -99,7 +99,7 @@ class IdleReader:
     def add(self, fd: int, read: OnReadable) -> None:
         """Make this thread read a descriptor, ahead of the other loop."""
         # EPOLLEXCLUSIVE wakes the first waiter in the order of registration. If the socket loop came first, each frame
-        # would wake that thread, and then, across threads, the main one that was idle all along.
+        # would wake its thread, which would have to wake the idle main thread.
         # tests/_wire/reading/test_shared_selector.py::
         # test_the_idle_loop_that_registered_first_reads_and_the_other_one_sleeps
         self._other.share(fd)
@@ -108,7 +108,7 @@ class IdleReader:
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def remove(self, fd: int) -> None:
-        """Stop reading a descriptor. Idempotent; call it before the descriptor is closed and its number reused."""
+        """Stop reading a descriptor. Idempotent. Call this before the descriptor is closed and its number reused."""
         if self._readers.pop(fd, None) is not None:
             self._selector.stop_reading(fd)
             with contextlib.suppress(OSError):  # user code may have closed it

@@ -48,13 +48,13 @@ class SharedSelector(selectors.BaseSelector):
     def read_in_select(self, fd: int, read: Callable[[], None]) -> None:
         """Share a descriptor, and read it within the poll rather than in a following turn of the loop.
 
-        Call it from any thread. ``read`` is called on the loop's thread, while the loop runs.
+        Any thread may call this. The loop calls ``read`` on its own thread, while it runs.
         """
         self._read_in_select[fd] = read
         self._epoll.register(fd, select.EPOLLIN | select.EPOLLEXCLUSIVE)
 
     def stop_reading(self, fd: int) -> None:
-        """Stop reading, from any thread; call it before the descriptor is closed."""
+        """Stop reading. Any thread may call this, before the descriptor is closed."""
         if self._read_in_select.pop(fd, None) is not None:
             with contextlib.suppress(OSError):  # a closed descriptor is already unregistered
                 self._epoll.unregister(fd)
@@ -115,10 +115,10 @@ class SharedSelector(selectors.BaseSelector):
         return ready
 
     def forget(self) -> None:
-        """Give a forked child an epoll of its own, with nothing registered.
+        """Give a forked child its own, empty epoll.
 
-        Both processes share the parent's: a loop that ran in the child, or was closed there, would consume wake-ups of
-        the parent's loop, and a frame would lie unread until the next one comes.
+        Parent and child share the parent's epoll: a loop that ran in the child, or was closed there, would consume
+        wake-ups of the parent's loop, and a frame would stay unread until the next one comes.
 
         tests/test_forks.py::test_a_loop_that_runs_in_a_workers_child_takes_no_wake_up_from_its_parents
         """
@@ -143,4 +143,5 @@ class SharedSelector(selectors.BaseSelector):
         number = int(fileobj.fileno())
         if number >= 0:
             return number
-        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)  # it was closed meanwhile
+        # The descriptor was closed meanwhile, so only the object identifies its entry.
+        return next(fd for fd, key in self._keys.items() if key.fileobj is fileobj)

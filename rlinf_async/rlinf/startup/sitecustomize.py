@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
-with contextlib.suppress(ImportError):  # an interpreter that does not have this framework runs as ever
+with contextlib.suppress(ImportError):  # this interpreter may lack the framework, and must then start as usual
     from rlinf_async._core import import_hook
 
     import_hook.install_if_wanted()

@@ -1,4 +1,4 @@
-"""A link within one process."""
+"""``LocalLink``, a link between two ends within one process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from rlinf_async.weights.links.weight_link import LinkMessage, WeightLink
 
 
 class LocalLink(WeightLink):
-    """One end; ``pair`` makes both. The sending thread delivers a message."""
+    """One end of a link; ``pair`` creates both. The sending thread delivers each message."""
 
     is_here = True
 
@@ -25,7 +25,7 @@ class LocalLink(WeightLink):
 
     def _send(self, message: LinkMessage) -> None:
         other = self._other
-        if other is None:  # another thread has closed this one since it was seen to be whole
+        if other is None:  # another thread has closed this end since the check above
             raise self._told()
         other._arrive(list(message))
 

@@ -1,4 +1,4 @@
-"""Messages over one end of a ``multiprocessing.Pipe`` that others use too: what is not meant for us stays in it."""
+"""Messages over one end of a shared ``multiprocessing.Pipe``; messages for other users stay in the pipe."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ UPDATE: Final = "update_weights"
 _LENGTH: Final = struct.Struct("!i")
 
 _NOTICE_MARK: Final = b"\x80\x05N0N0N0"
-"""Beginning of a notice: it pushes and pops None, which changes nothing; other pickles lack it."""
+"""First bytes of a notice's pickle: they push and pop None without effect, and no other pickle begins so."""
 
 
 class PipeMail:
-    """Pickled messages ``(data, text)``, as of ``Connection.send`` and ``recv``, without blocking a loop.
+    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` exchange them, without blocking a loop.
 
     All users of one end of a pipe in a process share the instance that ``of`` returns; it refers to the pipe weakly.
 
     Attributes:
-        notices: notices by model that were read while looking for another model's.
+        notices: notices by model, read while looking for another model's notice.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()
@@ -54,17 +54,17 @@ class PipeMail:
     def _reset(self) -> None:
         self.notices: dict[str, Notice] = {}
         self._kept: list[tuple[Any, str]] = []
-        """Messages that were read for a caller who was cancelled meanwhile."""
+        """Messages read for callers that were cancelled meanwhile."""
         self._reader, self._writer = LazyThread("weights from a pipe"), LazyThread("weights into a pipe")
         self._taking = threading.Lock()
-        """Held from looking for a message until it is taken."""
+        """Lock held from the look for a message until it is taken."""
 
     @classmethod
     def of(cls, pipe: Connection[Any, Any]) -> PipeMail:
         """Return the instance for one end of a pipe.
 
         Raises:
-            ConfigError: the pipe goes one way only.
+            ConfigError: the pipe is not duplex.
         """
         if not (pipe.readable and pipe.writable):
             raise ConfigError("the pipe goes one way only, and acknowledgements go the other: multiprocessing.Pipe()")
@@ -76,18 +76,18 @@ class PipeMail:
 
     @classmethod
     def forget(cls) -> None:
-        """Drop a lock that a thread of the parent may hold."""
+        """Replace a lock that a thread of the parent may hold."""
         cls._finding = threading.Lock()
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """Send a message; return when it is written. A cancelled one does not leave, unless its beginning has left:
-        then later messages wait until it is read.
+        """Send a message; return once it is written. A cancelled message is not sent, unless its beginning was: then
+        later messages wait until it is read.
 
         Raises:
-            DeadlineExceeded: the other side has not read it within ``timeout`` seconds.
-            PeerLost: it is gone.
+            DeadlineExceeded: the other side has not read the message within ``timeout`` seconds.
+            PeerLost: the other side has exited.
         """
         writing = self._writer.call(self._pipe.send_bytes, pickle.dumps(message, protocol=5))
         try:
@@ -99,11 +99,11 @@ class PipeMail:
             raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Send a notice, if there is room for it now. It is short and leaves whole, so that its beginning identifies
-        it.
+        """Send a notice, if there is room for it now. A notice is short and written whole, so that its beginning
+        identifies it.
 
         Raises:
-            PeerLost: the other side is gone.
+            PeerLost: the other side has exited.
         """
         if not self._polls(select.POLLOUT):
             return False
@@ -126,13 +126,14 @@ class PipeMail:
         """Return the next message; None after ``timeout`` seconds.
 
         Raises:
-            PeerLost: the other side is gone.
+            PeerLost: the other side has exited.
         """
         if self._kept:
             return self._kept.pop(0)
         if not await self.wait(timeout):
             return None
-        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))  # may block until the rest arrives
+        # It may block until the rest of the message arrives.
+        taking = asyncio.wrap_future(self._reader.call(self._pipe.recv))
         try:
             message: tuple[Any, str] = await outlast(taking)
         except EOFError:
@@ -144,10 +145,10 @@ class PipeMail:
         return message
 
     def take_notice(self, model_id: str) -> Notice | None:
-        """Take all notices that come next; return the last one of a model, and keep those of others.
+        """Take all notices at the head of the pipe; return the last one of a model, and keep other models' notices.
 
         Raises:
-            PeerLost: the other side is gone, and has left none.
+            PeerLost: the other side has exited without leaving a notice.
         """
         with self._taking:
             try:
@@ -160,10 +161,10 @@ class PipeMail:
             return self.notices.pop(model_id, None)
 
     def take(self, message: tuple[Any, str]) -> bool:
-        """Take exactly this message, as ``Connection.send`` writes it, if it comes next.
+        """Take the next message if it is exactly this one, as ``Connection.send`` writes it.
 
         Raises:
-            PeerLost: the other side is gone.
+            PeerLost: the other side has exited.
         """
         whole = _framed(pickle.dumps(message))
         with self._taking:
@@ -176,13 +177,13 @@ class PipeMail:
         """Check the other end.
 
         Raises:
-            PeerLost: it is closed in all processes, even if something is left to be read.
+            PeerLost: it is closed in all processes, even if unread messages remain.
         """
         if self._polls(0):
             raise PeerLost("its end of the pipe is closed")
 
     async def wait(self, timeout: float | None) -> bool:
-        """Wait for something to read, or the end of the other side; return False after ``timeout`` seconds."""
+        """Wait for a message, or for the close of the other end; return False after ``timeout`` seconds."""
         changed = asyncio.Event()
 
         def look() -> bool:
@@ -202,8 +203,8 @@ class PipeMail:
         return True
 
     def watch(self, look: Callable[[], bool]) -> Callable[[], None]:
-        """Call ``look`` on the running loop whenever something arrives or there is room again, until it returns False;
-        unread messages of others do not count. Return a function that stops this."""
+        """Call ``look`` on the running loop on each arrival or new room, until it returns False; other users' unread
+        messages do not count. Return a function that stops this."""
         loop, changes = asyncio.get_running_loop(), select.epoll()
         changes.register(self._pipe.fileno(), select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
 

@@ -1,8 +1,8 @@
 """``SocketLink`` over a private UNIX socket to another process of the user; ``Notice``, its invitation through a pipe.
 
-The sender's end *invites*: it listens at an abstract address of its own until one receiver has joined. A ``Notice``
-carries the address to the receiver. So the kernel refuses a notice of an end that is closed or taken, at once. Each end
-watches the other process by its pid, as the kernel vouches for it: a link ends with that process, even if others have
+The sender's end *invites*: it listens at its own abstract address until one receiver has joined. A ``Notice`` carries
+the address to the receiver. So the kernel refuses, at once, a notice of an end that is closed or taken. Each end
+watches the other process by the pid that the kernel reports: a link ends with that process, even if others have
 inherited its socket.
 """
 
@@ -33,13 +33,13 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess
 logger = own_logger(__name__)
 
 MAX_WAITING_BYTES: Final = 64 << 20
-"""Limit of unread bytes, above which a message is refused."""
+"""Limit on unread bytes, above which a message is refused."""
 
 _PART_BYTES: Final = 4 << 20
-"""Limit of one frame; a longer message takes several."""
+"""Limit on one frame; a longer message takes several."""
 
 _EXIT_STATUS_S: Final = 0.5
-"""Time between the end of a socket and the end of its process, within which one explains the other."""
+"""Seconds between a socket's close and its process's exit within which the exit explains the close."""
 
 _MORE, _LAST, _JOIN, _BYE = range(4)
 """Kinds of frames: a part of a message, its last part, the receiver's model and mode, the end of the link."""
@@ -48,12 +48,12 @@ OWN: Final = "own"
 """Mode of a receiver that waits for versions at the link."""
 
 LOOP: Final = "loop"
-"""Mode of a receiver that gets a notice of every version from a loop of the user's."""
+"""Mode of a receiver whose user's loop passes on a notice of every version."""
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Address of a waiting version, which travels over a user's pipe in the place of weights.
+    """Address of a waiting version, sent over a user's pipe in place of the weights.
 
     Attributes:
         address: address of the sender's private socket.
@@ -66,7 +66,7 @@ class Notice:
     version: int
 
     def name_other(self, model_id: str) -> None:
-        """Tell the sender that a receiver of another id has got this notice, for the error of its deadline."""
+        """Tell the sender, for its timeout error, that a receiver with another id has read this notice."""
         with contextlib.suppress(OSError, RLinfAsyncError):
             sock, _ = _connect(self)
             with sock:
@@ -74,11 +74,11 @@ class Notice:
 
 
 class SocketLink(WeightLink):
-    """One end. A forked child's copies of it have ended.
+    """One end of the link. Its copies in forked children are closed.
 
     Args:
         name: the model's id, the same at both ends.
-        label: the other side, in errors.
+        label: name of the other side in errors.
 
     Attributes:
         mode: the receiver's mode, ``OWN`` or ``LOOP``; None until it has joined.
@@ -93,7 +93,7 @@ class SocketLink(WeightLink):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._sending = threading.Lock()
-        """Held while a message is sent, so that its parts stay together."""
+        """Lock held while a message is sent, so that its parts stay together."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
@@ -113,12 +113,12 @@ class SocketLink(WeightLink):
         """Connect the receiver's end. A second call only changes the mode, except from ``LOOP``.
 
         Raises:
-            PeerLost: the sender's end is closed, or taken; or this one has ended, or is another sender's.
-            ConfigError: the sender's network is another one than this process's.
-            AuthError: the sender is another user's.
+            PeerLost: the sender's end is closed or taken; or this end is closed, or belongs to another sender.
+            ConfigError: the sender is in another network namespace than this process.
+            AuthError: the sender belongs to another user.
         """
         is_read = threading.Event()
-        # Two threads that join at once make one connection: a second one would be refused by the sender, and end the
+        # Two threads that join at once must share one connection: the sender would refuse a second one, and end the
         # link.  tests/weights/links/test_socket_link.py::test_threads_that_join_at_once_make_one_connection
         with self._order:
             if self.error is not None:
@@ -134,7 +134,7 @@ class SocketLink(WeightLink):
             if self.mode not in (mode, LOOP):
                 self.mode = mode
                 self._send_parts([self.name, mode], _JOIN)
-        is_read.wait()  # all that is said from here on leaves at once, even if this process ends
+        is_read.wait()  # once the socket is read, messages are sent even if this process exits
 
     @property
     def is_joined(self) -> bool:
@@ -181,7 +181,7 @@ class _Hub(LoopThread):
     current: ClassVar[_Hub | None] = None
     lock: ClassVar[threading.Lock] = threading.Lock()
     inherited: ClassVar[list[_Hub]] = []
-    """Hubs of ancestors of this forked child: a loop that has been running cannot be freed."""
+    """Hubs of this forked child's ancestors: a loop that was running cannot be freed."""
 
     def __init__(self) -> None:
         super().__init__("rlinf-weights")
@@ -189,9 +189,9 @@ class _Hub(LoopThread):
         self.sockets: set[_Sockets] = set()
 
     def call(self, callback: Callable[[], object]) -> None:
-        """Call back on the loop, unless in a child. Without a lock: the garbage collector may use it."""
+        """Call back on the loop, except in a forked child. Take no lock: the garbage collector may call this."""
         if self.process.is_here:
-            with contextlib.suppress(RuntimeError):  # the loop has ended, because all is closed
+            with contextlib.suppress(RuntimeError):  # the loop has ended, because all links are closed
                 super().call(callback)
 
     @classmethod
@@ -208,11 +208,11 @@ class _Hub(LoopThread):
             if self.sockets or _Hub.current is not self:
                 return
             _Hub.current = None
-        LazyThread("rlinf-weights end").submit(self.stop)  # stopping waits for this thread
+        LazyThread("rlinf-weights end").submit(self.stop)  # stopping blocks until this thread has left its loop
 
     @classmethod
     def forget(cls) -> None:
-        """Forget the parent's hub, without notice to listeners, whose locks missing threads may hold."""
+        """Forget the parent's hub without notifying listeners: threads that do not exist here may hold their locks."""
         cls.lock = threading.Lock()
         hub, cls.current = cls.current, None
         if hub is not None:
@@ -225,7 +225,7 @@ class _Sockets:
     """Sockets of one link, which they refer to weakly. All methods but ``join`` run on the hub's loop.
 
     Attributes:
-        connection: to the other end, or to one that has not named its model yet.
+        connection: the one to the other end, or to a candidate that has not named its model yet.
     """
 
     def __init__(self, hub: _Hub, link: SocketLink) -> None:
@@ -240,7 +240,7 @@ class _Sockets:
     # -- the beginning ----------------------------------------------------------------------------------------------
 
     def listen(self) -> None:
-        """Accept one connection at a time: it becomes the link's, or ends."""
+        """Accept one connection at a time; it becomes the link's connection or is closed."""
         if self.listener is not None:
             self.hub.loop.add_reader(self.listener.fileno(), self._accept)
 
@@ -256,7 +256,7 @@ class _Sockets:
                 logger.warning("a connection to %r was refused: %s", self._link(), error)
 
     def join(self, sock: socket.socket, pid: int, then: Callable[[], None]) -> None:
-        """Connect, from any thread; call back once the connection is read."""
+        """Connect, from any thread; call ``then`` once the connection is being read."""
         connection = self._connect(sock, pid)
 
         def begin() -> None:
@@ -288,14 +288,14 @@ class _Sockets:
             except ProcessLookupError:
                 self._exited()
             except OSError:
-                pass  # another pid namespace: the end of the socket has to do
+                pass  # another pid namespace: rely on the end of the socket
             else:
                 self.hub.loop.add_reader(self._process, self._exited)
 
     def _on_frame(self, pid: int, kind: int, part: bytes) -> None:
         link = self._link()
         if link is None:
-            return  # and it will be closed in a moment
+            return  # the socket will be closed in a moment
         if kind == _JOIN:
             name, mode = frames.unpack(part)
             if name != link.name:
@@ -314,7 +314,7 @@ class _Sockets:
                 self._parts.clear()
                 link._arrive(message)
 
-    # -- the end ----------------------------------------------------------------------------------------------------
+    # -- close -----------------------------------------------------------------------------------------------------
 
     def _exited(self) -> None:
         """Handle the end of the other process, after reading its last messages."""
@@ -323,12 +323,13 @@ class _Sockets:
         self._lose(f"is gone: its process has ended{_exit_status(self._process)}")
 
     def _ended(self, why: str) -> None:
-        if self.listener is not None:  # a connection that named no model of ours
+        if self.listener is not None:  # the connection did not name this link's model
             self.connection = None
             self.listen()
         elif self._process is None:
             self._lose(why)
-        else:  # the socket of a dying process ends before the process
+        else:
+            # The socket of a dying process closes before the process exits.
             self.hub.loop.call_later(_EXIT_STATUS_S, self._lose, why)
 
     def _lose(self, why: str) -> None:
@@ -373,9 +374,9 @@ def _connect(notice: Notice) -> tuple[socket.socket, int]:
     """Return a socket to the sender, and its pid.
 
     Raises:
-        PeerLost: the address is not in use any more.
-        ConfigError: it cannot be reached from here.
-        AuthError: it is another user's.
+        PeerLost: no process listens at the address any more.
+        ConfigError: the address is not reachable from here.
+        AuthError: the sender belongs to another user.
     """
     try:
         sock = local_socket.connect(notice.address)
@@ -395,8 +396,8 @@ def _network() -> int:
 
 
 def _exit_status(handle: int | None) -> str:
-    """Describe the end of a child process of this one, which stays to be waited for."""
-    with contextlib.suppress(OSError, ValueError):  # no child of this process; a signal without a name
+    """Describe the exit of a child of this process, without reaping it."""
+    with contextlib.suppress(OSError, ValueError):  # the process is not a child of this one; or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -2,14 +2,15 @@
 
     NODE_<rank>_in/<n>           sender → receiver   the head of message n; its tensor follows by the group
     NODE_<rank>_count            sender → receiver   n of the last message
-    NODE_<rank>_at/<g>/0/<side>  both                where group g reaches that side, 0 being the sender; or "closed"
+    NODE_<rank>_at/<g>/0/<side>  both                address of that side in group g (0: the sender), or "closed"
 
-Nothing is overwritten by a second message.  All methods block, and be it for a store that has stopped: each side calls
-them in a thread of its own, and ``interrupt`` in another one.
+No message overwrites another. All methods block, even if the store has stopped: each side calls them in its own thread,
+and ``interrupt`` in another one.
 
-Gloo lets no thread go that waits in the middle of a tensor, whatever becomes of its connection, but at once those that
-wait for what has not begun.  So no thread waits for a tensor itself: the receiver waits for a byte that follows it, and
-the sender for the length of the answer, which ends as soon as the receiver's process does, whatever that was doing.
+Gloo never releases a thread that waits in the middle of a tensor, even if the connection ends, but releases at once a
+thread that waits for a transfer that has not begun. So no thread waits for a tensor itself: the receiver waits for a
+byte that follows it, and the sender for the length of the answer; that wait ends as soon as the receiver's process
+does.
 """
 
 from __future__ import annotations
@@ -34,31 +35,31 @@ from rlinf_async.errors import ClosedError, ConfigError, DeadlineExceeded, PeerL
 logger = own_logger(__name__)
 
 _CLOSED: Final = b"closed"
-"""Value that replaces an awaited one that will not come."""
+"""Value stored under a key whose awaited value will not come."""
 _VOID: Final = b"void"
 """Head of a message that its sender has abandoned."""
 
 _MAX_CONNECT_S: Final = 10.0
-"""Limit for connecting once both addresses are known; nothing can interrupt that."""
+"""Limit on connecting once both addresses are known: that cannot be interrupted."""
 _MAX_WAIT_S: Final = 3600.0
-"""Limit of one request to the store; longer waits repeat it."""
+"""Limit on one request to the store; longer waits repeat the request."""
 
 _TENSOR, _MARK, _LENGTH, _ANSWER = range(4)
 """Tags: the tensor, the byte that follows it, and the two parts of the answer."""
 _DONE, _FAILED, _UNTAKEN = b"+", b"-", b"!"
-"""First byte of an answer. The rest is a message of the receiver's; why it could not apply the weights; or why it could
-not even take them, so that they are still under way."""
+"""First byte of an answer. The rest is the receiver's message; the reason why it could not apply the weights; or the
+reason why it could not even receive them, so that they are still in transit."""
 
 _BREAKS: Final = (RuntimeError, PeerLost, DeadlineExceeded, ClosedError)
 """Errors that end a connection; Gloo's and the store's are RuntimeErrors."""
 
 
 class StoreMail:
-    """One side of the exchange, for one thread.
+    """One side of the exchange, used by one thread.
 
     Args:
         store: any store of torch.distributed that can be cloned; all receivers may share it.
-        rank: the receiver's, from 1 on.
+        rank: rank of the receiver, from 1 on.
         is_sender: True for the sender's side.
         backend: ``"gloo"``, or ``"nccl"`` for tensors that travel from GPU to GPU.
     """
@@ -72,13 +73,13 @@ class StoreMail:
         self._side = 0 if is_sender else 1
         self._device = "cuda" if backend == "nccl" else "cpu"
         self._id = uuid.uuid4().hex[:12]
-        """Identity of this sender: another one may have used the store before, and its entries lead nowhere."""
+        """Identity of this sender: an earlier sender may have left entries in the store, which must be ignored."""
         self._number = 0
         self._generation = ""
         """Name of the current or last group."""
         self._group: Any = None
         self._carrier: Any = None
-        """Group of the tensors: the same one, or NCCL's."""
+        """Process group for the tensors: the same one, or NCCL's."""
         self._held: Sequence[Any] = ()
         """Tensors that Gloo may still read or write."""
         self._end = 0.0
@@ -91,8 +92,8 @@ class StoreMail:
 
     @property
     def _store(self) -> Any:
-        """A client of its own, which serves one caller at a time. The thread makes it, since torch looks up the name of
-        each address that it connects to, and a lost answer costs the resolver's five seconds."""
+        """This object's own store client, which serves one caller at a time. Its thread creates it: torch resolves the
+        name of each address to which it connects, and a lost answer costs the resolver's five seconds."""
         if self._own is None:
             self._own = self._shared.clone()
         return self._own
@@ -104,11 +105,11 @@ class StoreMail:
             stop: set before ``interrupt`` is called.
 
         Raises:
-            DeadlineExceeded: there is no answer; whatever the receiver does with the message, the next one takes
-                another connection.
+            DeadlineExceeded: there is no answer in time. Whatever the receiver does with the message, the next message
+            uses another connection.
             PeerLost: the connection broke.
-            ClosedError: it was abandoned.
-            RemoteError: the receiver could not take or apply it; says why.
+            ClosedError: the call was interrupted.
+            RemoteError: the receiver could not receive or apply the message; the text says why.
         """
         self._begin(stop)
         end = clock.monotonic() + timeout
@@ -128,14 +129,14 @@ class StoreMail:
             answer = self._ship(tensor, end)
         except _BREAKS as error:
             self.part()
-            with contextlib.suppress(RuntimeError):  # the store is gone
+            with contextlib.suppress(RuntimeError):  # the store does not answer
                 self._withdraw()
                 self._store.set(f"{self._key('at', self._generation)}/0/0", _CLOSED)
             raise self._translated(error, timeout) from None
         if answer.startswith(_UNTAKEN):
             self.part()
         if not answer.startswith(_DONE):
-            # Nothing of it is unpickled: anything may write to the store, and so be the other side.
+            # Unpickle no part of the answer: any process may write to the store, and so act as the other side.
             raise failures.rebuild(dataclasses.replace(failures.unpack(answer[1:]), pickled=None))
         return answer[1:]
 
@@ -151,20 +152,20 @@ class StoreMail:
         return answer.numpy().tobytes()
 
     def _withdraw(self) -> None:
-        """Keep the receiver from taking the current message."""
+        """Prevent the receiver from taking the current message."""
         self._store.set(self._key("in"), _VOID)
         self._store.set(f"{self._name}_count", str(self._number))
 
     def receive(self, stop: threading.Event) -> tuple[dict[str, Any], torch.Tensor]:
-        """Wait for a message without a limit; if one breaks off, for the next.
+        """Wait indefinitely for a message; if one is cut off midway, wait for the next.
 
         Args:
             stop: set before ``interrupt`` is called.
 
         Raises:
-            PeerLost: the store is gone.
-            ClosedError: it was abandoned.
-            Exception: there is no memory for it; its sender gets the same error.
+            PeerLost: the store does not answer.
+            ClosedError: the call was interrupted.
+            Exception: there is no memory for the message; its sender gets the same error.
         """
         self._begin(stop)
         while True:
@@ -194,7 +195,8 @@ class StoreMail:
 
     def _next_head(self) -> dict[str, Any]:
         if not self._number:
-            self._number = self._last()  # if that was not taken, a receiver that is started again begins with it
+            # If the last message was not taken, a restarted receiver begins with it.
+            self._number = self._last()
             if self._number and self._store.check([self._key("in")]):
                 self._number -= 1
         self._number += 1
@@ -202,7 +204,8 @@ class StoreMail:
             found = self._wait(self._key("in"), clock.monotonic() + _MAX_WAIT_S)
             if found is None:
                 continue
-            for number in (self._number, self._number - 1):  # the former may have been withdrawn after it was taken
+            # The last message may have been withdrawn after the one before it was taken: delete both.
+            for number in (self._number, self._number - 1):
                 self._store.delete_key(self._key("in", number))
             if found == _VOID:
                 self._number += 1
@@ -216,19 +219,19 @@ class StoreMail:
         work.wait(timeout)
 
     def answer(self, answer: bytes | BaseException, failed: bytes = _FAILED) -> None:
-        """Answer the message received last: it was applied, or why not."""
+        """Answer the message received last: applied, or the reason why not."""
         answer = failed + failures.pack_error(answer) if isinstance(answer, BaseException) else _DONE + answer
         if self._group is not None:
             try:
-                # Each is waited for: the connection may be ended right after this.
+                # Wait for each send: the connection may be closed right after this.
                 self._group.send([torch.tensor([len(answer)])], 0, _LENGTH).wait(_until(self._end))
                 text = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
                 self._group.send([text], 0, _ANSWER).wait(_until(self._end))
-            except RuntimeError:  # the sender waits no longer
+            except RuntimeError:  # the sender has stopped waiting
                 self.part()
 
     def interrupt(self, stop: threading.Event) -> None:
-        """End the call that got ``stop``, if it is running; wait for a store that does not answer."""
+        """End the call that was given ``stop``, if it is running; this blocks while the store does not answer."""
         with self._lock:
             if self._stop is not stop:
                 return
@@ -237,11 +240,11 @@ class StoreMail:
         if connection is not None:
             connection.end()
         if awaited:
-            with contextlib.suppress(RuntimeError):  # the store is gone, and no thread waits for it
+            with contextlib.suppress(RuntimeError):  # the store does not answer, and no thread waits for it
                 self._shared.clone().compare_set(awaited, "", _CLOSED.decode())
 
     def part(self) -> None:
-        """End the connection; the next message takes another one."""
+        """Close the connection; the next message uses another one."""
         with self._lock:
             connection, self._connection = self._connection, None
         groups = {self._group, self._carrier} - {None}
@@ -253,7 +256,8 @@ class StoreMail:
 
     def _begin(self, stop: threading.Event) -> None:
         if self._stop.is_set():
-            self.part()  # the last call may have been over when it was interrupted, and its connection been ended
+            # The last call may have ended when it was interrupted, after its connection was closed.
+            self.part()
         with self._lock:
             self._stop = stop
 
@@ -267,14 +271,15 @@ class StoreMail:
 
             store = _Meeting(self, self._key("at", self._generation), end)
             limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
-            # Gloo gives a connection five times as long; the other side may just have left.
+            # Gloo waits five times as long for a connection; the other side may just have exited.
             self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
             connection = _find_connection(store, self._side)
             with self._lock:
                 self._connection = connection
             if self._device == "cuda":
                 self._carrier = _make_nccl(PrefixStore(self._generation, self._store), self._side, limit)
-        self._check()  # ``interrupt`` may have come before there was a connection to end
+        # ``interrupt`` may have been called before there was a connection to close.
+        self._check()
 
     def _last(self) -> int:
         count = f"{self._name}_count"
@@ -288,7 +293,8 @@ class StoreMail:
         from torch.distributed import DistNetworkError, DistStoreError
 
         store = self._store
-        with self._lock:  # ``interrupt`` comes before this, or finds the key
+        # Check under the lock: ``interrupt`` comes either before this, or finds the key.
+        with self._lock:
             self._check()
             self._awaited = key
         try:
@@ -315,7 +321,7 @@ class StoreMail:
 
 
 class _Meeting(Store):
-    """Keys by which Gloo's two ends find each other, in the job's store; ``interrupt`` ends a wait for them."""
+    """Keys in the job's store by which Gloo's two ends find each other; ``interrupt`` ends a wait for them."""
 
     def __init__(self, mail: StoreMail, prefix: str, end: float) -> None:
         super().__init__()
@@ -355,7 +361,7 @@ def _make_nccl(store: Any, side: int, timeout: timedelta) -> Any:
 
 
 def _find_connection(store: _Meeting, side: int) -> TcpConnection | None:
-    """Return Gloo's connection, so that it can be ended; None if it cannot be identified."""
+    """Return Gloo's connection, so that it can be closed; None if it cannot be identified."""
     own, others = (store.get(f"0/{each}") for each in (side, 1 - side))
     try:
         made_here = TcpConnection.find(lambda near, far: is_named_in(others, far))

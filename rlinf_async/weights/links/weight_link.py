@@ -1,4 +1,4 @@
-"""Link between a publisher and one of its receivers: messages, tensors to other machines, and the error of its end.
+"""Link between a publisher and one of its receivers: messages, tensors to other machines, and the error that ended it.
 
 A message is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long, without weights. A
 link keeps messages until it has a listener, and has no loop of its own: the thread that reads a message delivers it.
@@ -21,16 +21,16 @@ LinkMessage = list[Any]
 
 
 def no_match(what: str, names: Iterable[str], own: str) -> str:
-    """Return the end of a label: the other side has weights of these names and none of this side's.
+    """Return the end of a label that says which names the other side has instead of this side's.
 
     Args:
-        what: verb: ``"sends weights of"``.
+        what: verb of the text: ``"sends weights of"``.
     """
     return f", which {what} {', '.join(map(repr, names))} and none of '{own}'"
 
 
 class LinkListener(Protocol):
-    """Listener of a link, called for one message at a time in the thread that reads it. An error would end the link."""
+    """Listener of a link, called with one message at a time, in the thread that reads it. An error closes the link."""
 
     def on_message(self, message: LinkMessage) -> None: ...
 
@@ -42,14 +42,15 @@ class WeightLink:
     """One end of the connection between a sender and a receiver.
 
     Args:
-        label: the other side, in errors.
+        label: name of the other side in errors.
 
     Attributes:
         node: number of the other side's machine; None for this machine, where memory can be shared.
         is_here: True if the other side is known to be in this process.
-        address: plain data by which a third end reaches the other side over a link of this kind; None if it cannot.
-        opened: done when the other side is found and ``node`` is known; fails if it is not found.
-        error: reason for the end of the link; None while it is whole.
+        address: plain data by which a third process can reach the other side over a link of this kind; None if it
+            cannot.
+        opened: settled once the other side is found and ``node`` is known; fails if it is not found.
+        error: error that ended the link; None while it is open.
     """
 
     node: int | None = None
@@ -63,13 +64,13 @@ class WeightLink:
         self._listener: LinkListener | None = None
         self._kept: deque[LinkMessage] = deque()
         self._order = threading.RLock()
-        """Held while a message is delivered: messages are delivered in the order of their arrival."""
+        """Lock held while a message is delivered, so that messages are delivered in the order of their arrival."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} to {self.label} [{'ended' if self.error else 'open'}]>"
 
     def listen(self, listener: LinkListener) -> None:
-        """Set the listener; deliver what has arrived already first."""
+        """Set the listener, after delivering the messages that have arrived already."""
         is_heard = True
         with self._order:
             self._listener, ended = listener, self.error
@@ -84,7 +85,7 @@ class WeightLink:
         """Send a message, without a confirmation.
 
         Raises:
-            PeerLost: the other side is gone.
+            PeerLost: the other side has ended.
             ClosedError: this side has closed the link.
         """
         if self.error is not None:
@@ -92,25 +93,26 @@ class WeightLink:
         self._send(message)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
-        """Send the memory of a tensor to another machine; done when it has arrived. It must not change until then.
+        """Send the memory of a tensor to another machine; done once it has arrived. The memory must not change until
+        then.
 
         Args:
-            line: stream of tensors, which keep their order; after a loss, the rest of the stream is unusable.
-            receiver: address of a third end that gets it; None: the other side.
+            line: stream of tensors, which arrive in order; after a loss, the rest of the stream is unusable.
+            receiver: address of a third process that receives it; None for the other side.
         """
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def receive_tensor(self, tensor: Any, line: int, sender: Any = None) -> Work[None]:
-        """Receive the next tensor of that stream, from the other side or a third one, into this one."""
+        """Receive the next tensor of that stream, from the other side or from a third process, into this tensor."""
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def close(self, error: Exception | None = None) -> None:
-        """End the link for that reason, and tell the other side. Idempotent."""
+        """Close the link for that reason, and notify the other side. Idempotent."""
         if self.error is None:
             self._end(error or ClosedError(f"the link to {self.label} is closed"))
         self._close()
 
-    # -- what each kind of link does ----------------------------------------------------------------------------
+    # -- implemented by each kind of link --------------------------------------------------------------------------
 
     def _send(self, message: LinkMessage) -> None:
         raise NotImplementedError

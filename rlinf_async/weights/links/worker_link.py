@@ -1,4 +1,4 @@
-"""Link between two workers of a run, on a line of its own beside their other messages."""
+"""Link between two workers of a run, on a private stream beside their other messages."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess
 from rlinf_async.work import Work
 
 _NAMES_LINE: Final = "names of weights"
-"""Line on which two workers tell each other the names of their links."""
+"""Stream on which two workers tell each other the names of their links."""
 
 _names: dict[tuple[str, int], set[str]] = {}
 """Names of other workers' present and past links to this one, for errors."""
 
 
 class LinkEnd:
-    """One end of a link without the link: its works, and the connection to the other worker.
+    """State of one end that outlives the link object: its works, and the connection to the other worker.
 
     Attributes:
-        ids: this end's id, and the other one's once it is known.
+        ids: this end's id, and the other end's once it is known.
         works: unfinished works, in their order.
     """
 
@@ -45,31 +45,31 @@ class LinkEnd:
         self.exchange.send((*self.ids, message), *self.member, None, None, None, self.line)
 
     def leave(self) -> None:
-        """Say good-bye, and abandon unfinished works."""
+        """Say goodbye, and abandon unfinished works."""
         with contextlib.suppress(Exception):
             self.send(None)
         abandon_works(list(self.works))
 
     def drop(self) -> None:
-        """Leave on the client's loop: the garbage collector calls this under any lock."""
+        """Leave on the client's loop: the garbage collector may call this under any lock."""
         if self.process.is_here:
             with contextlib.suppress(RuntimeError):  # the run is over
                 self._loop.call_soon_threadsafe(self.leave)
 
 
 class WorkerLink(WeightLink):
-    """Link that ends with the other worker, with the framework's error, such as ``WorkerDied``.
+    """Link that ends when the other worker ends, with the framework's error, such as ``WorkerDied``.
 
-    Every message names the link that it comes from, and the one that it is for once that is known: a message for a
-    closed link does not reach the next link of that name. Waits for the other worker refer to the link weakly, so that
-    a dropped link leaves.
+    Every message names the link from which it comes and, once known, the one to which it goes: a message for a closed
+    link does not reach the next link of that name. Waits for the other worker refer to the link weakly, so that a
+    dropped link is closed.
 
     Args:
-        group, rank: the other worker's.
-        name: name of the line, the same at both ends; for example the model's.
+        group, rank: group and rank of the other worker.
+        name: name of the stream, the same at both ends, such as the model's.
 
     Raises:
-        RuntimeError: this process is no worker.
+        RuntimeError: this process is not a worker.
     """
 
     def __init__(self, group: str, rank: int, name: str) -> None:
@@ -86,7 +86,7 @@ class WorkerLink(WeightLink):
 
     @property
     def mismatch(self) -> str:
-        """Names of the other side's links to this worker, in words, if none is this one's."""
+        """Text about the names of the other side's links to this worker, if none has this link's name."""
         names = _names.get(self._here.member, set()).copy()
         if not names or self._name in names:
             return ""
@@ -120,12 +120,11 @@ class WorkerLink(WeightLink):
         return self._begin(self._here.exchange.recv_tensor(tensor, *self._bulk_line(line, sender), at_once=True))
 
     def later(self, seconds: float, callback: Callable[[], None]) -> None:
-        """Call back after so many seconds."""
+        """Call back after ``seconds``."""
         require_client().later(seconds, callback)
 
     def _bulk_line(self, line: int, third: Any) -> tuple[Any, ...]:
-        """Return the arguments of an exchange with the other side, or with a third end, which does not know this link's
-        name."""
+        """Return the arguments of an exchange with the other side, or with a third end, which has no link name."""
         group, rank = third or self._here.member
         return group, rank, None, None, f"weights on line {line}" if third else f"{self._here.line} memory {line}"
 
@@ -135,12 +134,12 @@ class WorkerLink(WeightLink):
         return work
 
     def _listen(self, line: str, take: Callable[[WorkerLink, Work[Any]], bool]) -> None:
-        """Wait for the next message on a line, after taking those that are here already."""
+        """Wait for the next message on a stream, after taking those that have arrived already."""
         while self.error is None:
             work = self._here.exchange.recv(*self._here.member, None, None, line)
             if not work.done():
                 self._begin(work, functools.partial(_go_on, line, take))
-                if self.error is not None:  # closed meanwhile, by a thread that has not seen this
+                if self.error is not None:  # another thread, which has not seen this wait, has closed the link
                     work._lose_interest()
                 return
             if not take(self, work):
@@ -150,7 +149,7 @@ class WorkerLink(WeightLink):
         try:
             _names.setdefault(self._here.member, set()).add(work._result())
         except Exception:
-            return False  # the other line hears of it too
+            return False  # the other stream sees the error, too
         return True
 
     def _take(self, work: Work[Any]) -> bool:
@@ -164,7 +163,7 @@ class WorkerLink(WeightLink):
         if target not in (None, mine):
             return True
         if message is None:
-            if target is None and source != other:  # a good-bye of an unknown end that knows no link here
+            if target is None and source != other:  # a goodbye of an unknown end that knows no link here
                 return True
             self._end(ClosedError(f"{self.label} has closed its end of the link"))
             return False
@@ -173,7 +172,7 @@ class WorkerLink(WeightLink):
         return True
 
     def _end(self, error: Exception) -> None:
-        if self._here.process.is_here:  # in a forked one, a thread that is not there may have had the lock
+        if self._here.process.is_here:  # in a forked child, a thread that is missing here may have held the lock
             super()._end(error)
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""CUDA for weights: copies in streams of their own, registered host memory, device memory shared by IPC handles."""
+"""CUDA for weights: copies in separate streams, registered host memory, device memory shared by IPC handles."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from rlinf_async.weights.model.copying import as_integers, copy_tensors
 
 _PORTABLE: Final = 1
 _READ_ONLY: Final = 8
-"""``cudaHostRegisterPortable`` and ``cudaHostRegisterReadOnly``."""
+"""Flag values of ``cudaHostRegisterPortable`` and ``cudaHostRegisterReadOnly``."""
 
 _PAGE: Final = 2 << 20
-"""Bytes below which CUDA puts several allocations into one, and exports them together."""
+"""Size below which CUDA combines several allocations, and exports them together."""
 
 _cuda: Any = torch.cuda  # torch.cuda has few annotations
 
 
 class Cuda:
-    """CUDA as ``Gpus``."""
+    """Implementation of ``Gpus`` by CUDA."""
 
     def __init__(self) -> None:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
@@ -39,9 +39,9 @@ class Cuda:
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
         """Handles of allocated memory by address."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Opened memory by handle, with its number of users: closing it closes it for the whole process."""
+        """Opened memory by handle, with its number of users: a close affects the whole process."""
 
-    # -- where tensors are --------------------------------------------------------------------------------------
+    # -- devices of tensors ---------------------------------------------------------------------------------------
 
     def places(self, tensors: Iterable[torch.Tensor]) -> set[torch.device]:
         if not _cuda.is_initialized():
@@ -79,19 +79,20 @@ class Cuda:
         sources: Sequence[torch.Tensor],
         after: Marks | None,
     ) -> Any:
-        """Copy in a stream of its own; return an event that is done with the copies."""
+        """Copy in a separate stream; return an event that completes with the copies."""
         stream, done = self._stream(device), _cuda.Event(blocking=True)
         if after is None or device not in after:
             torch.cuda.synchronize(device)
         elif after[device] is not None:
-            stream.wait_stream(torch.cuda.current_stream(device))  # this thread may have made some of them
+            # This thread may have computed some of the sources there.
+            stream.wait_stream(torch.cuda.current_stream(device))
             stream.wait_event(after[device])
         try:
             with torch.cuda.stream(stream), torch.no_grad():
                 torch._foreach_copy_(*as_integers(targets, sources), non_blocking=True)
                 done.record(stream)
         except BaseException:
-            stream.synchronize()  # the caller may change or free them once it has the error
+            stream.synchronize()  # the caller may change or free the tensors once it has the error
             raise
         return done
 
@@ -128,13 +129,12 @@ class Cuda:
         return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Allocate by CUDA and not by torch: expandable segments have no handles, and other blocks of torch's are
-        shared."""
+        """Allocate by CUDA, not by torch: expandable segments have no handles, and torch shares other blocks."""
         pointer, size = ctypes.c_void_p(), ctypes.c_size_t(-(-nbytes // _PAGE) * _PAGE)
         with torch.cuda.device(device):
             if cuda_runtime().cudaMalloc(ctypes.byref(pointer), size):
                 forget_error()
-                torch.cuda.empty_cache()  # memory in torch's cache is not CUDA's to give
+                torch.cuda.empty_cache()  # CUDA cannot allocate memory that torch's cache holds
                 _check(cuda_runtime().cudaMalloc(ctypes.byref(pointer), size), "cudaMalloc")
         address = pointer.value or 0
         self._allocated[address] = None, device
@@ -155,9 +155,9 @@ class Cuda:
         return handle
 
     def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
-        if handle.allocation in self._exported:  # CUDA opens no handle in the process that has made it
+        if handle.allocation in self._exported:  # CUDA does not open a handle in the process that exported it
             region = DeviceRegion(self._exported[handle.allocation].data_ptr(), handle.nbytes)
-            return torch.as_tensor(region, device=device)  # a storage of its own, whose users can be counted
+            return torch.as_tensor(region, device=device)  # a separate storage, whose users can be counted
         memory, users = self._opened.get(handle.allocation, (CudaMemory(), 0))
         opened = memory.open(handle, device)
         self._opened[handle.allocation] = memory, users + 1

@@ -1,4 +1,4 @@
-"""Leaves of a slot in memory of the sender's GPU, for receivers on the same one; frees retired ones once unused."""
+"""Leaves of a slot in the sender's GPU memory, for receivers on that GPU; frees retired leaves once unused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class DeviceLeaves:
     """Leaves of one slot on a GPU: allocated once and exported once.
 
     Attributes:
-        memory, views: all of it, and the leaves.
-        name: plain data by which others open it: the GPU's uuid and a ``Handle``.
+        memory, views: the whole memory, and the leaves in it.
+        name: plain data by which others open the memory: the GPU's uuid and a ``Handle``.
 
     Raises:
         Exception: there is no room on the GPU, or its memory cannot be shared.
@@ -42,7 +42,7 @@ class DeviceLeaves:
     def free(self) -> None:
         try:
             self._gpus.free(self.memory)
-        except Exception as error:  # the driver has gone away, and the memory with it
+        except Exception as error:  # the driver was unloaded, and the memory with it
             logger.info("memory of weights on %s could not be freed: %s", self.device, error)
 
 
@@ -53,14 +53,13 @@ _retiring: Final = threading.Lock()
 def retire(fd: int, leaves: DeviceLeaves) -> None:
     """Free device leaves without a writer as soon as no other process has them open.
 
-    CUDA does not define the effect of freeing memory that another process has open, so it is kept until none has. The
-    kernel tells whether one has, even a killed one; a notice would take a thread that waits for nothing else and cannot
-    be stopped. So the kernel is asked when more is packed or retired here, and the rest goes with the process.
-    Receivers close such memory when they learn that their sender is gone. (A lease on the slot's file, as the pool of
-    messages takes, would wait for mappings too, and a model of the CPU may stay mapped for long.)
-
+    CUDA does not define the effect of freeing memory that another process has open, so the memory is kept until no
+    process has. The kernel tells whether one has, even a killed one; a notification would take a thread that only waits
+    and cannot be stopped. So the kernel is queried when more is packed or retired here, and the rest is freed when the
+    process exits. Receivers close such memory when they learn that their sender has ended. (A lease on the slot's file,
+    as the pool of messages takes, would also wait for mappings, and a model on the CPU may stay mapped for long.)
     Args:
-        fd: of ``SlotWriter.leave_gpu``; closed when they are freed.
+        fd: descriptor from ``SlotWriter.leave_gpu``; closed when the leaves are freed.
     """
     with _retiring:
         retired.append((fd, leaves))
@@ -68,7 +67,7 @@ def retire(fd: int, leaves: DeviceLeaves) -> None:
 
 
 def free_retired() -> int:
-    """Free retired leaves that no process has open; return the number of others."""
+    """Free retired leaves that no process has open; return the number of remaining ones."""
     with _retiring:
         retired[:] = [(fd, leaves) for fd, leaves in retired if not _is_freed(fd, leaves)]
         return len(retired)

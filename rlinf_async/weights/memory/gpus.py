@@ -16,14 +16,14 @@ from rlinf_async._transports.devices.device_memory import IpcHandle
 logger = own_logger(__name__)
 
 Marks: TypeAlias = Mapping[torch.device, Any]
-"""Point in the work of the caller's stream on each GPU; None: its beginning, before everything."""
+"""Point in the work of the caller's stream, by GPU; None means before all work."""
 
 
 class Gpus(Protocol):
     """The GPUs of this process.
 
-    In a process that uses none, ``places`` and ``mark`` find that out without initialising anything, and nothing else
-    is called.
+    In a process that uses no GPU, ``places`` and ``mark`` find that out without initialising anything, and no other
+    method is called.
 
     Raises, in all other methods:
         RuntimeError: the driver refuses, or there is no memory left.
@@ -33,37 +33,37 @@ class Gpus(Protocol):
         """Return the GPUs of these tensors."""
 
     def only_place(self, tensors: Sequence[torch.Tensor]) -> torch.device | None:
-        """Return the GPU of all of these tensors; None if there is no such one."""
+        """Return the GPU that has all of these tensors; None if there is none."""
 
     def mark(self, devices: Iterable[torch.device]) -> Marks:
-        """Return the progress of the caller's current streams on these GPUs."""
+        """Return marks of the caller's current streams on these GPUs."""
 
     def copy(
         self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], after: Marks | None = None
     ) -> None:
-        """Copy each source to its target, as ``copy_tensors``; done when it returns.
+        """Copy each source to its target, as ``copy_tensors`` does; complete on return.
 
         Args:
-            after: marks that the copies wait for on each GPU, besides the work of this thread. A mark at the beginning
-                waits for nothing at all; without a mark, the copies wait for all work of that GPU.
+            after: marks for which the copies wait on each GPU, besides the work of this thread. A mark at the beginning
+            does not wait at all; without a mark, the copies wait for all work of that GPU.
         """
 
     def follow(self, marks: Marks) -> None:
-        """Have this thread's current streams continue after these marks."""
+        """Make this thread's current streams continue after these marks."""
 
     def settle(self, device: torch.device) -> None:
         """Wait for all work of a GPU."""
 
     def register(self, address: int, nbytes: int, device: torch.device, *, read_only: bool) -> None:
-        """Register host memory for copies at full speed until ``unregister``."""
+        """Register host memory, so that copies run at full speed, until ``unregister``."""
 
     def unregister(self, address: int, device: torch.device) -> None: ...
 
     def uuid(self, device: torch.device) -> str:
-        """Return the GPU's unique id; empty if its memory is not to be shared."""
+        """Return the GPU's unique id; empty if its memory must not be shared."""
 
     def allocate(self, nbytes: int, device: torch.device) -> torch.Tensor:
-        """Return flat bytes that can be exported; they stay until ``free``, even without the tensor."""
+        """Return flat bytes that can be exported; they stay allocated until ``free``, even without the tensor."""
 
     def free(self, memory: torch.Tensor) -> None: ...
 
@@ -71,24 +71,24 @@ class Gpus(Protocol):
         """Return a handle that this and other processes of the machine can ``open``."""
 
     def open(self, handle: IpcHandle, device: torch.device) -> torch.Tensor:
-        """Return exported memory as flat bytes, until ``shut``."""
+        """Return exported memory as flat bytes, valid until ``shut``."""
 
     def shut(self, handle: IpcHandle, device: torch.device) -> None: ...
 
 
 def copy_settled(gpus: Gpus, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy between memory that no stream uses, without waiting for one."""
+    """Copy between memory that no stream is using, without waiting for a stream."""
     gpus.copy(targets, sources, dict.fromkeys(gpus.places([*targets, *sources])))
 
 
 class Registrar:
-    """Registers mapped memory; a mode that is refused once is not tried again.
+    """Registrar of mapped memory; does not retry a mode that was refused once.
 
-    Cards that register nothing for reading only (``cudaErrorNotSupported``, 801) get memory that is writable meanwhile:
-    it is protected again afterwards, and stays registered.
+    GPUs that do not support read-only registration (``cudaErrorNotSupported``, 801) get memory that is writable for the
+    moment: it is protected again afterwards, and stays registered.
 
     Args:
-        read_only: it is mapped for reading only, from files that are open for writing.
+        read_only: the memory is mapped read-only, from files that are open for writing.
     """
 
     def __init__(self, gpus: Gpus, *, read_only: bool) -> None:
@@ -98,11 +98,11 @@ class Registrar:
         """Modes to try next: True registers for reading only."""
 
     def register(self, memory: Any, device: torch.device) -> Callable[[], object] | None:
-        """Register memory, which takes a while and so belongs into a thread.
+        """Register memory; this takes a while, so call it in a thread.
 
         Returns:
-            A function that ends the registration, at the latest before the memory is unmapped. None if CUDA refuses:
-            one warning says so, and copies are slower.
+            A function that ends the registration, to be called before the memory is unmapped. None if CUDA refuses:
+            this is logged once, and copies are slower.
         """
         while self._ways:
             try:
@@ -120,7 +120,7 @@ class Registrar:
     def _end(self, address: int, device: torch.device) -> None:
         try:
             self._gpus.unregister(address, device)
-        except Exception as error:  # the driver has gone away, and with it all that it knew
+        except Exception as error:  # the driver was unloaded, and its registrations with it
             logger.info("memory of weights could not be taken back from CUDA: %s", error)
 
     def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:

@@ -1,4 +1,5 @@
-"""Leases of a sender's slots in a receiver: slots are mapped, leased, and kept while tensors are mapped to them."""
+"""Leases of a sender's slots in a receiver: maps slots, leases them, and keeps them while tensors are mapped to
+them."""
 
 from __future__ import annotations
 
@@ -17,10 +18,10 @@ logger = own_logger(__name__)
 
 
 class Leased(NamedTuple):
-    """A version that may be read until it is released.
+    """Version that may be read until it is released.
 
     Attributes:
-        views: its leaves; None if they are in a GPU's memory that is not open here. Then there is no lease either.
+        views: its leaves; None, without a lease, if they are in GPU memory that is not open here.
         is_on_gpu: True if the views are in a GPU's memory.
     """
 
@@ -31,12 +32,12 @@ class Leased(NamedTuple):
 
 
 class Leases:
-    """Slots of one sender: mapped once, and unmapped when the sender has left them.
+    """Slots of one sender: mapped once, and unmapped once the sender no longer uses them.
 
     Attributes:
-        manifest: of the weights; None before the announcement.
-        device: GPU of the destination, if there is one.
-        gpu: uuid of the GPU whose memory can be opened here; empty if none.
+        manifest: manifest of the weights; None before the announcement.
+        device: GPU of the destination, if any.
+        gpu: uuid of the GPU whose memory this process can open; empty if none.
     """
 
     def __init__(self, gpus: Gpus) -> None:
@@ -51,7 +52,7 @@ class Leases:
         """Readers by inode, in the order of their last use."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
-        """Finalizers of slots that the receiver has released and that other tensors still use."""
+        """Finalizers of released slots that other tensors still use."""
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -62,10 +63,10 @@ class Leases:
         return self._kept is not None
 
     def expect(self, manifest: Manifest, extra: int, slots: int, device: torch.device | None = None) -> None:
-        """Note the announced weights.
+        """Record the announced weights.
 
         Args:
-            device: GPU of the destination, if there is one.
+            device: GPU of the destination, if any.
         """
         self.manifest = manifest
         self._layout = SlotLayout(manifest.nbytes, extra)
@@ -74,7 +75,7 @@ class Leases:
         self.gpu = "" if device is None or self._is_refused else self._gpus.uuid(device)
 
     def is_new(self, name: MemoryName) -> bool:
-        """True if the slot has to be prepared, in a thread, before it is taken."""
+        """True if the slot must be prepared, in a thread, before it is taken."""
         known = self._known.get(name.inode)
         if known is None or self._may_open(known, name):
             return True
@@ -85,12 +86,13 @@ class Leases:
         return is_here and reader.views_on_gpu is None
 
     def prepare(self, name: MemoryName) -> None:
-        """Map a slot, its leaves only if they are in it, or open them on the GPU; unmap slots that the sender has left.
+        """Map a slot, with leaves that are in it, or open leaves on the GPU; unmap slots that the sender no longer
+        uses.
 
-        Memory that cannot be opened once is not tried again.
+        Memory that could not be opened once is not tried again.
 
         Raises:
-            TransferFailed: as ``take``.
+            TransferFailed: as for ``take``.
         """
         reader = self._find(name)
         if reader.header.places & IN_SLOT:
@@ -111,11 +113,11 @@ class Leases:
         """Lease a slot.
 
         Returns:
-            None if the slot has no version, or is being written: a later version comes.
+            The lease; None if the slot has no version or is being written: a later version will come.
 
         Raises:
-            TransferFailed: it cannot be read here, or differs from the announcement.
-            ClosedError: they have been released.
+            TransferFailed: the slot cannot be read here, or differs from the announcement.
+            ClosedError: the leases were released.
         """
         reader = self._find(name)
         header = reader.lease()
@@ -149,11 +151,12 @@ class Leases:
             reader.release()
 
     def keep(self, reader: SlotReader | None) -> None:
-        """Note that the receiver's tensors are mapped to this slot now, and not to the one before."""
+        """Record that the receiver's tensors are now mapped to this slot instead of the one before."""
         before, self._kept = self._kept, reader
         if before is None or before is reader:
             return
-        if before.is_looked_at():  # its sender would write the next version over what they show
+        # Close it for good: the sender would write the next version over the values that these tensors show.
+        if before.is_looked_at():
             self._close(before)
         else:
             before.release()
@@ -176,7 +179,7 @@ class Leases:
         return any(reader is not self._kept for reader in list(self._known.values()))
 
     def shed(self) -> None:
-        """Release all slots that are not kept; belongs into a thread, as ``close``."""
+        """Release all slots that are not kept; call this in a thread, like ``close``."""
         for reader in list(self._known.values()):
             if reader is not self._kept:
                 self._close(reader)
@@ -187,6 +190,6 @@ class Leases:
         self.shed()
 
     def close(self) -> None:
-        """Release all slots for good; with much memory, in a thread. Idempotent."""
+        """Release all slots for good; call this in a thread if they are large. Idempotent."""
         self._is_closed = True
         self.forget()

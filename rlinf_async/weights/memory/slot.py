@@ -1,20 +1,20 @@
 """Shared memory of one slot (memfd): its layout, its locks and its writer.
 
-A slot is sealed anonymous memory, found by others under ``/proc``.  Its readers hold a *lease*, a read lock of the
-kernel's on it (an open-file-description lock); its writer holds a write lock.  So no version is overwritten
-while it is read, and the lease of a process that has been killed is gone with the process::
+A slot is sealed anonymous memory, found by others under ``/proc``. Its readers hold a *lease*, a kernel read lock on it
+(an open-file-description lock); its writer holds a write lock. So no version is overwritten while it is read, and the
+kernel releases the lease of a killed process::
 
     sender    SlotWriter ── claim, begin, pack, finish ──┐
                                                       /proc/<pid>/fd/<n>
     receiver  SlotReader ── lease, read, release ────────┘
 
-    head    header │ extra: what the model has beside its tensors
+    head    header │ extra: values of the model other than tensors
     leaves  leaf │ leaf │ …                                          from a multiple of 2 MiB on
-    header  magic, manifest digest, sequence, version, number of bytes of extra, where the leaves are
+    header  magic, manifest digest, sequence, version, number of bytes of extra, places of the leaves
 
-The sequence is odd while the slot is being written: what a sender that died has left half written is recognised by it.
-The leaves of a version may be in the memory of a GPU, too or instead.  Here they are mapped by the first that asks for
-them, and take no memory before the writer does.
+The sequence is odd while the slot is being written, which also reveals a slot that a dead sender has left half written.
+The leaves of a version may be in GPU memory, too, or instead. The leaves here are mapped at first use, and take no
+memory before they are written.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from rlinf_async.weights.model.param_tree import Path
 Views: TypeAlias = dict[Path, torch.Tensor]
 
 LEASE_BYTE: Final = 0
-"""Byte locked by readers and the writer of the slot."""
+"""Byte that the slot's readers and its writer lock."""
 
 OPENED_BYTE: Final = 1
-"""Byte locked by readers that have the leaves on a GPU open, leased or not."""
+"""Byte locked by readers that have the GPU leaves open, leased or not."""
 
 IN_SLOT: Final = 1
 ON_GPU: Final = 2
-"""Places of a version's leaves: the slot itself, the memory of a GPU that goes with it, or both."""
+"""Places of a version's leaves: the slot itself, GPU memory that belongs to it, or both."""
 
 PUBLISHED: Final = 4
 """Flag of a version that may be applied; without it, the writer may withdraw the version."""
 
 HEADER_BYTES: Final = 4096
-"""Room for the header; the extra begins on a page of its own."""
+"""Room for the header; the extra begins on a separate page."""
 
 _LEAVES_ALIGNMENT_BYTES: Final = 2 << 20
 _MIN_HEAD_BYTES: Final = 64 << 10
@@ -62,12 +62,12 @@ class SlotHeader(NamedTuple):
     """Header of a slot.
 
     Attributes:
-        digest: of the manifest; a shorter one than 32 bytes ends with zeros.
-        sequence: grows by one when writing begins and when it ends.
-        version: of the weights.
-        extra: size of the values beside the tensors, in bytes.
-        places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``; the slot has memory for leaves that are in it. And
-            ``PUBLISHED``.
+        digest: digest of the manifest, padded with zeros to 32 bytes.
+        sequence: incremented when writing begins, and when it ends.
+        version: version of the weights.
+        extra: size in bytes of the values other than tensors.
+        places: places of the leaves, ``IN_SLOT`` and ``ON_GPU``, with the flag ``PUBLISHED``; the slot has memory only
+        for leaves that are in it.
     """
 
     digest: bytes
@@ -78,7 +78,7 @@ class SlotHeader(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if the slot holds a version: no writer is at work, or has died there."""
+        """True if the slot holds a complete version: no writer is active, or has died while writing."""
         return self.sequence > 0 and self.sequence % 2 == 0
 
     def pack(self) -> bytes:
@@ -89,7 +89,7 @@ class SlotHeader(NamedTuple):
         """Read a header.
 
         Raises:
-            ValueError: this is no slot.
+            ValueError: the memory is not a slot.
         """
         magic, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
@@ -102,7 +102,7 @@ class SlotLayout(NamedTuple):
 
     Attributes:
         leaves: size of the packed leaves.
-        extra: initial size of the extra; it may grow to four times as much.
+        extra: initial size of the extra, which may grow to four times that.
     """
 
     leaves: int
@@ -129,7 +129,7 @@ class SlotLayout(NamedTuple):
         """Check the available memory.
 
         Raises:
-            MemoryError: this machine, or this container, has less memory left than so many slots take.
+            MemoryError: this machine, or this container, has too little memory left for that many slots.
         """
         if slots * self.size > (left := available()):
             count = "one slot" if slots == 1 else f"{slots} slots"
@@ -143,9 +143,9 @@ class MemoryName(NamedTuple):
     """Name by which other processes of this machine find a slot, as plain data.
 
     Attributes:
-        path: of the writer's descriptor.
-        inode: of the memory: a descriptor's number is used again.
-        on_gpu: further place of the leaves: a GPU's uuid and a ``Handle``; None if they are in the slot only.
+        path: path of the writer's descriptor.
+        inode: inode of the memory, because descriptor numbers are reused.
+        on_gpu: place of the leaves on a GPU: its uuid and a ``Handle``; None if they are only in the slot.
     """
 
     path: str
@@ -194,7 +194,7 @@ class Slot:
         return self._views
 
     def register(self, registrar: Registrar, device: torch.device) -> None:
-        """Register it for copies by a GPU at full speed."""
+        """Register the slot, so that a GPU copies at full speed."""
         if self._unregister is None and self.leaves.nbytes:
             self._unregister = registrar.register(self._memory, device)
 
@@ -206,35 +206,36 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close it: it is unmapped now, with much memory in a thread, or with the last tensor that is mapped to it.
+        """Close the slot. It is unmapped now (large memory in a thread), or with the last tensor mapped to it.
 
-        Other processes go on with it. Idempotent.
+        Other processes continue to use it. Idempotent.
         """
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
             if self._unregister is not None:
-                self._unregister()  # here, and not wherever the last tensor is let go of
+                self._unregister()  # unregister here, not wherever the last tensor is dropped
             self._head, self._memory, self._views = memoryview(b""), None, None
             self._leaves = torch.empty(0, dtype=torch.uint8)
 
 
 class SlotWriter(Slot):
-    """A slot of this process.
+    """Slot that this process writes.
 
-    The memory of its leaves is taken at the first use of ``leaves``, all at once: packing meets no page fault.
+    The first use of ``leaves`` allocates all their memory at once, so that packing causes no page faults.
 
     Attributes:
-        name_on_gpu: further place for its leaves, once there is one: see ``MemoryName``.
+        name_on_gpu: place of its leaves on a GPU, once allocated; see ``MemoryName``.
 
-    Raises, there too:
-        MemoryError, OSError: there is no memory, or no file descriptor, for it.
+    Raises, also at the first use of ``leaves``:
+        MemoryError, OSError: there is not enough memory, or no free file descriptor.
     """
 
     def __init__(self, manifest: Manifest, layout: SlotLayout, label: str = "weights") -> None:
         self._label = label
         self._header = SlotHeader(manifest.digest)
-        self._uses: list[None] = []  # one for each ``pin``: to append and to pop takes no lock
+        # One entry for each ``pin``: list append and pop need no lock.
+        self._uses: list[None] = []
         self.name_on_gpu: list[Any] | None = None
         fd = allocate_segment(layout.head, f"rlinf-{label}"[:200])
         try:
@@ -266,7 +267,7 @@ class SlotWriter(Slot):
 
     @property
     def is_whole(self) -> bool:
-        """True if it holds a complete version."""
+        """True if the slot holds a complete version."""
         return self._header.is_whole
 
     @property
@@ -276,7 +277,7 @@ class SlotWriter(Slot):
 
     @property
     def is_on_gpu(self) -> bool:
-        """True if they are in the memory of a GPU."""
+        """True if the leaves of its version are in GPU memory."""
         return bool(self._header.places & ON_GPU)
 
     @property
@@ -284,7 +285,7 @@ class SlotWriter(Slot):
         return bytes(self._extra(self._header.extra))
 
     def pin(self) -> None:
-        """Keep it from being written again until ``unpin``, which is called once for each call."""
+        """Keep the slot from being written again until ``unpin``, which balances each call."""
         self._uses.append(None)
 
     def unpin(self) -> None:
@@ -295,14 +296,14 @@ class SlotWriter(Slot):
         return bool(self._uses)
 
     def lock(self) -> bool:
-        """Keep readers out until ``unlock``. Return False while it is leased."""
+        """Keep readers out until ``unlock``. Return False if the slot is leased."""
         return lock(self._fd, fcntl.F_WRLCK)
 
     def unlock(self) -> None:
         lock(self._fd, fcntl.F_UNLCK)
 
     def begin(self) -> None:
-        """Mark the locked slot as being written: it holds no version."""
+        """Mark the locked slot as being written: it holds no version now."""
         self._set(sequence=self._header.sequence | 1)
 
     def finish(self, version: int, extra: bytes = b"", places: int = IN_SLOT) -> None:
@@ -312,7 +313,7 @@ class SlotWriter(Slot):
             places: places of its leaves, ``IN_SLOT``, ``ON_GPU`` or both.
 
         Raises:
-            ValueError: the extra is longer than its room.
+            ValueError: the extra does not fit into its room.
         """
         room = self._layout.extra_room
         if len(extra) > room:
@@ -325,11 +326,11 @@ class SlotWriter(Slot):
         self._set(sequence=sequence, version=version, extra=len(extra), places=places)
 
     def filled(self) -> None:
-        """Note that leaves on a GPU are in the slot too; readers go on."""
+        """Record that leaves on a GPU are now in the slot, too; readers continue."""
         self._set(places=self._header.places | IN_SLOT)
 
     def publish(self) -> None:
-        """Have readers apply the version, even one that was told of an earlier one in this slot."""
+        """Allow readers to apply the version, even a reader that was told of an earlier version in this slot."""
         self._set(places=self._header.places | PUBLISHED)
 
     def _set(self, **fields: Any) -> None:
@@ -338,19 +339,21 @@ class SlotWriter(Slot):
         self._head[: len(packed)] = packed
 
     def leave_gpu(self) -> int:
-        """Keep others from opening its leaves on a GPU.
+        """Keep other processes from opening its leaves on a GPU.
 
         Returns:
-            A descriptor for the caller: its lock on ``OPENED_BYTE`` is free once all have closed the leaves.
+            A descriptor for the caller, whose lock on ``OPENED_BYTE`` is free once all processes have closed the
+            leaves.
         """
         self._set(places=self._header.places & ~ON_GPU)
         return os.dup(self._fd)
 
 
 def lock(fd: int, kind: int, byte: int = LEASE_BYTE) -> bool:
-    """Take or release a lock on a slot, without waiting. Return False if another one is in the way.
+    """Take or release a lock on a slot, without waiting. Return False if another lock conflicts.
 
-    The lock belongs to the open file, not to the process: another descriptor of the same process is in the way too.
+    The lock belongs to the open file, not to the process: a lock through another descriptor of the same process
+    conflicts, too.
     """
     try:
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0))

@@ -32,26 +32,27 @@ logger = own_logger(__name__)
 
 
 class MemoryGone(TransferFailed):
-    """Memory of another process that cannot be opened (any more)."""
+    """Failure to open another process's memory, which may have been freed."""
 
 
 class SlotReader(Slot):
     """Another process's slot, mapped for reading only: a write to it is a fault (SIGSEGV), not an exception.
 
-    Its leaves may be read under a lease only, once the header says that they are in the slot.
+    Read its leaves only under a lease, once the header says that they are in the slot.
 
     Attributes:
-        views_on_gpu: the leaves on a GPU, once they are open.
+        views_on_gpu: the leaves on a GPU, once they are open here.
 
     Raises:
-        MemoryGone: it cannot be opened here: its owner is gone, or lives on another machine, in another PID namespace
-            or under another user.
+        MemoryGone: the slot cannot be opened here: its owner has exited, or lives on another machine, in another PID
+        namespace or under another user.
     """
 
     def __init__(self, name: MemoryName, manifest: Manifest, layout: SlotLayout) -> None:
         self.name = name
         try:
-            fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)  # so that ``Registrar`` may unprotect it
+            # Opened for writing, so that ``Registrar`` may unprotect it.
+            fd = os.open(name.path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise MemoryGone(f"the sender's memory {name.path} cannot be opened: {error.strerror}") from error
         try:
@@ -63,11 +64,11 @@ class SlotReader(Slot):
             os.close(fd)
             raise
         self._lease: int | None = None
-        """A descriptor of its own, which owns the lock: closing it releases the lease here, and not in a forked child
+        """A separate descriptor, which owns the lock: closing it releases the lease here, but not in a forked child
         that reads the same memory."""
         self._shut: Callable[[], None] | None = None
         self._own_uses: list[tuple[torch.Tensor, int]] = []
-        """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
+        """Memory of the leaves, here and on a GPU, each with the number of this reader's own tensors that share it."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -97,7 +98,7 @@ class SlotReader(Slot):
             The header; None, without a lease, if the slot holds no version or is being written.
 
         Raises:
-            OSError: there is no file descriptor for it.
+            OSError: no file descriptor is free.
         """
         if self._lease is None:
             self._lease = os.open(f"/proc/self/fd/{self._fd}", os.O_RDONLY | os.O_CLOEXEC)
@@ -112,10 +113,10 @@ class SlotReader(Slot):
             os.close(lease)
 
     def is_looked_at(self, standing: int = 0) -> bool:
-        """True if tensors that are not this reader's share the memory of the leaves.
+        """True if tensors other than this reader's share the memory of the leaves.
 
         Args:
-            standing: number of known tensors that do not count.
+            standing: number of the receiver's own mapped tensors, which do not count.
         """
         return bool(self._looked_at(standing))
 
@@ -126,10 +127,10 @@ class SlotReader(Slot):
         return bytes(self._extra(header.extra))
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
-        """Open leaves on a GPU, if there are any yet, until ``close``; they too may be read under a lease only.
+        """Open leaves on a GPU, if there are any yet, until ``close``; read these, too, only under a lease.
 
         Raises:
-            Exception: they cannot be opened here.
+            Exception: the leaves cannot be opened here.
         """
         _, *facts = on_gpu
         handle = IpcHandle(*facts)
@@ -139,7 +140,8 @@ class SlotReader(Slot):
             )
         if not lock(self._fd, fcntl.F_RDLCK, OPENED_BYTE):
             return
-        # Their owner takes them out of the header before it asks for that lock: either that is seen here, or they stay.
+        # Their owner removes them from the header before it takes that lock: either this sees the removal, or they
+        # stay.
         try:
             if self.header.places & ON_GPU:
                 memory = gpus.open(handle, device)
@@ -151,14 +153,14 @@ class SlotReader(Slot):
                 lock(self._fd, fcntl.F_UNLCK, OPENED_BYTE)
 
     def close(self) -> None:
-        """Close it, as ``leave``."""
+        """Close the reader, as ``leave`` does."""
         self.leave()
 
     def leave(self) -> Pins:
-        """Close it: release the lease, and close the memory of a GPU.
+        """Close the reader: release the lease, and close GPU memory.
 
-        Tensors of others that are mapped to the leaves keep both until the last of them is gone: no other version comes
-        into that memory meanwhile.
+        Other tensors that are mapped to the leaves keep both until the last of them is dropped: no later version is
+        written to that memory meanwhile.
 
         Returns:
             The finalizers of such memory.
@@ -182,11 +184,11 @@ class SlotReader(Slot):
 
 
 Pins: TypeAlias = "list[weakref.finalize[Any, Any]]"
-"""Finalizers of memory, each alive as long as tensors of others use that memory."""
+"""Finalizers of memory, each alive as long as other tensors use that memory."""
 
 
 def _end_one(left: list[contextlib.ExitStack]) -> None:
-    """Note that one stretch of memory is gone; the lease goes with the last one."""
+    """Record that one block of memory was freed; the last one releases the lease."""
     ends = left.pop()
     if not left:
         ends.close()
@@ -195,11 +197,11 @@ def _end_one(left: list[contextlib.ExitStack]) -> None:
 def _shut(shut: Callable[[], None]) -> None:
     try:
         shut()
-    except Exception as error:  # the driver has gone away
+    except Exception as error:  # the driver was unloaded
         logger.info("memory of the sender's GPU could not be let go of: %s", error)
 
 
 def _uses(memory: torch.Tensor) -> int:
     """Return the number of tensors, here and elsewhere, that share the memory of this one."""
-    # Nothing public counts them: a storage that Python sees is one of them, whatever it is the storage of.
+    # No public function counts them. The storage object made here counts as one of them.
     return torch._C._storage_Use_Count(memory.untyped_storage()._cdata)

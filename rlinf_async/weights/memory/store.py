@@ -1,4 +1,4 @@
-"""Slots of a sender: taken for each version, packed, filled and replaced."""
+"""Slots of a sender: takes one for each version, packs, fills and replaces it."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ logger = own_logger(__name__)
 
 
 class Store:
-    """Room for some versions of one model; not for two threads at once.
+    """Room for several versions of one model; not thread-safe.
 
-    A slot that is still leased when its turn comes is left to its readers, and new memory takes its place: a stopped
-    reader delays nothing. The kernel frees the old slot once its last reader has left it.
+    A slot that is still leased when its turn comes is left to its readers, and new memory replaces it, so that a
+    stopped reader delays no version. The kernel frees the old slot once its last reader has closed it.
 
-    The leaves of a version from a GPU may lie there, in the slot, or in both places; ``fill`` copies them into the slot
-    when a receiver needs them there. Memory of the GPU is taken with the first version that lies there.
+    The leaves of a version from a GPU may be there, in the slot, or in both places; ``fill`` copies them into the slot
+    when a receiver needs them there. GPU memory is allocated with the first version that uses it.
 
     Args:
-        slots: two or more: the latest version stays whole until there is another.
-        extra: initial size of the values beside the tensors, in bytes.
+        slots: number of slots, at least two: the latest version stays complete until the next one is.
+        extra: initial size in bytes of the values other than tensors.
         gpus: interface to the GPUs.
-        reserves: take memory for all slots now, and not for each when it is needed: weights may stay on a GPU.
-        most: limit of slots; beyond ``slots``, one is added when all others are read or pinned.
+        reserves: allocate memory for all slots now, not at the first use of each; weights on a GPU may never need it.
+        most: limit on slots; beyond ``slots``, one is added when all others are read or pinned.
 
     Attributes:
         latest: the slot with the latest version.
 
     Raises:
-        MemoryError, OSError: there is not enough memory, or no file descriptor, for it.
+        MemoryError, OSError: there is not enough memory, or no free file descriptor.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class Store:
         self._registrar = Registrar(gpus, read_only=False)
         self._copy_settled: Copy = functools.partial(copy_settled, gpus)
         self._device: torch.device | None = None
-        """The GPU on which versions lie."""
+        """The GPU that holds versions."""
         self._is_refused = manifest.nbytes == 0
         self._slots: list[SlotWriter] = []
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}
         self._before: SlotWriter | None = None
-        """The slot with the version before the latest, while nothing else is in it."""
+        """The slot with the version before the latest, until it is overwritten."""
         if reserves:
             self.layout.check_room(label, slots)
         try:
@@ -91,7 +91,7 @@ class Store:
         """Return a locked slot for the next version: the oldest without readers.
 
         Raises:
-            MemoryError, OSError: as the constructor.
+            MemoryError, OSError: as for the constructor.
         """
         if retired:
             free_retired()
@@ -122,7 +122,7 @@ class Store:
             lacking = [each for each in self._slots if each not in self._on_gpu]
             made: list[DeviceLeaves] = []
             try:
-                for _ in lacking:  # all at once: room for one version alone is of no use
+                for _ in lacking:  # all or none: room for a single version is useless
                     made.append(DeviceLeaves(self._gpus, self.manifest, device))
             except Exception as error:
                 for leaves in made:
@@ -146,22 +146,21 @@ class Store:
         on_gpu: bool = False,
         fill: Copy | None = None,
     ) -> SlotWriter:
-        """Copy a version into a slot that was taken, in the dtypes in which it travels, in one pass over the memory.
+        """Copy a version into a taken slot, in the transport dtypes, in one pass over the memory.
 
         Args:
-            tensors: in the order of the leaves.
-            extra: values beside the tensors.
+            tensors: tensors in the order of the leaves.
+            extra: packed values other than tensors.
             copy: copies the tensors to their places.
-            on_gpu: their places are on the GPU, which has room for them.
-            fill: copies the packed leaves into the slot; None: leave them on the GPU.
+            on_gpu: pack into GPU memory, which has room.
+            fill: copies the packed leaves into the slot; None leaves them on the GPU.
 
         Raises:
-            ValueError: it does not fit.
+            ValueError: the version does not fit.
         """
         try:
-            views = list(
-                (self._on_gpu[slot] if on_gpu else slot).views.values()
-            )  # MemoryError, if there is none for them
+            # May raise MemoryError: the views are created at first use.
+            views = list((self._on_gpu[slot] if on_gpu else slot).views.values())
             slot.begin()
             copy(views, tensors)
             if on_gpu and fill is not None:
@@ -174,10 +173,10 @@ class Store:
         return slot
 
     def fill(self) -> None:
-        """Copy the latest version into its slot; not while another one is packed.
+        """Copy the latest version from the GPU into its slot. Do not call this while another one is being packed.
 
         Raises:
-            RuntimeError: the GPU does not give it.
+            RuntimeError: the copy from the GPU failed.
         """
         latest = self.latest
         if latest is not None and not latest.is_in_slot:
@@ -190,18 +189,18 @@ class Store:
         copy([slot.leaves], [on_gpu.memory])
 
     def withdraw(self, version: int) -> None:
-        """Withdraw a version that may have been packed: the one before it is the latest again."""
+        """Withdraw a version that may have been packed: the one before it becomes the latest again."""
         if self.latest is not None and self.latest.version == version:
             withdrawn, self.latest, self._before = self.latest, self._before, None
             withdrawn.begin()
 
     def receive(self, slot: SlotWriter) -> torch.Tensor:
-        """Return the bytes of a slot that was taken, for the caller to fill; ``received`` follows."""
+        """Return the bytes of a taken slot, for the caller to fill and then call ``received``."""
         slot.begin()
         return slot.leaves
 
     def received(self, slot: SlotWriter, version: int, extra: bytes) -> SlotWriter:
-        """Note that a slot holds a whole version."""
+        """Record that a slot holds a complete version."""
         try:
             slot.finish(version, extra, IN_SLOT | PUBLISHED)
             self._before, self.latest = self.latest, slot
@@ -210,7 +209,7 @@ class Store:
         return slot
 
     def close(self) -> None:
-        """Close all slots; readers go on with theirs. Idempotent."""
+        """Close all slots; readers keep theirs. Idempotent."""
         slots, self._slots, self.latest = self._slots, [], None
         for slot in slots:
             self._close(slot)

@@ -1,4 +1,4 @@
-"""Copies of many tensors: large ones as memory, by threads that do not wait for each other; small ones by one call."""
+"""Copies of many tensors: large ones as raw memory, by independent threads; small ones by one call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 import torch
 from torch.autograd.graph import increment_version
 
-_MOVE: Final = ctypes.CDLL(None).memmove  # lets other threads run meanwhile
+_MOVE: Final = ctypes.CDLL(None).memmove  # ctypes releases the GIL during the call
 _MOVE.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _MOVE.restype = None
 
@@ -26,10 +26,10 @@ DENSE: Final = frozenset(
 """Dtypes whose equal values are equal bytes, except for the sign of lazily negated ones."""
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype by element size, for copies bit for bit."""
+"""Integer dtype by element size, for bitwise copies."""
 
 _TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
-"""Tensor types without a meaning beyond their memory."""
+"""Tensor types that are nothing but their memory."""
 
 _STRIDED: Final = frozenset({torch.strided})
 _IS_CPU: Final = operator.attrgetter("is_cpu")
@@ -40,19 +40,19 @@ _SHAPE: Final = operator.attrgetter("shape")
 _NBYTES: Final = operator.attrgetter("nbytes")
 
 _MAX_UNDIVIDED: Final = 32768
-"""Elements up to which torch copies a tensor by one thread; it divides a larger one among its threads."""
+"""Number of elements up to which torch copies a tensor in one thread; it divides larger ones among threads."""
 
 _LITTLE_BYTES: Final = 1 << 20
-"""Size up to which finding the best way takes longer than copying."""
+"""Size in bytes up to which choosing the best method takes longer than copying."""
 
 _SHARED_BYTES: Final = 32 << 20
-"""Size from which more than one thread pays."""
+"""Size in bytes from which more than one thread is worthwhile."""
 
 _MAX_THREADS: Final = 16
-"""Number of threads that saturates the memory."""
+"""Number of threads that saturates the memory bandwidth."""
 
 _PIECE_BYTES: Final = 16 << 20
-"""Size of one move by a thread."""
+"""Size in bytes of one move by a thread."""
 
 STEP_BYTES: Final = 16 << 20
 """Bytes between two reports of ``copy_in_order``."""
@@ -60,17 +60,17 @@ STEP_BYTES: Final = 16 << 20
 Tensors: TypeAlias = Sequence[torch.Tensor]
 
 Copy: TypeAlias = Callable[[Tensors, Tensors], None]
-"""Function that copies each of the second to its place in the first, as ``copy_tensors``."""
+"""Function that copies each tensor of the second sequence to its place in the first, as ``copy_tensors`` does."""
 
 
 def copy_tensors(targets: Tensors, sources: Tensors) -> None:
-    """Copy each source to its target, whose dtype and device it takes on; done when it returns.
+    """Copy each source to its target, converting dtype and device; complete on return.
 
-    Large copies take two threads or more, even if torch has only one: readers wait for the weights, and two threads on
-    free cores take two thirds of the time of one.
+    Large copies use two threads or more, even if torch has only one: readers wait for the weights, and two threads on
+    free CPUs take two thirds of the time of one.
 
     Raises:
-        Exception: torch cannot copy one of them; some have been copied then.
+        Exception: torch cannot copy one of them; others may have been copied.
     """
     nbytes = sum(map(_NBYTES, targets))
     if nbytes < _LITTLE_BYTES:
@@ -90,21 +90,21 @@ def copy_tensors(targets: Tensors, sources: Tensors) -> None:
 
 
 def _copy(targets: Tensors, sources: Tensors) -> None:
-    """Copy all of them by one call: ten thousand small ones cost little more than a large one."""
+    """Copy all by one call: ten thousand small tensors cost little more than a large one."""
     if targets:
-        with torch.no_grad():  # each thread says so for itself
+        with torch.no_grad():  # torch keeps this setting per thread
             torch._foreach_copy_(list(targets), list(sources))
 
 
 def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
-    """Copy memory as it is.
+    """Copy raw memory.
 
-    Torch's threads wait for each other after every tensor, which takes long if one of them has no core; these threads
-    do not.
+    Torch's threads wait for each other after every tensor, which takes long if one of them has no CPU; these threads do
+    not.
 
     Args:
-        targets, sources: found by ``movable``.
-        threads: 0: as many as pay.
+        targets, sources: pairs chosen by ``movable``.
+        threads: number of threads; 0 for as many as are worthwhile.
     """
     pieces = [
         (target.data_ptr() + at, source.data_ptr() + at, min(_PIECE_BYTES, target.nbytes - at))
@@ -115,11 +115,11 @@ def move(targets: Tensors, sources: Tensors, threads: int = 0) -> None:
         moves = [functools.partial(_MOVE, *piece) for piece in pieces]
         share(threads or threads_for(sum(map(_NBYTES, targets))), moves)
     finally:
-        increment_version(targets)  # else a backward pass would use the new values unnoticed
+        increment_version(targets)  # a backward pass must notice that saved values have changed
 
 
 def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequence[int]:
-    """Return the pairs, among these, that are copied by moving memory and nothing else."""
+    """Return the indices, among these, of pairs that a move of raw memory copies correctly."""
 
     def are_moves(indices: Sequence[int]) -> bool:
         ours, theirs = [targets[index] for index in indices], [sources[index] for index in indices]
@@ -129,7 +129,7 @@ def movable(targets: Tensors, sources: Tensors, among: Sequence[int]) -> Sequenc
 
 
 def are_alike(targets: Tensors, sources: Tensors) -> bool:
-    """True if all of them are dense tensors on the CPU, and those of each pair have one dtype and shape."""
+    """True if all of them are dense tensors on the CPU, and each pair has one dtype and shape."""
     return (
         all(map(_are_plain, (targets, sources)))
         and all(map(operator.is_, map(_DTYPE, targets), map(_DTYPE, sources)))
@@ -153,7 +153,7 @@ def _are_plain(tensors: Tensors) -> bool:
 
 
 def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
-    """Make all calls, each thread the next one as soon as it is free: a slow thread takes fewer.
+    """Make all calls; each thread takes the next one as soon as it is free, so that a slow thread takes fewer.
 
     Raises:
         Exception: the first error of a call, once all threads have ended.
@@ -169,7 +169,7 @@ def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
         return
     with ThreadPoolExecutor(threads - 1, thread_name_prefix="some of the weights") as helpers:
         helping = []
-        with contextlib.suppress(RuntimeError):  # no thread can be started, at the end of an interpreter for one
+        with contextlib.suppress(RuntimeError):  # no thread can start, for example when the interpreter exits
             for _ in range(threads - 1):
                 helping.append(helpers.submit(work))
         work()
@@ -178,7 +178,7 @@ def share(threads: int, calls: Iterable[Callable[[], object]]) -> None:
 
 
 def threads_for(nbytes: int) -> int:
-    """Return the number of threads for so many bytes."""
+    """Return the number of threads for a copy of ``nbytes`` bytes."""
     there = min(len(os.sched_getaffinity(0)), max(2, torch.get_num_threads()), _MAX_THREADS)
     return there if nbytes >= _SHARED_BYTES else 1
 
@@ -191,13 +191,13 @@ def copy_in_order(
     step: int = STEP_BYTES,
     copy: Copy = copy_tensors,
 ) -> None:
-    """Copy from the first to the last tensor, with reports of the progress.
+    """Copy from the first to the last tensor, and report the progress.
 
     Args:
         ends: ends of the targets, in bytes from the beginning of the first, ascending.
-        copied: called now and then with the number of bytes that are complete.
+        copied: called from time to time with the number of completed bytes.
         step: bytes between two calls; a larger tensor is copied in parts where that is possible.
-        copy: copies some of them.
+        copy: copies several tensors.
     """
     first, before = 0, 0
     for index, (target, source, end) in enumerate(zip(targets, sources, ends, strict=True)):
@@ -218,10 +218,10 @@ def copy_in_order(
 
 
 def as_integers(targets: Tensors, sources: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the same memory, as integers where both tensors of a pair have one dtype and are on a GPU, to copy bit by
-    bit.
+    """Return the same memory, as integers if both tensors of a pair have one dtype and are on a GPU, for a bitwise
+    copy.
 
-    On a GPU, torch copies many tensors by way of the dtype that it computes in, which makes all NaNs equal, and refuses
+    On a GPU, torch copies many tensors through the dtype in which it computes, which makes all NaNs equal, and refuses
     some dtypes that it only stores.
     """
     pairs = [

@@ -1,13 +1,13 @@
-"""Binary difference of two versions of packed weights, byte for byte, in the fewest bytes.
+"""Binary difference of two versions of packed weights, exact and in the fewest bytes.
 
-Both regions are as the manifest lays them out.  They are compared as integers, in *pieces*: a leaf, a part of a large
+Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, a part of a large
 leaf, or neighbouring small leaves of one element size.  Each piece takes the smallest of these forms:
 
     same      nothing
     gaps      16 bits per changed element for the number of skipped elements before it, then the new values
     dense     the whole piece
 
-Values are absolute, so that applying a delta twice does no harm, and NaN or -0.0 are values like any others.
+Values are absolute, so that applying a delta twice is harmless, and NaN or -0.0 are values like all others.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rlinf_async.weights.model.leaf_memory import LeafMemory
 from rlinf_async.weights.model.manifest import ALIGNMENT, Manifest, dtype_of
 
 PIECE: Final = 2 << 20
-"""Size of a piece on a CPU, where both versions of it should stay in the cache."""
+"""Size in bytes of a piece on a CPU; both versions of it should stay in the cache."""
 
 GPU_PIECE: Final = 64 << 20
-"""Size of a piece on a GPU, where each call costs as much as comparing some megabytes."""
+"""Size in bytes of a piece on a GPU, where each call costs as much as comparing some megabytes."""
 
-_SMALL: Final = 64 << 10  # leaves below this many bytes share a piece
+_SMALL: Final = 64 << 10  # smaller leaves share a piece
 _SAME, _GAPS, _DENSE = range(3)
-_ESCAPE: Final = 0xFFFF  # as a gap: skip that many elements, and none of them changes
+_ESCAPE: Final = 0xFFFF  # a gap of this size skips as many elements and changes none
 _ENTRY: Final = struct.Struct("<BII")  # form, changed elements, gaps with escapes
 
 
@@ -45,7 +45,8 @@ class Delta:
 
     Attributes:
         head: forms of the pieces; some bytes per piece.
-        body: the rest, one dimension of uint8, on the device of the comparison; at most ``manifest.nbytes``.
+        body: gaps and values, a one-dimensional uint8 tensor on the device of the comparison; at most
+            ``manifest.nbytes``.
     """
 
     head: bytes
@@ -60,11 +61,11 @@ class Delta:
         """Turn the base into the new version, in place; the body must be on the region's device.
 
         Args:
-            manifest: the one with which it was made.
-            region: the base, packed, or the tensors of a model that has it.
+            manifest: the manifest with which the delta was made.
+            region: the base: packed, or as the tensors of a model.
 
         Raises:
-            WeightMismatch: this is no delta of these weights, or it is damaged; nothing was written.
+            WeightMismatch: the delta belongs to other weights or is damaged; nothing was written.
         """
         try:
             digest, size, table = msgpack.unpackb(self.head)
@@ -94,7 +95,7 @@ class Delta:
 
 @dataclass(frozen=True)
 class _DeltaPiece:
-    """Elements of one size in a region. Attributes in bytes: ``begin``, ``end``, ``unit``."""
+    """Elements of one size in a region; ``begin``, ``end`` and ``unit`` are in bytes."""
 
     begin: int
     end: int
@@ -118,7 +119,7 @@ class _DeltaPiece:
         return contextlib.nullcontext(region[self.begin : self.end])
 
     def nbytes(self, form: int, changed: int, gaps: int) -> int:
-        """Return the size of its section of the body, in which values begin at a multiple of 8."""
+        """Return the size of the piece's section of the body; values begin at a multiple of 8."""
         positions = (0, 2 * gaps, 0)[form]
         values = (0, changed, self.count)[form] * self.unit
         return _padded(positions) + _padded(values)
@@ -135,15 +136,16 @@ def encode(
     """Compare two versions.
 
     Args:
-        manifest: layout of both.
-        base: one dimension of uint8, at least ``manifest.nbytes``; without one, the delta is the whole of ``new``.
-        new: the same, or the tensors of a model; on the same device.
+        manifest: layout of both versions.
+        base: one-dimensional uint8 tensor of at least ``manifest.nbytes``; without it, the delta contains all of
+            ``new``.
+        new: the new version in the same form, or as the tensors of a model, on the same device.
         piece: size of a piece, a multiple of 256.
-        snapshot: becomes the new version on the way, while it is in the cache; may be the base.
+        snapshot: memory that also receives the new version, while it is in the cache; may be the base.
 
     Returns:
-        A delta with memory of its own. With pieces of one size, head and body do not depend on the device; with others,
-        both still turn the base into the same new version.
+        A delta with its own memory. Head and body depend on the size of pieces but not on the device; every delta turns
+        the base into the same new version.
     """
     table, sections = bytearray(), []
     for part in _pieces(manifest, piece):
@@ -164,7 +166,7 @@ def encode(
 
 
 def _pieces(manifest: Manifest, size: int) -> Iterator[_DeltaPiece]:
-    """Yield the pieces, which depend on the manifest alone: both sides find the same."""
+    """Yield the pieces, which depend only on manifest and size, so that both sides get the same."""
     begin = end = unit = 0
     for leaf in manifest.leaves:
         own = min(dtype_of(leaf.transport_dtype).itemsize, 8)
@@ -188,7 +190,7 @@ def _encode(piece: _DeltaPiece, before: torch.Tensor, after: torch.Tensor) -> tu
     changed = int(numpy.count_nonzero(different.numpy()) if different.device.type == "cpu" else different.sum())
     if not changed:
         return _SAME, 0, 0, []
-    # The least that gaps can take; so most dense pieces are found out without looking for their positions.
+    # Compare with the least size of gaps first: most dense pieces are recognised without searching for positions.
     dense = piece.nbytes(_DENSE, changed, 0)
     if piece.nbytes(_GAPS, changed, changed) < dense:
         positions = _positions(different)
@@ -199,7 +201,7 @@ def _encode(piece: _DeltaPiece, before: torch.Tensor, after: torch.Tensor) -> tu
 
 
 def _check(piece: _DeltaPiece, section: torch.Tensor, form: int, changed: int, gaps: int) -> None:
-    """Check that the section changes as many elements as it says, all of them within the piece."""
+    """Check that the section changes as many elements as it claims, all within the piece."""
     if form == _GAPS:
         skipped = section[: 2 * gaps].view(torch.int16).to(torch.int32) & _ESCAPE
         escapes = int((skipped == _ESCAPE).sum())
@@ -223,7 +225,7 @@ def _padded(nbytes: int) -> int:
     return -(-nbytes // 8) * 8
 
 
-# On a CPU numpy does these some five times as fast as torch.
+# On a CPU, numpy does the following about five times as fast as torch.
 
 
 def _compared(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

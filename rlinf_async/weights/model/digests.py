@@ -19,7 +19,7 @@ from rlinf_async.weights.model.places import StackPart, piece_of
 from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
-_TOGETHER: Final = 64  # tensors that a thread hashes before it takes others
+_TOGETHER: Final = 64  # a thread hashes this many tensors at a time
 
 Parts: TypeAlias = Sequence[StackPart | Slice]
 
@@ -28,10 +28,10 @@ Form: TypeAlias = tuple[int, str, Parts]
 
 
 def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor]]) -> tuple[bytes, bytes]:
-    """Return packed forms of a destination's tensors (empty: all leaves as they travel), and their digests.
+    """Return packed forms of a destination's tensors (empty: all leaves in transport form), and their digests.
 
     Args:
-        held: for each tensor, its leaf, the part of it, and the tensor.
+        held: for each tensor, the index of its leaf, the part of the leaf that it holds, and the tensor.
     """
     held = list(held)
     forms: list[Form] = [(leaf, dtype_name(tensor.dtype), parts) for leaf, parts, tensor in held]
@@ -40,7 +40,7 @@ def digests_of(manifest: Manifest, held: Iterable[tuple[int, Parts, torch.Tensor
 
 
 class ExpectedDigests:
-    """Digests of one packed version, in the forms in which receivers hold it; for one thread."""
+    """Digests of one packed version, in the forms in which receivers hold it; used by one thread."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
@@ -49,19 +49,19 @@ class ExpectedDigests:
         self._in_use: set[bytes] = set()
 
     def following(self) -> ExpectedDigests:
-        """Return digests of the next version, in the forms that this one was asked for in."""
+        """Return digests for the next version, in the forms requested for this one."""
         others = ExpectedDigests(self._manifest)
         others._in_use = set(self._in_use or self._known)
         return others
 
     def begin(self, version: int, leaves: Sequence[torch.Tensor]) -> None:
-        """Hash a version in the forms that the one before was asked for in."""
+        """Hash a version in the forms requested for the one before."""
         if version != self._version:
             in_use, self._in_use = self._in_use or {b""}, set()
             self._version, self._known = version, {forms: self._of(forms, leaves) for forms in in_use}
 
     def differing(self, version: int, leaves: Sequence[torch.Tensor], forms: bytes, digests: bytes) -> list[str]:
-        """Return the names of tensors that a receiver does not hold as they are in this version."""
+        """Return the names of tensors whose values at a receiver differ from this version."""
         self.begin(version, leaves)
         self._in_use.add(forms)
         if forms not in self._known:
@@ -108,7 +108,7 @@ def _hashed(manifest: Manifest, forms: Sequence[Form], tensors: Sequence[torch.T
 
 
 def _buffer(tensor: torch.Tensor) -> Any:
-    """Return its bytes. A view by torch takes ten times as long as the hash of a small tensor."""
+    """Return the tensor's bytes, without torch's view, which takes ten times as long as the hash of a small tensor."""
     is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) and not (tensor.is_conj() or tensor.is_neg())
     if is_plain and tensor.is_cpu and tensor.is_contiguous():
         return (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())

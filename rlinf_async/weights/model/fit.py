@@ -30,8 +30,8 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
-_NAMED: Final = 5  # problems that an error names
-_LISTED: Final = 20  # keys that it lists of each side
+_NAMED: Final = 5  # an error names at most this many problems
+_LISTED: Final = 20  # an error lists at most this many keys of each side
 _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 
@@ -39,23 +39,23 @@ class Fit:
     """Tensors of a destination, and the leaves that they get; raises if they do not fit.
 
     Args:
-        maps: tensors are to be remapped to the leaves, instead of being overwritten.
-        strict_dtype: nothing is cast.
-        mapped: tensors that are mapped to leaves now, and get separate memory before a copy.
-        naming: of the destination's tensors; None if they cannot be renamed.
+        maps: remap tensors to the leaves instead of overwriting them.
+        strict_dtype: refuse to cast.
+        mapped: tensors that are mapped to leaves now, and will get separate memory before a copy.
+        naming: names of the destination's tensors; None if they cannot be renamed.
         shard: mesh and placements of plain tensors that are shards, or a function of name and tensor that returns them.
 
     Attributes:
         targets: tensors that are written, each once.
         chosen: place and leaf index of each target.
         ties: pairs of places that are one tensor in the destination and several in the weights.
-        maps: True if they can be mapped.
-        why_copied: reason why they cannot be mapped.
+        maps: True if the tensors can be mapped.
+        why_copied: reason why the tensors cannot be mapped.
         wholes: DTensors whose local parts are among the targets.
-        is_inference: True if some were made under ``torch.inference_mode()``.
+        is_inference: True if some tensors were created under ``torch.inference_mode()``.
 
     Raises:
-        WeightMismatch: they do not fit; names the first five problems, and the keys of both sides.
+        WeightMismatch: the weights do not fit; the text names the first five problems, and the keys of both sides.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class Fit:
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
     ) -> Iterator[str]:
-        """Note the part of a leaf that each place gets; yield problems with paths that have no place."""
+        """Assign to each place its part of a leaf; yield problems with paths that have no place."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
-            # A leaf that goes unchanged to one place is judged with the place.
+            # A leaf that goes unchanged to one place is judged together with the place.
             if (found is None or found[0].parts) and (why := why_without_values(leaf, "in the weights")):
                 yield f"{name_of(path)!r} {why}"
             elif found is not None:
@@ -128,10 +128,10 @@ class Fit:
     def _choose(
         self, tensors: Sequence[torch.Tensor], others: Sequence[TensorPlace], is_simple: bool, mapped: Collection[int]
     ) -> list[str]:
-        """Choose the tensors to be written, each once; return problems with the memory that they share.
+        """Choose the tensors to write, each once; return problems with shared memory.
 
         Args:
-            others: places without a leaf; one in the memory of a place with a leaf gets the same.
+            others: places without a leaf; such a place gets the values of a place with which it shares memory.
             mapped: ids of tensors that share memory only because they are mapped.
         """
 
@@ -144,7 +144,7 @@ class Fit:
         addresses = set(map(torch.Tensor.data_ptr, everything)) if is_simple else ()
         by_memory: dict[Any, tuple[TensorPlace, int]] = {}
         if len(addresses) == len(everything):
-            by_memory = dict(enumerate(self._pairs))  # none is tied to another
+            by_memory = dict(enumerate(self._pairs))  # no tensor is tied to another
         else:
             for pair in self._pairs:
                 first = by_memory.setdefault(memory(pair[0]), pair)
@@ -156,7 +156,8 @@ class Fit:
             ]
             others = [place for place, of in tied if of is None]
         chosen = by_memory
-        if self.maps:  # a copy to one of two objects in one memory is a copy to both; each stands in its leaf by itself
+        if self.maps:
+            # A copy to one of two objects in one memory reaches both; a mapping must be made for each object.
             chosen = {}
             for pair in self._pairs:
                 chosen.setdefault(id(pair[0].tensor), pair)
@@ -177,7 +178,7 @@ class Fit:
 
     @functools.cached_property
     def _owners(self) -> list[tuple[Any, list[Any], list[Any]]]:
-        """Mappings of the destination, with their keys and the tensors and modules under them."""
+        """Return the destination's mappings, with their keys and the tensors and modules under these."""
         found: dict[int, tuple[Any, list[Any], list[Any]]] = {}
         for owner, key, item in self._held:
             if id(owner) not in found:
@@ -188,14 +189,14 @@ class Fit:
         return list(found.values())
 
     def is_held(self) -> bool:
-        """True if the destination still has the very tensors."""
+        """True if the destination still has the same tensor objects."""
         if any(whole._local_tensor is not local for whole, local in self._locals):
             return False
         return all(starmap(_still_has, self._owners)) and all(starmap(_still_stacks, self._stacks))
 
     def is_current(self) -> bool:
-        """True if it also has them in the same dtypes, devices and shapes; takes microseconds for each."""
-        # Shape by shape: ten thousand that are kept would have Python look for garbage, which takes far longer.
+        """True if they also have the same dtypes, devices and shapes; takes microseconds per tensor."""
+        # Compare one shape at a time: keeping ten thousand would trigger a garbage collection, which takes far longer.
         return self.is_held() and all(
             all(map(operator.eq, map(attribute, self.targets), form)) for attribute, form in self._forms
         )
@@ -204,8 +205,8 @@ class Fit:
         """Judge the values of a version.
 
         Raises:
-            WeightMismatch: tensors that are tied in the destination would get values that differ; a value is for a
-                tensor, or for nothing.
+            WeightMismatch: tensors that are tied in the destination would get different values; a value is meant for a
+            tensor, or has no place.
         """
         problems = [
             f"{_both(one, other)} are tied in the destination, and their values differ: tie them in the weights too, "
@@ -226,14 +227,14 @@ class Fit:
             raise _mismatch(problems)
 
     def sources(self, leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the leaf, or the part of it, for each target."""
+        """Return the source of each target: a leaf, or part of one."""
         found = list(map(leaves.__getitem__, self._indices))
         for number, place in self._members:
             found[number] = place.of(found[number])
         return found
 
     def held(self) -> list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]]:
-        """Return leaves, their parts, and the tensors that hold them now."""
+        """Return the indices of leaves, their parts, and the tensors that hold them now."""
         places = [*self.chosen, *(tied for _, tied in self.ties)]
         held: list[tuple[int, Sequence[StackPart | Slice], torch.Tensor]] = [
             (index, (*place.parts, *place.slices), place.tensor) for place, index in places
@@ -247,7 +248,7 @@ class Fit:
 
 
 def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
-    """Return the leaves, those of a manifest without memory, and the index of each path's leaf."""
+    """Return the leaves (without memory for a manifest), and the index of each path's leaf."""
     if isinstance(weights, ParamTree):
         index = {path: number for number, path in enumerate(weights.tensors)}
         names = index | {path: index[owner] for path, owner in weights.aliases.items()}
@@ -279,7 +280,7 @@ def _why_copied(pairs: Sequence[tuple[TensorPlace, int]], parts: Sequence[torch.
 
 
 def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: bool) -> str | None:
-    """Return the reason why one cannot be written over the other, or None."""
+    """Return the reason why the source cannot be written to the target, or None."""
     if why := why_without_values(target, "in the destination") or why_without_values(source, "in the weights"):
         return why
     if is_sharded(source) and not is_sharded(target):
@@ -312,7 +313,7 @@ def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = 
 
 
 def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if two values for one tensor differ there, bit by bit except for NaNs that a cast makes."""
+    """True if two values would differ bitwise once written to one tensor, except for NaNs made by a cast."""
     if are_tied(one, other):
         return False
     both = [local_part(part) for part in (one, other)]
@@ -324,19 +325,20 @@ def _differ(target: torch.Tensor, one: torch.Tensor, other: torch.Tensor) -> boo
 
 
 def are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if they hold the same, bit by bit, in the same form and on the same device."""
+    """True if they are bitwise equal, with the same shape and dtype, on the same device."""
     forms = ((each.shape, each.dtype, each.device) for each in (one, other))
     return len(set(forms)) == 1 and torch.equal(as_bytes(one), as_bytes(other))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return its bytes in row-major order, one dimension; a view if it is contiguous."""
+    """Return a tensor's bytes in row-major order, in one dimension; a view if it is contiguous."""
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8)  # a single element may have any stride
 
 
 def with_one_nan(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the bytes of a cast tensor with equal NaNs: which one a cast makes depends on the processor."""
+    """Return the bytes of a cast tensor with all NaNs made equal: the NaN that a cast produces depends on the
+    processor."""
     tensor = tensor.detach().cpu().to(dtype)
     values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     bits = as_bytes(values).view(-1, values.itemsize).clone()

@@ -1,13 +1,13 @@
-"""Whole tensors out of sharded ones (FSDP, DTensor), on one rank, bucket by bucket.
+"""Gathers whole tensors from shards (FSDP, DTensor) on one rank, bucket by bucket.
 
-Every rank puts its shards of a bucket into one message to the rank that gathers.  No other rank ever has a whole
-tensor, and that one those of a bucket at a time.
+Every rank sends its shards of a bucket in one message to the gathering rank. No other rank ever has a whole tensor, and
+the gathering rank has only those of one bucket at a time.
 
-Every message names its call and the sender.  The gathering rank puts together shards of one call only.  Shards of calls
-that it was refused, or has failed in, are thrown away when the next call comes; until then their ranks wait.  A rank
-that is ahead of the others raises ``TransferFailed``, and the next call works again.  All of this needs ranks that make
-the same calls, whatever becomes of each.  A rank that does not make a call at all keeps the others waiting for as long
-as torch's process group lets them, and its next call is taken for that one.
+Every message names its call and the sender. The gathering rank combines only shards of one call. Shards of calls that
+were refused or failed there are discarded when the next call comes; until then their ranks wait. A rank that is ahead
+of the others raises ``TransferFailed``, and the next call works again. All of this requires that ranks make the same
+calls, whatever the outcome of each. A rank that does not make a call at all keeps the others waiting until torch's
+process group times out, and its next call is taken for the missing one.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ BUCKET_BYTES: Final = 64 << 20
 
 
 def gathers_here() -> bool:
-    """True if this rank gets whole tensors."""
+    """True if this rank receives whole tensors."""
     return not dist.is_initialized() or dist.get_rank() == GATHERING_RANK
 
 
 def gather_buckets(
     tree: ParamTree, call: GatherCall, bucket_size: int = BUCKET_BYTES, views: Mapping[Path, torch.Tensor] | None = None
 ) -> Iterator[dict[Path, torch.Tensor]]:
-    """Yield the tensors of a tree in its order, whole, on rank 0. Collective: every rank iterates to the end.
+    """Yield the tensors of a tree in its order, whole on rank 0. Collective: every rank must iterate to the end.
 
     Args:
-        tree: on every rank the same paths; DTensors, which may have different meshes, or plain tensors.
-        call: the call that gathers; it may gather several trees, on every rank the same.
-        bucket_size: bytes after which a bucket ends; tensors are not divided.
-        views: places for tensors of their dtype and device.
+        tree: the same paths on every rank; DTensors, whose meshes may differ, or plain tensors.
+        call: the current call; it may gather several trees, the same on every rank.
+        bucket_size: bytes after which a bucket is closed; tensors are not divided.
+        views: destinations of tensors that have their dtype and device.
 
     Yields:
-        ``{path: tensor}``: whole ones of DTensors on rank 0 only, new; plain ones on every rank, the tree's own.
+        ``{path: tensor}``: DTensors as new, whole tensors, on rank 0 only; plain tensors on every rank, without a copy.
 
     Raises:
         TransferFailed: on rank 0: another rank is not in this call, or has other weights.
@@ -53,12 +53,12 @@ def gather_buckets(
 
 
 def gather_into(views: Mapping[Path, torch.Tensor], tree: ParamTree, call: GatherCall) -> None:
-    """Pack the tensors of a tree, whole, on rank 0: shards go straight to their places where no dtype is cast.
+    """Pack the tensors of a tree, whole, on rank 0: shards are written to their places directly unless a dtype is cast.
 
-    Collective, as ``gather_buckets``, and raises the same.
+    Collective, with the same errors, as ``gather_buckets``.
 
     Args:
-        views: on rank 0 the place of each, cast to its dtype (``Manifest.views``); elsewhere empty.
+        views: on rank 0, the place of each tensor, which is cast to its dtype (``Manifest.views``); elsewhere empty.
     """
     for whole in gather_buckets(tree, call, views=views):
         for path in whole.keys() & views.keys():
@@ -119,7 +119,7 @@ def _gather(
     if gathers:
         await_headers(headers)
     elif me in headers and not announce(*headers[me]):
-        return whole  # the call is over there
+        return whole  # the gathering rank has ended the call
     for path in together:
         full = bucket[path].detach().full_tensor()
         if gathers:
@@ -145,7 +145,7 @@ def _gather(
 def _headers(
     bucket: Mapping[Path, Any], by_rank: Mapping[int, list[_Shard]], together: Iterable[Path], call: GatherCall
 ) -> dict[int, tuple[Header, torch.device]]:
-    """Return each rank's announcement to the gathering rank, and the device that it leaves from."""
+    """Return each rank's announcement to the gathering rank, and the device from which its shards are sent."""
     devices = {rank: bucket[shards[0].path].to_local().device for rank, shards in by_rank.items()}
     for path in together:
         for rank in bucket[path].device_mesh.mesh.view(-1).tolist():
@@ -167,7 +167,7 @@ def _put(shards: Iterable[_Shard], flat: torch.Tensor, whole: Mapping[Path, torc
     for shard in shards:
         target = shard.of(whole[shard.path])
         end = begin + target.nbytes
-        # A copy, because a part of the message need not begin at a multiple of the element's size.
+        # Copy first: a part of the message need not begin at a multiple of the element size.
         target.copy_(flat[begin:end].clone().view(target.dtype).view(shard.shape))
         begin = end
 
@@ -178,7 +178,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
-    """Return the shards and their ranks; one of replicas sends, if possible the receiver. None: too involved."""
+    """Return the shards and their ranks; one replica sends, if possible the receiver. None if unsupported."""
     mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         return None  # partial sums, and the strided shards of tensor parallelism under FSDP

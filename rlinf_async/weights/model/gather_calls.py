@@ -1,8 +1,8 @@
-"""Calls that shards belong to: the header of every message of shards, and what becomes of one of a call that is over.
+"""Calls that shards belong to: the header of every message of shards, and the treatment of messages of ended calls.
 
-Shards pair by the order in which they are sent, so that a call that one rank alone was refused, or has failed in, would
-leave them out of step for ever.  Each rank therefore counts the calls of each sender, also those that are refused, and
-the rank that gathers throws away what belongs to calls that are over there.
+Shards are matched by the order in which they are sent, so a call that only one rank was refused, or has failed in,
+would leave the ranks out of step forever. Each rank therefore counts each sender's calls, including refused ones, and
+the gathering rank discards shards of calls that have ended there.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class GatherCalls:
 
 
 class GatherCall:
-    """One of them. It gathers once, in one or more parts.
+    """One call of a sender. It gathers once, in one or more parts.
 
     Attributes:
-        number: among those of its sender.
+        number: number among its sender's calls.
     """
 
     def __init__(self, calls: GatherCalls, number: int) -> None:
@@ -59,7 +59,7 @@ class GatherCall:
         self._buckets = itertools.count()
 
     def found_sharded(self) -> None:
-        """Note that the sender's weights are sharded, before this rank could refuse the call by itself."""
+        """Record that the sender's weights are sharded, before this rank alone could refuse the call."""
         _ = self._calls.place
 
     def header(self, *, awaits: bool) -> Header:
@@ -71,9 +71,9 @@ class Header(NamedTuple):
     """Message that precedes the shards of one rank in one bucket.
 
     Attributes:
-        sender, call, bucket: the sender, its call, and the bucket of that, counted alike on every rank.
+        sender, call, bucket: the sender, its call and the call's bucket, counted alike on every rank.
         nbytes: size of the shards.
-        awaits: 1: the rank waits for a permission before it joins a collective of all ranks, or leaves the bucket out.
+        awaits: 1 if the rank waits for permission before it joins a collective of all ranks, or skips the bucket.
     """
 
     sender: int
@@ -83,7 +83,7 @@ class Header(NamedTuple):
     awaits: int
 
     def is_over(self, header: Header) -> bool:
-        """True if that header, received where this is expected, is of a call that was refused, has failed or was
+        """True if that header, received in place of this one, belongs to a call that was refused, failed or was
         abandoned."""
         if header.sender == self.sender:
             return (header.call, header.bucket) < (self.call, self.bucket)
@@ -97,7 +97,7 @@ class Header(NamedTuple):
         """Compare a received header with this one.
 
         Raises:
-            TransferFailed: it is another one.
+            TransferFailed: they differ.
         """
         if found == self:
             return
@@ -114,11 +114,11 @@ class Header(NamedTuple):
 
 
 _arrived: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
-"""Headers by group, rank and kind of device whose shards have not been received."""
+"""Headers whose shards were not received yet, by group, rank and kind of device."""
 
 
 def announce(header: Header, device: torch.device) -> bool:
-    """Announce shards to the gathering rank; False: they are not to be sent."""
+    """Announce shards to the gathering rank. Return False if they must not be sent."""
     dist.send(torch.tensor(header, device=device), GATHERING_RANK)
     if not header.awaits:
         return True
@@ -128,11 +128,10 @@ def announce(header: Header, device: torch.device) -> bool:
 
 
 def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
-    """Wait until each of these ranks is in this call and at this bucket, so that its shards come next.
+    """Wait until each of these ranks has reached this call and bucket, so that its shards come next.
 
     Raises:
-        TransferFailed: one is further on, or has other weights. Its announcement is kept for the call that it belongs
-            to.
+        TransferFailed: a rank is ahead, or has other weights. Its announcement is kept for its own call.
     """
     for rank, (header, device) in expected.items():
         while header.is_over(found := _header_of(rank, device)):
@@ -145,7 +144,7 @@ def await_headers(expected: dict[int, tuple[Header, torch.device]]) -> None:
 
 
 def received(rank: int, device: torch.device) -> None:
-    """Note that a rank's shards have been received."""
+    """Record that a rank's shards were received."""
     _headers().pop((rank, device.type), None)
 
 

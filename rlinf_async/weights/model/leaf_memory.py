@@ -12,13 +12,13 @@ from rlinf_async.weights.model.manifest import Manifest, dtype_of
 
 
 class LeafMemory:
-    """The region that a manifest describes, assembled from tensors stretch by stretch when it is needed.
+    """The region that a manifest describes, assembled from tensors section by section on demand.
 
     Args:
         manifest: layout and dtypes.
         tensors: tensors of the leaves, in the manifest's order, contiguous and of the leaves' shapes. Reading casts to
             the transport dtype; writing needs tensors of that dtype.
-        device: device for assembled stretches.
+        device: device for assembled sections.
     """
 
     def __init__(self, manifest: Manifest, tensors: Sequence[torch.Tensor], device: torch.device | str) -> None:
@@ -28,21 +28,22 @@ class LeafMemory:
         self._flat = [tensor.detach().view(-1) for tensor in tensors]
 
     def read(self, begin: int, end: int) -> torch.Tensor:
-        """Return bytes ``begin`` to ``end``, perhaps the tensors' own memory."""
+        """Return bytes ``begin`` to ``end``, which may be the tensors' own memory."""
         own = self._own(begin, end)
         if own is not None:
             return own
         buffer = torch.zeros(end - begin, dtype=torch.uint8, device=self.device)
         for items, dtype, octets in self._parts(begin, end):
             if items.dtype == dtype:
-                buffer[octets].copy_(items.view(torch.uint8))  # bit for bit, whatever torch does with such values
+                # Torch's own copy may change such values, so the bits are copied.
+                buffer[octets].copy_(items.view(torch.uint8))
             else:
                 buffer[octets].view(dtype).copy_(items)
         return buffer
 
     @contextlib.contextmanager
     def edit(self, begin: int, end: int) -> Iterator[torch.Tensor]:
-        """Yield bytes ``begin`` to ``end``; changes are in the tensors at the end of the block."""
+        """Yield bytes ``begin`` to ``end``; at the end of the block, changes are written to the tensors."""
         buffer = self.read(begin, end)
         yield buffer
         if self._own(begin, end) is None:
@@ -50,7 +51,7 @@ class LeafMemory:
                 items.view(torch.uint8).copy_(buffer[octets])
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[torch.Tensor, torch.dtype, slice]]:
-        """Yield the elements of each leaf there, their transport dtype, and their position among the bytes."""
+        """Yield the elements of each leaf in the range, their transport dtype, and their position among the bytes."""
         for index in range(max(bisect.bisect_right(self._offsets, begin) - 1, 0), len(self._leaves)):
             leaf = self._leaves[index]
             if leaf.offset >= end:
@@ -62,7 +63,7 @@ class LeafMemory:
                 yield self._flat[index][first:last], dtype, slice(low - begin, high - begin)
 
     def _own(self, begin: int, end: int) -> torch.Tensor | None:
-        """Return these bytes if they are memory of a single tensor."""
+        """Return these bytes if they are the memory of a single tensor, else None."""
         parts = list(self._parts(begin, end))
         if len(parts) != 1:
             return None

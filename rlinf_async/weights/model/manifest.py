@@ -1,4 +1,4 @@
-"""Layout of a model's tensors in one stretch of memory, on which both sides agree once."""
+"""Layout of a model's tensors in one block of memory, on which both sides agree once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, why_w
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
 ALIGNMENT: Final = 256
-"""Bytes; a multiple of every element's size, of cache lines and of what GPUs read at once."""
+"""Alignment in bytes; a multiple of every element size, of cache lines and of a GPU's memory accesses."""
 
 _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
-_NAMED: Final = 5  # keys that an error names
+_NAMED: Final = 5  # an error names at most this many keys
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,10 @@ class Leaf:
     """One tensor of a manifest.
 
     Attributes:
-        path: its key.
-        dtype, transport_dtype: torch's names, ``"float32"``: at the sender, and in the memory.
-        shape: of the whole tensor.
+        path: key of the tensor.
+        dtype, transport_dtype: torch's names (``"float32"``) of its dtype at the sender, and of its dtype in the
+            memory.
+        shape: shape of the whole tensor.
         offset, nbytes: position in the memory, contiguous in row-major order; offsets are multiples of 256.
     """
 
@@ -51,10 +52,10 @@ class Manifest:
     """Leaves of a model in the order of their paths, and their positions in memory.
 
     Attributes:
-        leaves: tensors with memory of their own.
+        leaves: tensors with their own memory.
         aliases: path → path of a leaf, for tied tensors.
-        nbytes: size of the memory for all of them, a multiple of 256.
-        digest: 16 bytes that are equal for equal manifests only.
+        nbytes: size of the memory for all leaves, a multiple of 256.
+        digest: 16 bytes that are equal only for equal manifests.
     """
 
     leaves: tuple[Leaf, ...]
@@ -68,11 +69,11 @@ class Manifest:
 
         Args:
             tree: tensors, of which only shapes and dtypes are read.
-            transport_dtype: dtype of floating-point tensors on the way, its name, or a function of (dotted name,
-                dtype), which may return None for no cast. Integers and booleans are never cast.
+            transport_dtype: dtype of floating-point tensors in the memory, its name, or a function of (dotted name,
+            dtype), which may return None for no cast. Integers and booleans are never cast.
 
         Raises:
-            WeightMismatch: a tensor has no dense form in memory, such as a sparse one, or no memory at all.
+            WeightMismatch: a tensor is not dense in memory, such as a sparse one, or has no memory at all.
             ValueError: there is no such dtype.
         """
         rows = []
@@ -94,19 +95,19 @@ class Manifest:
 
     @cached_property
     def by_path(self) -> Mapping[Path, Leaf]:
-        """Every leaf by its path; tied ones under each of theirs."""
+        """Every leaf by its path; tied ones under each of their paths."""
         return {path: self.leaves[index] for path, index in self.indices.items()}
 
     def to_bytes(self) -> bytes:
-        """Return a form for other processes, the same for equal manifests."""
+        """Return the manifest as bytes for other processes; equal manifests give equal bytes."""
         return _encode(self.leaves, self.aliases)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> Manifest:
-        """Return the manifest that ``to_bytes`` has written.
+        """Return the manifest that ``to_bytes`` has encoded.
 
         Raises:
-            WeightMismatch: this is no manifest, or one of another version of the framework.
+            WeightMismatch: the data is not a manifest of this version of the framework.
         """
         try:
             number, rows, aliases = msgpack.unpackb(data)
@@ -122,7 +123,7 @@ class Manifest:
         """Compare this side's manifest with the other side's.
 
         Raises:
-            WeightMismatch: they differ; names the first keys that do, and how.
+            WeightMismatch: they differ; the text names the first differing keys, and how they differ.
         """
         if self.digest == other.digest:
             return
@@ -141,14 +142,14 @@ class Manifest:
         raise WeightMismatch(f"the two sides have different weights: {'; '.join(differences[:_NAMED])}{more}")
 
     def views(self, memory: Any) -> dict[Path, torch.Tensor]:
-        """Return the leaves as tensors in a stretch of memory, without copying; tied ones once.
+        """Return the leaves as tensors in a block of memory, without copying; tied ones once.
 
         Args:
-            memory: at least ``nbytes`` bytes, whose start is a multiple of 16 and that can be written to: a
-                one-dimensional uint8 tensor on any device, or an object with the buffer protocol.
+            memory: at least ``nbytes`` writable bytes, whose start is a multiple of 16: a one-dimensional uint8 tensor
+            on any device, or an object with the buffer protocol.
 
         Raises:
-            ValueError: it is too small, or no memory of bytes, or begins at an odd place.
+            ValueError: the memory is too small, misaligned, or does not consist of bytes.
         """
         if not isinstance(memory, torch.Tensor):
             memory = torch.frombuffer(memory, dtype=torch.uint8) if self.nbytes else torch.empty(0, dtype=torch.uint8)
@@ -164,11 +165,13 @@ class Manifest:
         for leaf in self.leaves:
             flat = typed[leaf.transport_dtype]
             begin = flat.storage_offset() + leaf.offset // flat.itemsize
-            views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)  # the quickest way
+            # The fastest way to create a view.
+            views[leaf.path] = flat.as_strided(leaf.shape, _row_major(leaf.shape), begin)
         return views
 
 
-@functools.cache  # asked for each leaf, several times, of which a model may have fifty thousand
+# Cached: called several times per leaf, and a model may have fifty thousand leaves.
+@functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
     """Return ``"float32"`` for ``torch.float32``."""
     return str(dtype).removeprefix("torch.")
@@ -179,7 +182,7 @@ def dtype_of(name: str) -> torch.dtype:
     """Return ``torch.float32`` for ``"float32"``.
 
     Raises:
-        ValueError: torch has none of that name.
+        ValueError: torch has no dtype of that name.
     """
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
@@ -201,7 +204,7 @@ def _transported(path: Path, dtype: torch.dtype, transport_dtype: TransportDtype
 
 
 def _laid_out(rows: Iterable[tuple[Path, str, str, tuple[int, ...]]], aliases: Mapping[Path, Path]) -> Manifest:
-    # Where things lie is computed on both sides, never sent: no manifest can point outside of its memory.
+    # Both sides compute the offsets, which are never sent: no manifest can point outside its memory.
     leaves, end = [], 0
     for path, dtype, transport_dtype, shape in rows:
         nbytes = prod(shape) * dtype_of(transport_dtype).itemsize
@@ -220,7 +223,7 @@ def _encode(leaves: Iterable[Leaf], aliases: Mapping[Path, Path]) -> bytes:
 
 def _checked(path: Any, dtype: str, transport_dtype: str, shape: Any) -> tuple[Path, str, str, tuple[int, ...]]:
     dtype_of(dtype)
-    # Sets of types, and no generators, which take longer than all the rest.
+    # Use sets of types, not generators, which would take longer than all the rest.
     if (
         not _STRINGS.issuperset(map(type, path))
         or not _INTEGERS.issuperset(map(type, shape))

@@ -1,4 +1,4 @@
-"""Names under which the tensors of one side travel, and the advice where two sides have other names."""
+"""Transport names of one side's tensors, and advice if the names of two sides differ."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path, Select, name_o
 Rename: TypeAlias = Mapping[str, str] | Callable[[str], str] | None
 
 _WRAPPERS: Final = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""Parts of names that ``torch.compile`` and torch's wrappers add."""
+"""Name components that ``torch.compile`` and torch's wrappers add."""
 
 
 class Naming:
-    """The names of one side's tensors on their way to the other.
+    """Mapping of one side's tensor names to transport names.
 
     Args:
-        strip_prefix: taken off the beginning of names that begin with it.
-        rename: after that, a function of the name; or new names by old ones, of tensors or of all below a module.
+        strip_prefix: prefix to remove from names that begin with it.
+        rename: applied afterwards: a function of the name; or a dict of new names by old names of tensors or modules.
     """
 
     def __init__(self, strip_prefix: str = "", rename: Rename = None) -> None:
@@ -31,7 +31,7 @@ class Naming:
         return bool(self._prefix or self._rename)
 
     def of(self, path: Path) -> Path:
-        """Return the path under which a tensor travels."""
+        """Return the transport path of a tensor."""
         if path not in self._known:
             self._known[path] = self._renamed(path[len(self._prefix) :] if self._has_prefix(path) else path)
         return self._known[path]
@@ -51,14 +51,14 @@ class Naming:
         return path
 
     def tree_of(self, source: Any, select: Select) -> ParamTree:
-        """Return the weights of a source by the paths under which they travel; the errors are ``ParamTree.of``'s."""
+        """Return the weights of a source by their transport paths; errors as for ``ParamTree.of``."""
         return ParamTree.of(source, select, self.all_of) if self else ParamTree.of(source, select)
 
     def all_of(self, found: Mapping[Path, Any]) -> dict[Path, Any]:
-        """Return the same values by the paths under which they travel.
+        """Return the same values by their transport paths.
 
         Raises:
-            WeightMismatch: two of them would have one name.
+            WeightMismatch: two values would have the same name.
         """
         renamed: dict[Path, Any] = {}
         for path, value in found.items():
@@ -76,7 +76,7 @@ UNCHANGED: Final = Naming()
 
 
 def advice(destination: Collection[Path], weights: Collection[Path]) -> str:
-    """Return how names that differ by a prefix are made equal; empty if they differ by something else."""
+    """Return advice for names that differ only by a prefix; empty if they differ otherwise."""
     unknown = [path for path in weights if path not in destination]
     if not unknown:
         return ""

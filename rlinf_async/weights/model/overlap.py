@@ -1,4 +1,4 @@
-"""Overlap of tensors in memory: those whose stretches meet, and pairs that share elements."""
+"""Overlap of tensors in memory: groups whose address ranges intersect, and pairs that share elements."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rlinf_async.weights.model.param_tree import local_part
 
 
 def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
-    """Yield groups of tensors whose stretches of memory meet, by their numbers.
+    """Yield groups of tensors whose address ranges intersect, as indices.
 
-    Interleaved columns of one matrix meet, and need not share an element.
+    Interleaved columns of one matrix intersect without sharing an element.
     """
     local = list(map(local_part, tensors))
     starts = list(map(torch.Tensor.data_ptr, local))
@@ -34,10 +34,10 @@ def meeting_in_memory(tensors: Sequence[torch.Tensor]) -> Iterator[list[int]]:
 
 
 def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = ()) -> Iterator[tuple[int, int]]:
-    """Yield pairs that share elements, by their numbers; one for each group that meets.
+    """Yield pairs that share elements, as indices; one for each intersecting group.
 
     Args:
-        others: numbered after the tensors; they may share elements with each other.
+        others: further tensors, indexed after ``tensors``; they may share elements with each other.
     """
     everything = (*tensors, *others)
     for met in map(sorted, meeting_in_memory(everything)):
@@ -50,7 +50,7 @@ def overlaps(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor] = (
 def _first_overlap(tensors: Sequence[torch.Tensor], count: int) -> tuple[int, int] | None:
     unit, low = math.gcd(*(tensor.itemsize for tensor in tensors)), min(tensor.data_ptr() for tensor in tensors)
     high = max(tensor.data_ptr() + _stretch(tensor) for tensor in tensors)
-    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # the tensor of each element
+    marks = torch.zeros((high - low) // unit, dtype=torch.int32)  # index of the tensor that owns each element
     for number, tensor in enumerate(tensors):
         if tensor.numel():
             units = tensor.itemsize // unit

@@ -1,4 +1,4 @@
-"""Tensors of a model by path: common form of sources and destinations of weights."""
+"""Tensors of a model by path: common form of all sources of weights."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rlinf_async.errors import WeightMismatch
 Path: TypeAlias = tuple[str, ...]
 Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
-EXTRA_STATE: Final = "_extra_state"  # the last part of the key under which torch stores what get_extra_state returns
+EXTRA_STATE: Final = "_extra_state"  # last part of the key under which torch stores the result of get_extra_state
 
 _DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
-"""Methods that give dense tensors of other forms than sparse ones."""
+"""Methods that convert other non-dense tensors than sparse ones to dense ones."""
 
 
 class ParamTree:
     """Tensors by path, in the order of their paths; tied tensors once.
 
     Attributes:
-        tensors: tensors with memory of their own, sorted by path. They are the source's, not copies.
-        aliases: path → path in ``tensors`` of the same memory with the same view.
-        extra: values that are no tensors: the extra state of modules, and other values of dicts.
+        tensors: tensors with their own memory, sorted by path; the source's objects, not copies.
+        aliases: maps a path to the path in ``tensors`` with the same memory and view.
+        extra: values other than tensors: the extra state of modules, and other values of dicts.
     """
 
     __slots__ = ("aliases", "extra", "tensors")
@@ -60,12 +60,12 @@ class ParamTree:
                 tensors.
             select: ``"all"``; ``"trainable"``, which leaves out parameters that do not require a gradient; or a
                 function of (dotted name, value).
-            rename: gives other paths to the selected values, unless the source is a ParamTree.
+            rename: assigns other paths to the selected values, unless the source is a ParamTree.
 
         Raises:
             ValueError: the source is of another type; a lazy layer has no shape yet; torch cannot take an array.
-            WeightMismatch: (a KeyError) a key is not a string, or two mean the same path, or one goes on where another
-                ends.
+            WeightMismatch: (a KeyError) a key is not a string, or two keys mean the same path, or one path is a prefix
+            of another.
         """
         if isinstance(source, ParamTree):
             found = dict(source.items()) | source.extra
@@ -100,7 +100,7 @@ class ParamTree:
         return cls(tensors, aliases, extra)
 
     def __len__(self) -> int:
-        """How many tensors have memory of their own."""
+        """Return the number of tensors with their own memory."""
         return len(self.tensors)
 
     def __contains__(self, path: object) -> bool:
@@ -110,14 +110,14 @@ class ParamTree:
         return self.tensors[self.aliases.get(path, path)]
 
     def items(self) -> Iterator[tuple[Path, torch.Tensor]]:
-        """Yield every path with its tensor, tied ones too."""
+        """Yield every path with its tensor, including tied ones."""
         yield from self.tensors.items()
         for path, owner in self.aliases.items():
             yield path, self.tensors[owner]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all dense tensors, tied ones once; no receiver takes others."""
+        """Size in bytes of all dense tensors, counting tied ones once; receivers accept no others."""
         return sum(tensor.nbytes for tensor in self.tensors.values() if tensor.layout is torch.strided)
 
     def to_state_dict(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class ParamTree:
         return {name_of(path): value for path, value in self._everything()}
 
     def to_nested(self) -> dict[str, Any]:
-        """Return the same as dicts in dicts."""
+        """Return the same values as nested dicts."""
         return _nested(self._everything())
 
     def to_tensordict(self) -> Any:
-        """Return the same as a TensorDict without batch dimensions, which shares the tensors.
+        """Return the same values as a TensorDict without batch dimensions, which shares the tensors.
 
         Raises:
             ImportError: tensordict is not installed.
@@ -167,7 +167,7 @@ def key_path(key: Any, above: Path = ()) -> Path:
     """Return the path of a mapping's key, which is a string or a tuple of strings, below another path.
 
     Raises:
-        WeightMismatch: (a KeyError) it is neither.
+        WeightMismatch: (a KeyError) the key is neither.
     """
     if isinstance(key, str):
         return (*above, *key.split("."))
@@ -177,13 +177,13 @@ def key_path(key: Any, above: Path = ()) -> Path:
 
 
 def is_tensordict(value: Any) -> bool:
-    """True if it is a TensorDict; does not import the library, without which there is none."""
+    """True if it is a TensorDict. Does not import the library: before its import, no TensorDict exists."""
     library = sys.modules.get("tensordict")
     return library is not None and isinstance(value, library.TensorDictBase)
 
 
 def _walk(source: Any, above: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Yield everything in a source by path, each object once."""
+    """Yield all values in a source by path, each object once."""
     if isinstance(source, nn.Module):
         source = source.state_dict(keep_vars=True)
     elif not above and not isinstance(source, Mapping) and not is_tensordict(source):
@@ -206,7 +206,8 @@ def _plain(value: Any, path: Path) -> Any:
     if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufc":
         try:
             return torch.from_numpy(value)
-        except (TypeError, ValueError) as error:  # another byte order, negative strides, 80 bits
+        except (TypeError, ValueError) as error:
+            # The byte order is foreign, strides are negative, or floats have 80 bits.
             raise ValueError(
                 f"{name_of(path)!r} is an array of {value.dtype.str!r} that torch cannot take: {error} "
                 "Make it numpy.ascontiguousarray(array, dtype=numpy.float32), or another dtype of torch's"
@@ -217,13 +218,13 @@ def _plain(value: Any, path: Path) -> Any:
 
 
 def is_non_tensor(value: Any) -> bool:
-    """True if it is a value that TensorDicts keep as NonTensorData, or a stack of such."""
+    """True for a value that TensorDicts wrap as NonTensorData, or a stack of such values."""
     library = sys.modules.get("tensordict")
     return library is not None and bool(library.is_non_tensor(value))
 
 
 def _unwrapped(value: Any) -> Any:
-    """Return the value in NonTensorData; nested lists of the values in a lazy stack."""
+    """Return the value inside NonTensorData; for a lazy stack, nested lists of the values."""
     if not is_non_tensor(value):
         return value
     return value.tolist() if is_tensordict(value) else value.data
@@ -232,14 +233,14 @@ def _unwrapped(value: Any) -> Any:
 def _refuse_forks(found: Mapping[Path, Any]) -> None:
     before: Path | None = None
     for path in sorted(found):
-        # Sorted, everything below a path comes right after it.
+        # In sorted order, all paths below a path directly follow it.
         if before is not None and path[: len(before)] == before:
             raise WeightMismatch(f"{name_of(before)!r} is a value and cannot also have {name_of(path)!r} below it")
         before = path
 
 
 def is_chosen(path: Path, value: Any, select: Select) -> bool:
-    """True if ``select`` lets that value travel."""
+    """True if ``select`` includes that value."""
     if callable(select):
         return bool(select(name_of(path), value))
     return select == "all" or not _is_frozen(value)
@@ -256,10 +257,10 @@ def local_part(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def why_without_values(tensor: torch.Tensor, where: str = "") -> str:
-    """Return why a tensor has no dense values to be sent or written, to follow its name; empty if it has them.
+    """Return why a tensor has no dense values to send or write, as text to follow its name; empty if it has.
 
     Args:
-        where: the side in words, ``"in the weights"``, where both are compared; empty for a source of weights.
+        where: text for the side (``"in the weights"``) in comparisons; empty for a source of weights.
     """
     if is_lazy(tensor):
         if where:
@@ -284,12 +285,12 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def are_tied(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """True if they are one memory seen in the same way, so that they hold one value."""
+    """True if both are the same view of the same memory, so that they always have equal values."""
     return one is other or memory_of(one) == memory_of(other)
 
 
 def memory_of(tensor: torch.Tensor) -> Any:
-    """Return equal values for tensors of the same memory with the same view, and for no others."""
+    """Return a key that is equal only for tensors with the same view of the same memory."""
     local = local_part(tensor)
     if local.is_nested or not local.numel() or local.is_meta or local.layout is not torch.strided:
         return id(tensor)

@@ -26,7 +26,7 @@ from rlinf_async.weights.model.shards import ShardOption, Slice, Spec, is_sharde
 
 
 class StackPart(NamedTuple):
-    """One member's part of a leaf for a stack: index ``member`` of ``size`` along ``dimension``."""
+    """One stack member's part of a leaf: index ``member`` of ``size`` along ``dimension``."""
 
     dimension: int
     member: int
@@ -37,10 +37,11 @@ class TensorPlace(NamedTuple):
     """One tensor of a destination.
 
     Attributes:
-        owner, key: the mapping that holds it, and the key there.
-        parts: one for each lazy stack around it, the outermost first; empty if the whole leaf goes here.
-        slices: slices of the leaf, or of that part of it, if ``tensor`` is a shard.
-        whole: the DTensor in the mapping, whose local part ``tensor`` is; None if the mapping holds the tensor.
+        owner, key: the mapping that holds the tensor, and its key there.
+        parts: one for each enclosing lazy stack, the outermost first; empty if the place gets the whole leaf.
+        slices: slices of the leaf, or of its part, if ``tensor`` is a shard.
+        whole: the DTensor in the mapping, of which ``tensor`` is the local part; None if the mapping holds ``tensor``
+            itself.
     """
 
     path: Path
@@ -57,16 +58,16 @@ class TensorPlace(NamedTuple):
         return self.tensor if self.whole is None else self.whole
 
     def sliced(self, leaf: torch.Tensor, shard: ShardOption) -> TensorPlace:
-        """Return this place with the slices of a leaf that go here.
+        """Return this place with its slices of the leaf.
 
         Args:
-            shard: mesh and placements of tensors that are shards and no DTensors.
+            shard: mesh and placements of plain tensors that are shards.
 
         Raises:
             WeightMismatch: a shard has another shape than this rank's part of the leaf.
         """
         if self.whole is not None and is_sharded(leaf):
-            return self._replace(tensor=self.whole, whole=None)  # torch redistributes it
+            return self._replace(tensor=self.whole, whole=None)  # torch redistributes the leaf
         spec: Spec | None
         if self.whole is not None:
             spec = self.whole.device_mesh, self.whole.placements
@@ -92,10 +93,10 @@ class TensorPlace(NamedTuple):
         return f"{name_of(self.path)!r}{members}"
 
     def of(self, leaf: torch.Tensor) -> torch.Tensor:
-        """Return the part of a leaf that goes here, as a view.
+        """Return this place's part of the leaf, as a view.
 
         Raises:
-            WeightMismatch: the leaf is no such stack.
+            WeightMismatch: the leaf has another shape than such a stack.
         """
         part = leaf
         for dimension, member, size in self.parts:
@@ -111,14 +112,14 @@ class TensorPlace(NamedTuple):
 
 
 def piece_of(tensor: torch.Tensor, part: Sequence[int]) -> torch.Tensor:
-    """Return the part of a tensor that a ``StackPart`` or a ``Slice`` names, which may have travelled as plain data."""
+    """Return the part of a tensor that a ``StackPart`` or ``Slice`` selects; either may be given as plain data."""
     if len(part) == len(Slice._fields):
         return tensor.narrow(*part[:3])
     return tensor.select(*part[:2])
 
 
 class ValuePlace(NamedTuple):
-    """Place of a value that is no tensor: the extra state of a module, an entry of a mapping.
+    """Place of a value other than a tensor: the extra state of a module, an entry of a mapping.
 
     Attributes:
         problem: returns the reason why a value cannot be put there; empty if it can.
@@ -134,7 +135,7 @@ class _MemberValues(list[Any]):
 
 
 def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlace:
-    """Return one place for the values of lazy stacks' members under one key, which are given as nested lists."""
+    """Return one place for the values under one key of lazy stacks' members, set from nested lists."""
 
     def of(value: Any, parts: tuple[StackPart, ...]) -> Any:
         for part in parts:
@@ -146,7 +147,7 @@ def _stacked(members: list[tuple[tuple[StackPart, ...], Any, Any]]) -> ValuePlac
 
         found = values if isinstance(values, _MemberValues) else [of(values, parts) for parts, _, _ in members]
         for (_, holder, key), value in zip(members, found, strict=True):
-            holder[key] = NonTensorData(value)  # a list would become a stack, and a number a tensor
+            holder[key] = NonTensorData(value)  # TensorDict would turn a list into a stack, and a number into a tensor
 
     def problem(values: Any) -> str:
         try:
@@ -174,8 +175,8 @@ class Places:
     """All places of a destination by path.
 
     Attributes:
-        tensors: several at a path if members of a stack have it; tied ones at each of their paths.
-        refused: reason why a path cannot be written.
+        tensors: places of tensors by path; several if stack members share the path; tied ones at each path.
+        refused: reasons why paths cannot be written, by path.
         holders: ``(owner, key, holder)`` of each module and mapping below the first.
         stacks: lazy stacks with their members.
     """
@@ -192,7 +193,7 @@ class Places:
         """Find all places.
 
         Args:
-            naming: gives the paths under which they are known to the sender.
+            naming: maps the destination's paths to the sender's.
 
         Raises:
             WeightMismatch: a key is not a string, or two keys mean the same path.
@@ -210,7 +211,8 @@ class Places:
         return found
 
     def _walk(self, holder: Any, above: Path, parts: tuple[StackPart, ...]) -> None:
-        if is_tensordict(holder):  # before modules: TensorDictParams are both, and their _parameters may be copies
+        # Checked before modules: TensorDictParams are both, and their _parameters may be copies.
+        if is_tensordict(holder):
             inner = getattr(holder, "__dict__", {}).get("_param_td", holder)
             if inner is not holder:
                 self.holders.append((vars(holder), "_param_td", inner))
@@ -238,7 +240,8 @@ class Places:
                 self._walk(value, path, parts)
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
-            # A second look: what gives another tensor each time (h5, views of a TensorDict) would be written in vain.
+            # Look twice: a source that returns a new tensor each time (h5, views of a TensorDict) would be written in
+            # vain.
             elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:
@@ -274,6 +277,6 @@ class Places:
 
 
 def _local(whole: Any) -> torch.Tensor:
-    """Return the very tensor in a DTensor; ``to_local`` returns a view of it while gradients are recorded."""
+    """Return the tensor object inside a DTensor; while gradients are recorded, ``to_local`` returns a view of it."""
     local: torch.Tensor = whole._local_tensor
     return local

@@ -16,7 +16,7 @@ ShardOption: TypeAlias = Spec | Callable[[str, torch.Tensor], Spec | None] | Non
 
 
 class Slice(NamedTuple):
-    """A stretch of a tensor along one dimension, of ``size`` elements."""
+    """A contiguous part of a tensor along one dimension, of ``size`` elements."""
 
     dimension: int
     begin: int
@@ -30,7 +30,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def cut(begin: list[int], shape: list[int], placement: Any, index: int, count: int) -> None:
-    """Narrow a rectangle to the chunk that one index of a mesh's dimension has, as ``torch.chunk`` cuts it."""
+    """Narrow a rectangle to the chunk of one index of a mesh dimension, divided as by ``torch.chunk``."""
     dim = placement.dim
     chunk = -(-shape[dim] // count)
     start = min(index * chunk, shape[dim])
@@ -38,10 +38,10 @@ def cut(begin: list[int], shape: list[int], placement: Any, index: int, count: i
 
 
 def slices_of(whole: Sequence[int], spec: Spec) -> tuple[Slice, ...]:
-    """Return the slices that this rank has of a tensor of that shape.
+    """Return this rank's slices of a tensor of that shape.
 
     Raises:
-        WeightMismatch: the placements are no such slices; says why, to follow the name of the tensor.
+        WeightMismatch: the placements do not describe such slices; the text says why, to follow the tensor's name.
     """
     mesh, placements = spec
     begin, shape = [0] * len(whole), list(whole)

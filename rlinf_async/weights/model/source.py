@@ -1,5 +1,5 @@
-"""Sources of published versions: models, whose tensors are found quickly from the second time on, and functions that
-yield ``(name, tensor)``."""
+"""Sources of published versions: models, whose tensors are found fast after the first time, and functions that yield
+``(name, tensor)``."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _requires_grad: Final = attrgetter("requires_grad")
 
 
 class WeightSource:
-    """Takes the tensors out of published objects, which have to stay like the first one.
+    """Extractor of the tensors of published objects, which must have the same layout as the first one.
 
     Args:
         tree: the first weights.
 
     Raises:
-        ConfigError: trainable tensors are selected, and the weights do not tell which are trained.
+        ConfigError: trainable tensors are selected, but the weights do not show which tensors are trained.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class WeightSource:
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._tied: dict[Path, list[Path]] = {}
-        """Further names of a leaf, by its path."""
+        """Further names of each leaf, by its path."""
         for path, owner in self.manifest.aliases.items():
             self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
         self.is_sharded = any(map(is_sharded, tree.tensors.values()))
-        """True if every rank has only a part of them."""
+        """True if every rank has only a part of the tensors."""
 
     def take(self, source: Any) -> tuple[list[torch.Tensor], bytes]:
-        """Return the tensors of the leaves, and the packed values beside them.
+        """Return the tensors of the leaves, and the packed other values.
 
         Raises:
-            WeightMismatch: they differ from the announced ones; names the first that differ.
-            SerializationError: a value beside the tensors cannot travel.
+            WeightMismatch: they differ from the announced ones; the text names the first differences.
+            SerializationError: a value other than a tensor cannot be pickled.
         """
         found = self._take_quickly(source)
         if found is not None:
             return found, b""
         tree = self._naming.tree_of(source, self._select)
         if len(tree) != len(self._names) or tree.aliases != self.manifest.aliases:
-            # A dict may have copies of what is tied in the model: they are one leaf, if their values are equal.
+            # A dict may have copies of tensors that are tied in the model: they are one leaf if their values are equal.
             owners = {self.manifest.aliases.get(path, path) for path, _ in tree.items()}
             if isinstance(source, nn.Module) or owners != {leaf.path for leaf in self.manifest.leaves}:
                 self.manifest.check(Manifest.of(tree, self._transport_dtype))
@@ -109,10 +109,10 @@ class WeightSource:
             )
 
     def stream(self, source: Any, targets: Sequence[torch.Tensor]) -> None:
-        """Copy each yielded tensor to its place before the next one is asked for.
+        """Copy each yielded tensor to its place before requesting the next one.
 
         Raises:
-            WeightMismatch: they differ from the announced ones; names the first.
+            WeightMismatch: they differ from the announced ones; the text names the first difference.
         """
         left = {leaf.path: index for index, leaf in enumerate(self.manifest.leaves)}
         for path, tensor in items_of(source, self._select, self._naming):
@@ -129,10 +129,10 @@ class WeightSource:
             )
 
     def _tied_tensor(self, tree: ParamTree, owner: Path) -> torch.Tensor:
-        """Return the one value of a tensor with several names, some of which may be missing.
+        """Return the single value of a tensor with several names, some of which may be missing.
 
         Raises:
-            WeightMismatch: it has several values, or none.
+            WeightMismatch: the names have different values, or none.
         """
         there = [path for path in (owner, *self._tied.get(owner, ())) if path in tree]
         if not there:
@@ -160,7 +160,7 @@ class WeightSource:
         if not all(issubclass(kind, torch.Tensor) for kind in set(map(type, found))):
             return None
         if list(map(_dtype, found)) != self._dtypes or not all(map(operator.eq, map(_shape, found), self._shapes)):
-            return None  # shapes that are kept would have Python look for garbage, which takes longer than all of this
+            return None  # keeping the shapes would trigger a garbage collection, which takes longer than all of this
         if any(map(_is_meta, found)):
             return None
         for name, owner in self._ties:
@@ -175,8 +175,7 @@ class WeightSource:
         tensors: Sequence[torch.Tensor],
         call: GatherCall | None,
     ) -> None:
-        """Copy sharded tensors, whole, to their places on the rank that gathers; other ranks have no targets.
-        Collective.
+        """Copy sharded tensors, whole, to their places on the gathering rank; other ranks have no targets. Collective.
 
         Raises:
             TransferFailed: another rank is not in this call.
@@ -193,10 +192,10 @@ def _first(tree: ParamTree) -> str:
 
 
 def pack_extra(tree: ParamTree) -> bytes:
-    """Pack the values beside the tensors.
+    """Pack the values other than tensors.
 
     Raises:
-        SerializationError: one cannot travel; says which.
+        SerializationError: a value cannot be pickled; the text names it.
     """
     if not tree.extra:
         return b""
@@ -204,23 +203,23 @@ def pack_extra(tree: ParamTree) -> bytes:
 
 
 def unpack_extra(packed: bytes) -> Mapping[Any, Any]:
-    """Return the values that ``pack_extra`` has packed."""
+    """Return the values packed by ``pack_extra``."""
     found: Mapping[Any, Any] = codec.decode(packed) if packed else {}
     return found
 
 
 def is_streamed(source: Any) -> bool:
-    """True if it is a function, and no model that can be called."""
+    """True if it is a function rather than a callable model."""
     return callable(source) and not isinstance(source, nn.Module) and not hasattr(source, "items")
 
 
 def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield each selected tensor, whole, by the path under which it travels.
+    """Yield each selected tensor, whole, with its transport path.
 
-    DTensors are gathered, on all ranks of their mesh, which therefore have to iterate as well.
+    DTensors are gathered: all ranks of their mesh must iterate as well.
 
     Raises:
-        WeightMismatch: the function yields something else than a name and a tensor.
+        WeightMismatch: the function yields something other than a name and a tensor.
     """
     found = source()
     for item in found.items() if isinstance(found, Mapping) else found:
@@ -240,19 +239,20 @@ def _described(item: Any) -> str:
 
 
 def layout_of(source: Any, select: Select, naming: Naming) -> ParamTree:
-    """Return tensors of the same names, shapes and dtypes that take no memory; the real ones are dropped one by one."""
+    """Return tensors with the same names, shapes and dtypes but without memory; the real ones are dropped one by
+    one."""
     found: dict[Path, torch.Tensor] = {}
     for path, tensor in items_of(source, select, naming):
         if path in found:
             raise WeightMismatch(f"a function of weights has yielded {name_of(path)!r} twice")
-        if not why_without_values(tensor):  # else the manifest refuses it by its name
+        if not why_without_values(tensor):  # the manifest refuses other tensors by their names
             tensor = torch.empty([1] * tensor.dim(), dtype=tensor.dtype).expand(tensor.shape)
         found[path] = tensor
     return ParamTree(found)
 
 
 def exhaust(source: Any, times: int) -> None:
-    """Iterate on a rank that sends nothing: to yield a tensor may take all ranks."""
+    """Iterate on a rank that sends nothing: yielding a tensor may require all ranks."""
     for _ in range(times):
         for _ in items_of(source, "all", Naming()):
             pass

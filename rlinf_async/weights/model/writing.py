@@ -1,4 +1,4 @@
-"""Writing of weights to a destination by copy or by map: all of them, or, if anything does not fit, none."""
+"""Writes weights to a destination by copy or by map: all of them or, if any does not fit, none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rlinf_async.weights.model.shards import is_sharded
 
 
 def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy after all earlier work on the tensors' GPUs; done when it returns, in any thread."""
+    """Copy after all earlier work on the tensors' GPUs; complete on return, in any thread."""
     gpus = {tensor.device for tensor in (*targets, *sources) if tensor.is_cuda}
     is_inference = any(map(torch.Tensor.is_inference, targets))
     sharded = [pair for pair in zip(targets, sources, strict=True) if is_sharded(pair[0])]
@@ -32,26 +32,27 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
         if plain:
             torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
-        for target, source in sharded:  # torch does not take these together with others
+        for target, source in sharded:  # torch does not accept these together with others
             target.copy_(source)
 
 
 def stand_in(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Remap tensors to the memory of others."""
+    """Remap tensors to the memory of the sources."""
     for target, source in zip(targets, sources, strict=True):
         target.data = source
-    # Assigning .data raises no version, so that a backward pass would take these values for those of its forward pass:
+    # Assigning .data does not increment the version: a backward pass would use these values as those of its forward
+    # pass.
     # tests/weights/contract/kept.py::a_backward_pass_over_other_weights_is_refused
     increment_version(targets)
 
 
 @dataclass
 class Update:
-    """Weights that fit a destination, and are not written yet.
+    """Weights that fit a destination and are not written yet.
 
     Attributes:
         targets, sources: tensors of the destination, each once, and their new values.
-        values: places of values that are no tensors, and the new values.
+        values: places of values other than tensors, with their new values.
     """
 
     targets: list[torch.Tensor]
@@ -60,19 +61,20 @@ class Update:
 
     @classmethod
     def of(cls, fit: Fit, leaves: Sequence[torch.Tensor], extra: Mapping[Path, Any]) -> Update:
-        """Return the update by a checked version."""
+        """Return the update for a checked version."""
         return cls(fit.targets, fit.sources(leaves), fit.replacements(leaves, extra))
 
     def write(self, place: Copy = copy_in_turn) -> None:
-        """Write in place: parameters stay the same objects.
+        """Write in place: parameters remain the same objects.
 
         Args:
-            place: brings the sources into the targets.
+            place: copies or maps the sources to the targets.
 
         Raises:
-            Exception: raised by ``set_extra_state`` or ``place``; the values are as they were.
+            Exception: raised by ``set_extra_state`` or ``place``; the old values are restored.
         """
-        # Values come first: what models make of them may fail, and they can be taken back, also if the tensors fail.
+        # Write the other values first: a model may reject them, and they can be restored even if the tensors fail
+        # later.
         before: list[tuple[ValuePlace, Any]] = []
         try:
             for value, item in self.values:
@@ -81,7 +83,7 @@ class Update:
             place(self.targets, self.sources)
         except Exception:
             for value, item in reversed(before):
-                with suppress(Exception):  # the one that has failed may fail again
+                with suppress(Exception):  # the value that failed may fail again
                     value.put(item)
             raise
 
@@ -92,12 +94,12 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
     Args:
         destination: a module (parameters, all buffers, extra state), a dict with nested or dotted keys, a TensorDict.
         weights: a dict with nested or dotted keys, a TensorDict or a ParamTree; some keys of the destination may be
-            missing. None is an update of nothing.
+        missing. None is an empty update.
         strict_dtype: refuse another dtype instead of casting it.
 
     Raises:
-        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype that cannot be cast without losing
-            its kind (floating point to integer, complex to real); or two values were given for one tied tensor.
+        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype of another kind (floating point to
+        integer, complex to real); or two values were given for one tied tensor.
         ValueError: one of them is of another type.
     """
     if weights is None:
@@ -106,7 +108,7 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
     leaves = list(tree.tensors.values())
     update = Update.of(fit, leaves, tree.extra)
     pairs = zip(update.targets, update.sources, strict=True)
-    # Tensors that are the destination's own need no writing.
+    # Tensors that already belong to the destination need no writing.
     others = [
         (to, of) for to, of in pairs if local_part(to).data_ptr() != local_part(of).data_ptr() or not are_tied(to, of)
     ]
@@ -116,13 +118,13 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
 
 
 def adopt(destination: Any, weights: Any, *, strict_dtype: bool = False) -> str:
-    """Remap the tensors of a model to the memory of weights that nothing else uses.
+    """Remap the tensors of a model to the memory of weights that no other object uses.
 
     Returns:
-        The reason why they were copied nevertheless; empty if they were not.
+        The reason why the weights were copied instead; empty if they were remapped.
 
     Raises:
-        WeightMismatch: they do not fit; the model is as it was.
+        WeightMismatch: the weights do not fit; the model is unchanged.
     """
     fit, tree = _fitted(destination, weights, maps=True, strict_dtype=strict_dtype)
     update = Update.of(fit, list(tree.tensors.values()), tree.extra)
@@ -151,7 +153,7 @@ def _fitted(destination: Any, weights: Any, **options: Any) -> tuple[Fit, ParamT
 
 
 def _clone_aliases(update: Update) -> None:
-    """Clone sources that overlap a target: the destination may get its tensors in another order."""
+    """Clone sources that overlap a target: the destination may receive its own tensors in another order."""
     count = len(update.targets)
     for met in meeting_in_memory([*update.targets, *update.sources]):
         if min(met) < count:
@@ -162,7 +164,7 @@ def _clone_aliases(update: Update) -> None:
 
 @contextmanager
 def in_turn(devices: Iterable[torch.device]) -> Iterator[None]:
-    """Context manager for work after all earlier work on those GPUs; the work is done at its end."""
+    """Context manager: orders work after all earlier work on those GPUs, and completes it on exit."""
     gpus = [device for device in devices if device.type == "cuda"]
     for gpu in gpus:
         torch.cuda.synchronize(gpu)

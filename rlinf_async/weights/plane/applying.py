@@ -1,4 +1,4 @@
-"""Application of versions to a receiver's destination: agreed on with the sender, judged, written between readers."""
+"""Application of versions to a receiver's destination: checks that they fit, leases and writes them between readers."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from rlinf_async.weights.waiting.execution import WorkerThread
 logger = own_logger(__name__)
 
 MAX_PINNED: Final = 2
-"""Versions whose memory other tensors may pin before this receiver gets copies."""
+"""Number of versions whose memory other tensors may pin before this receiver gets copies."""
 
 
 class Applying:
     """One model's destination, the sender's slots, and the version in the model.
 
     Args:
-        maps: the destination's tensors are remapped to leased slots.
+        maps: remap the destination's tensors to leased slots.
         verify: ``"sha256"``: hash the destination after each version.
         patience: seconds to wait for readers.
 
     Attributes:
-        extra: values beside the tensors, of the version applied last.
-        digests: version, packed forms and digests of the destination; None if nothing was hashed.
+        extra: values other than tensors, from the version applied last.
+        digests: version, packed forms and digests of the destination's tensors; None if they were not hashed.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Applying:
         self._patience = patience
         self._offer: tuple[bytes, int, int] | None = None
         self._writing = threading.Lock()
-        """Held while leased memory is read: leases are released before or after."""
+        """Lock held while leased memory is read: leases are released only before or after."""
         self._is_closed = False
         self._is_told = False
 
@@ -68,7 +68,7 @@ class Applying:
         return self.reception.version
 
     async def agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Judge the destination as it is now.
+        """Check whether the weights fit the destination as it is now.
 
         Args:
             offer: announced manifest, extra bytes and slots; by default those announced last.
@@ -82,7 +82,7 @@ class Applying:
         packed, extra, slots = self._offer
         has_moved = self.destination.has_moved()
         manifest = Manifest.from_bytes(packed)
-        mapped = self.leases.keeps_one  # leaving mapped memory copies it
+        mapped = self.leases.keeps_one  # detaching mapped memory copies it
         await self._worker_thread.do(self.destination.check, manifest, nbytes=None if mapped else 0)
         device = None if self._verify != "off" else self.destination.device
         if has_moved:
@@ -101,11 +101,11 @@ class Applying:
         """Apply a leased version, unless it has been applied.
 
         Returns:
-            Seconds for which readers were kept out.
+            Seconds during which readers were kept out.
 
         Raises:
-            ClosedError: it was closed meanwhile.
-            Exception: it could not be applied.
+            ClosedError: this was closed meanwhile.
+            Exception: the version could not be applied.
         """
         destination = self.destination
         nbytes = leased.reader.nbytes
@@ -116,19 +116,21 @@ class Applying:
         assert leased.views is not None
         await self._worker_thread.do(destination.compare, leased.views, extra, nbytes=nbytes)
         if destination.places and not leased.is_on_gpu and not leased.reader.is_registered:
-            await self._worker_thread.do(self._register, leased, nbytes=None)  # takes a while: readers go on
+            # Registration takes a while: readers continue.
+            await self._worker_thread.do(self._register, leased, nbytes=None)
         is_mapped = self._maps and not destination.is_copied and self._verify != "sha256"
-        cost = 0 if is_mapped else nbytes  # memory of its own is freed
+        cost = 0 if is_mapped else nbytes  # the unmapped memory of its own is freed
         on_gpu = leased.is_on_gpu or bool(destination.places)
         async with self.gate.writing(self._patience):
-            if self.reception.judge(version) is not Judgement.APPLY:  # it has come another way meanwhile
+            # The version may have been applied another way meanwhile.
+            if self.reception.judge(version) is not Judgement.APPLY:
                 return 0.0
             begun = clock.monotonic()
             await self._worker_thread.do(self._write, leased, extra, nbytes=None if on_gpu else cost)
             return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
-        """Write weights that did not come through a slot, without readers; see ``Subscriber.accept``."""
+        """Write weights that did not arrive in a slot, without readers; see ``Subscriber.accept``."""
         if not self._is_new(version, sender):
             return False
         async with self.gate.writing(self._patience):
@@ -137,7 +139,7 @@ class Applying:
             if self.leases.keeps_one:  # mapped memory is read-only
                 await self._worker_thread.do(self.destination.detach, nbytes=None)
                 self.leases.keep(None)
-            self.digests = None  # no sender knows what it should hold
+            self.digests = None  # no sender knows the expected digests
             write()
             if version is None:
                 version = self.reception.version + (self.leases.manifest is None)
@@ -158,10 +160,10 @@ class Applying:
         return verdict is Judgement.APPLY
 
     async def move_out(self) -> None:
-        """Release the memory of a sender that is gone, except where tensors are mapped to it.
+        """Release the memory of an ended sender, except memory to which tensors are mapped.
 
-        A GPU's memory goes with its sender, so tensors mapped there are moved, unless readers stay too long or the
-        memory is gone already.
+        A GPU's memory vanishes with its sender, so tensors mapped there are moved, unless readers stay too long or the
+        memory was already released.
         """
         if self.destination.device is None or self.destination.is_copied:
             if self.leases.has_unkept:
@@ -178,20 +180,20 @@ class Applying:
         self.leases.forget()
 
     async def close(self, *, is_copy: bool = False) -> None:
-        """Give mapped tensors memory of their own once readers have left, and release the slots. Idempotent.
+        """Give mapped tensors their own memory once readers have left, and release the slots. Idempotent.
 
-        A version that is being written is completed, and one that waits for its turn is not written. If readers stay
-        too long, or the caller is cancelled meanwhile, mapped tensors and their memory stay.
+        A version that is being written is completed; one that waits for its turn is not written. If readers stay too
+        long, or the caller is cancelled meanwhile, mapped tensors and their memory stay.
 
         Args:
-            is_copy: True in a forked child, where the parent's readers and lock holders do not run. Mapped tensors
-                stay: the threads of torch that would copy them are the parent's.
+            is_copy: True in a forked child, in which the parent's readers and lock holders do not run. Mapped tensors
+            stay: torch's threads that would copy them exist only in the parent.
         """
         self._is_closed = True
         if is_copy:
             self.leases.close()
             return
-        # A kernel of another thread that is reading the mapped memory would end the process (SIGSEGV).
+        # If another thread's kernel read the memory after it is unmapped, the process would die by SIGSEGV.
         waits = self.leases.keeps_one and not self.gate.is_read_here()
         try:
             async with self.gate.writing(self._patience) if waits else contextlib.nullcontext():
@@ -205,12 +207,13 @@ class Applying:
             self._worker_thread.close()
 
     def _release_slots(self) -> None:
-        with self._writing:  # a write that began before the close completes first
+        # Let a write that began before the close complete first.
+        with self._writing:
             pass
         release_slots(self.destination, self.leases)
 
     def _is_pinned(self) -> bool:
-        """True if so many versions are pinned that the next one is copied; logged once."""
+        """True if too many versions are pinned, so that the next one must be copied. Logs this once."""
         is_pinned = self.leases.pinned(self.destination.standing) >= MAX_PINNED
         if is_pinned and not self._is_told:
             self._is_told = True
@@ -230,7 +233,7 @@ class Applying:
 
     def _write(self, leased: Leased, extra: Mapping[Path, Any]) -> None:
         with self._writing:
-            if self._is_closed:  # and what was leased may be written by its sender
+            if self._is_closed:  # the sender may write to the leased memory from now on
                 raise ClosedError(f"the receiver of '{self._model_id}' is closed")
             assert leased.views is not None
             self.digests = None
@@ -245,12 +248,13 @@ class Applying:
             self.extra = extra
             if self._maps:
                 self.leases.keep(None if self.destination.is_copied else leased.reader)
-            if self._verify == "sha256":  # while nobody reads: forward passes may write buffers
+            # Must precede the return of readers, because forward passes may write to buffers.
+            if self._verify == "sha256":
                 self.digests = (leased.header.version, *self.destination.digests(leased.views))
 
 
 def release_slots(destination: Destination | None, leases: Leases) -> None:
-    """Release all slots for good; mapped tensors get memory of their own."""
+    """Release all slots for good; mapped tensors get their own memory."""
     if destination is not None and leases.keeps_one:
         destination.detach()
     leases.close()

@@ -1,4 +1,5 @@
-"""Destination of a receiver's weights: a module, mappings or a function, found before each version, fitted, written."""
+"""Destination of a receiver's weights: a module, mappings or a function; found before each version, checked,
+written."""
 
 from __future__ import annotations
 
@@ -35,16 +36,16 @@ class Destination:
     """Tensors of a module, of nested mappings or of a TensorDict; or a function of ``{path: tensor}``; or None.
 
     Args:
-        find: returns the destination, which may change from version to version, or raises why there is none.
-        maps: tensors are remapped to the sender's memory, instead of being overwritten.
-        strict_dtype: never cast.
-        naming: gives the names under which the sender knows the tensors.
+        find: returns the destination, which may change between versions, or raises the reason why there is none.
+        maps: remap tensors to the sender's memory instead of overwriting them.
+        strict_dtype: refuse to cast.
+        naming: maps the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
 
     Attributes:
         places: GPUs of its tensors, after ``check``.
         device: the GPU of all of its tensors; None if there are several, or a CPU.
-        is_whole: False after a write that failed half way, until one succeeds.
+        is_whole: False after a write that failed midway, until a later one succeeds.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Destination:
         self.device: torch.device | None = None
         self.is_whole = True
         self._holder: Any = _NOTHING
-        """The object that versions are written to; at first one that ``find`` never returns."""
+        """The object to which versions are written; at first a placeholder that ``find`` never returns."""
         self._found: Any = None
         self._manifest: Manifest | None = None
         self._fit: Fit | None = None
@@ -81,7 +82,7 @@ class Destination:
 
     @property
     def is_copied(self) -> bool:
-        """True if its tensors have memory of their own, though they were to be mapped."""
+        """True if its tensors have their own memory although mapping was requested."""
         return self._fit is not None and not self._mapped
 
     def has_moved(self) -> bool:
@@ -94,10 +95,10 @@ class Destination:
         return self._found is not self._holder
 
     def check(self, manifest: Manifest) -> None:
-        """Judge the object that was found last; it replaces the former one if the weights fit.
+        """Check the object that was found last; it replaces the former one if the weights fit.
 
         Raises:
-            WeightMismatch: they do not.
+            WeightMismatch: they do not fit.
         """
         found = self._found
         fit = None if _is_function(found) else Fit(found, manifest, mapped=self._mapped, **self._options)
@@ -109,10 +110,10 @@ class Destination:
         self.places, self.device = self._gpus.places(targets), self._gpus.only_place(targets)
 
     def compare(self, views: Views, extra: Mapping[Path, Any]) -> None:
-        """Judge a version before it is written, while readers go on.
+        """Check a version before it is written, while readers continue.
 
         Raises:
-            WeightMismatch: it does not fit the destination as it is now; nothing was written.
+            WeightMismatch: the version does not fit the destination as it is now; nothing was written.
         """
         if self._fit is not None and self._manifest is not None and not self._fit.is_current():
             self.check(self._manifest)
@@ -125,11 +126,11 @@ class Destination:
         return len(self._mapped)
 
     def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
-        """Write a version that was compared, without readers. The views are only lent, unless it maps.
+        """Write a version that was compared, without readers. It keeps references to the views only if it maps them.
 
         Args:
             views: all leaves, in the order of the manifest.
-            extra: values beside the tensors.
+            extra: values other than tensors.
             copies: copy this version into new memory instead of mapping it.
 
         Raises:
@@ -142,7 +143,8 @@ class Destination:
             self.is_whole = True
             return
         if not self._fit.is_held():
-            self.compare(views, extra)  # somebody has replaced some of them just now
+            # Other code has replaced some of the tensors just now: compare again.
+            self.compare(views, extra)
         Update.of(self._fit, list(views.values()), extra).write(functools.partial(self._place, copies=copies))
 
     def _place(self, targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor], *, copies: bool) -> None:
@@ -157,25 +159,25 @@ class Destination:
             stand_in(targets, sources)
             self._mapped = targets
         else:
-            # The sender packs the first version before it knows where this receiver is.
+            # Do not report the first version: the sender packs it before it knows where this receiver is.
             if (why := self._fit.why_copied or _ELSEWHERE * is_far) and not (self._is_first and is_far):
                 self._tell(why)
             self._is_first = False
             self._unmap(targets, torch.empty_like)
-            if copies:  # a user that keeps tensors of mapped versions may keep these too
+            if copies:  # code that keeps tensors of mapped versions may keep these, too
                 for target in targets:
                     target.data = torch.empty_like(target.data)
             if self._fit.is_inference:
                 copy_in_turn(targets, sources)
             elif self.places or is_far:
-                self._gpus.copy(targets, sources)  # after all that readers have begun
+                self._gpus.copy(targets, sources)  # the copy follows all work that readers have started
             else:
                 copy_tensors(targets, sources)
-        increment_version(self._fit.wholes)  # a DTensor does not see what becomes of its local part
+        increment_version(self._fit.wholes)  # a DTensor does not notice changes of its local part
         self.is_whole = True
 
     def digests(self, views: Views) -> tuple[bytes, bytes]:
-        """Return forms and digests of the written tensors as they are now; a function's are of its arguments."""
+        """Return forms and digests of the written tensors as they are now; for a function, of its arguments."""
         assert self._manifest is not None
         views_held = ((index, (), view) for index, view in enumerate(views.values()))
         return digests_of(self._manifest, views_held if self._fit is None else self._fit.held())
@@ -190,11 +192,11 @@ class Destination:
         written: Sequence[torch.Tensor] = (),
         room: Callable[[torch.Tensor], torch.Tensor] = torch.clone,
     ) -> None:
-        """Give mapped tensors memory of their own.
+        """Give mapped tensors their own memory.
 
         Args:
-            written: tensors whose values are about to be replaced.
-            room: returns memory for one of them.
+            written: tensors whose values will be replaced anyway.
+            room: returns new memory for one tensor.
         """
         next_ones = set(map(id, written))
         for tensor in self._mapped:
@@ -202,7 +204,7 @@ class Destination:
         self._mapped = ()
 
     def detach(self) -> None:
-        """Give mapped tensors copies of their values: the memory of the last version goes away."""
+        """Give mapped tensors copies of their values, because the memory of the last version will be freed."""
         was_mapped = bool(self._mapped)
         self._unmap()
         if was_mapped and self.device is not None:

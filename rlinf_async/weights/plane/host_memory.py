@@ -1,5 +1,5 @@
-"""Versions on their way between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that gets them for
-all receivers of its machine."""
+"""Versions in transit between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that serves its
+machine."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ logger = own_logger(__name__)
 
 
 class HostMemory:
-    """Slots for versions that one receiver gets for all receivers of its machine.
+    """Slots for versions that one receiver receives for all receivers of its machine.
 
-    It works in a thread of its own and where the link is read, because its owner may be busy.
+    It works in its own thread and in the one that reads the link, because its owner may be busy.
 
     Args:
         link: to the sender.
-        manifest: packed.
-        extra, slots: as of ``Store``.
+        manifest: packed manifest.
+        extra, slots: as for ``Store``.
         line: stream of the tensors.
 
     Attributes:
-        host: handles the sender's messages.
+        host: handler of the sender's messages.
     """
 
     def __init__(self, link: WeightLink, manifest: bytes, extra: int, slots: int, line: int, label: str) -> None:
         self._store: Store | None = None
         self._keep: Callable[[], object] = lambda: None
-        """Cancels the release of the store when this is dropped."""
+        """Function that cancels the release of the store on this object's drop."""
         self._thread = LazyThread(f"weights for this machine, {label}")
         self._thread.submit(functools.partial(self._make, manifest, slots, extra, label))
         self.host = RelayHost(link, line, self._make_room, self._thread.submit)
@@ -59,7 +59,7 @@ class HostMemory:
         return _SlotRoom(self._store)
 
     def close(self) -> Work[None]:
-        """Abandon incoming versions and free the memory; receivers of this machine go on reading it."""
+        """Abandon incoming versions and free the memory; receivers of this machine continue to read it."""
         closed: Work[None] = Work()
         self.host.close(ClosedError("the weights of this machine are not wanted here any more"))
         self._thread.submit(functools.partial(self._forget, closed))
@@ -92,18 +92,19 @@ class _SlotRoom:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        self._slot.pin()  # transfers may still write to it; the store replaces it at its turn
-        self.memory = None  # an abandoned transfer may refer to this for a while
+        # Transfers may still write to this slot, so pin it for good; the store replaces it at its turn.
+        self._slot.pin()
+        self.memory = None  # an abandoned transfer may refer to this object for a while
 
 
 class Outgoing(RelayJob):
     """A version in this machine's memory that is sent to other machines.
 
-    Its slot is not used again meanwhile; if the slot is replaced, its memory stays.
+    Its slot is not reused meanwhile; if the slot is replaced, its memory stays.
 
     Args:
-        seconds: time for its receivers.
-        may_wait: it leaves for a machine once an earlier version has landed there.
+        seconds: time limit for its receivers.
+        may_wait: send it to a machine only once an earlier version has landed there.
     """
 
     def __init__(
@@ -117,7 +118,8 @@ class Outgoing(RelayJob):
 
     @property
     def is_current(self) -> bool:  # type: ignore[override]
-        return self._store.latest is self.writer and self.writer.version == self.number  # and not a later one
+        # The slot does not hold a later version.
+        return self._store.latest is self.writer and self.writer.version == self.number
 
     def publish(self) -> Outgoing:
         self.packed = self.nbytes
@@ -125,7 +127,8 @@ class Outgoing(RelayJob):
         return self
 
     def pin(self) -> None:
-        if self.body is None:  # the slot may be closed later; and there may be no memory for its leaves
+        # The slot may be closed later, and memory for its leaves may be missing: take them now.
+        if self.body is None:
             self.body = self.writer.leaves
         self.writer.pin()
 

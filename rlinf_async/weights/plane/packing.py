@@ -1,4 +1,4 @@
-"""Packing of a version into a slot, from a CPU, a GPU or the shards of many ranks."""
+"""Packs a version into a slot, from the CPU, a GPU or the shards of many ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlinf_async.weights.plane.verifying import Verifying
 
 
 class Readers(Protocol):
-    """Receivers of a version, as ``ReceiverTable``."""
+    """Receivers of a version; interface of ``ReceiverTable``."""
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool: ...
 
@@ -29,16 +29,16 @@ class Readers(Protocol):
 
 
 class Packing:
-    """Packs versions of one model.
+    """Packer of one model's versions.
 
     Args:
         taker: source of the tensors.
-        tree: first tensors.
-        store: slots; None if another rank has them.
-        verify: as of ``Publisher``.
+        tree: tensors of the first version.
+        store: the slots; None if another rank has them.
+        verify: as for ``Publisher``.
 
     Attributes:
-        verifying: comparison with the receivers' tensors, if wanted.
+        verifying: comparison with the receivers' tensors; None if not requested.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Packing:
 
     @property
     def nbytes(self) -> int | None:
-        """Size of a copy by ``pack`` in bytes; None if it waits for a GPU or for other ranks."""
+        """Size of a copy by ``pack`` in bytes; None if ``pack`` waits for a GPU or for other ranks."""
         return None if self.taker.is_sharded or self._places else self.taker.manifest.nbytes
 
     def marks(self) -> Marks:
-        """Return the progress of the GPUs in the calling thread, which has made the weights."""
+        """Return marks of the calling thread's streams, in which the weights were computed."""
         return self._gpus.mark(self._places) if self._places else {}
 
     def pack(
@@ -78,17 +78,17 @@ class Packing:
         """Pack a version; return None if another rank does.
 
         Args:
-            names: recipients.
-            call: lets other ranks recognise the call.
+            names: names of the recipients.
+            call: the counted call, by which other ranks recognise it.
         """
         if self.taker.is_sharded and self._places:
-            self._gpus.follow(marks)  # shards are put together, and sent, in the streams of this thread
+            self._gpus.follow(marks)  # shards are combined and sent in the streams of this thread
         store, streams = self.store, is_streamed(source)
         tensors, extra = ([], b"") if streams else self.taker.take(source)
         if store is None:
             self.taker.gather((), tensors, call)
             for device in self._places:
-                self._gpus.settle(device)  # sends are only enqueued, and the source may change from here on
+                self._gpus.settle(device)  # sends were only enqueued, and the source may change from here on
             return None
         slot = store.take()
         how: dict[str, Any] = {"extra": extra}
@@ -118,7 +118,7 @@ class Packing:
         *,
         at_once: bool,
     ) -> dict[str, Any]:
-        """Return how to pack a version with tensors on a GPU: there, if all are and a receiver reads them there."""
+        """Return arguments to pack a version: on the GPU, if all its tensors and a receiver's views are there."""
         copy: Copy = functools.partial(self._gpus.copy, after=marks)
         gpu = self._gpus.uuid(device) if self._gpus.only_place(tensors) == device else ""
         is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)

@@ -37,11 +37,11 @@ logger = own_logger(__name__)
 
 
 class Publisher:
-    """Sends one model's weights to receivers, each at the other end of a link.
+    """Sender of one model's weights to receivers, each at the other end of a link.
 
-    A version is packed into shared memory and then published. Receivers of the same machine read it there, and on each
-    other machine one receiver gets it for all. So every receiver sees whole versions only, and the source may change as
-    soon as ``publish`` returns::
+    A version is packed into shared memory and then published. Receivers on the same machine read it there, and on each
+    other machine one receiver receives it for all. So every receiver sees complete versions only, and the source may
+    change as soon as ``publish`` returns::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
@@ -52,28 +52,28 @@ class Publisher:
 
     Methods may be called from any loop, one at a time.
 
-    Weights of a GPU are packed after the work that the caller's current streams had when ``publish`` was called: on the
-    GPU, if receivers of this machine have theirs on the same one, and in shared memory for all others. A refusal by
-    CUDA is logged once, and the weights go by way of the CPU.
+    Weights on a GPU are packed after the work that was in the caller's current streams when ``publish`` was called: on
+    the GPU, if receivers on this machine use the same GPU, and in shared memory for all others. A refusal by CUDA is
+    logged once, and the weights then go through CPU memory.
 
     With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's has all receivers. They publish
-    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has them whole. A
-    rank that does not take part keeps the others waiting for as long as torch's process group lets them.
+    together: shards go straight to their places in rank 0's shared memory, and no other rank ever has whole tensors. A
+    rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
-        source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default that of the first
-            ``publish``.
+        source: module, TensorDict or dict whose names, shapes and dtypes are announced; by default the first source
+        given to ``publish``.
         model_id: name of the weights in errors.
-        apply: ``"copy"`` or ``"map"``, as at the receivers; decides the number of slots.
-        slots: versions that there is room for; by default 2 to copy and 3 to map.
+        apply: ``"copy"`` or ``"map"``, as at the receivers; determines the number of slots.
+        slots: number of versions that fit; by default 2 to copy and 3 to map.
         transport_dtype: dtype in which floating-point tensors travel, or a function of (name, dtype).
-        ack_timeout: seconds that receivers have.
+        ack_timeout: seconds that receivers have to answer.
         verify: ``"sha256"``: compare the receivers' tensors with the packed ones after each version.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
-        naming: gives the names under which the source's tensors travel.
-        chain_from: bytes from which receivers' machines pass a version on to each other; by default 64 MiB.
-        behind: earlier versions that may be under way when one is published. A receiver that lacks more of them has
-            failed for the oldest, and is named once in the log. 0: one version is under way at a time.
+        naming: maps the source's names to transport names.
+        chain_from: size in bytes from which receivers' machines forward a version to each other; by default 64 MiB.
+        behind: earlier versions that may be pending when one is published. A receiver that lacks more of them has
+        failed for the oldest, and the log names it once. With 0, only one version is pending at a time.
         gpus: interface to the GPUs.
     """
 
@@ -110,13 +110,13 @@ class Publisher:
         self._receivers = ReceiverTable(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}
-        """Receivers that were too far behind, with the time when the log has named them."""
+        """Receivers that were too far behind, with the time at which the log named them."""
         self._packing: Packing | None = None
         self.worker_thread = WorkerThread(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
-        """Versions under way, the oldest first."""
+        """Handles of pending versions, the oldest first."""
         self._keep: Callable[[], object] = lambda: None
-        """Cancels the release of the store when this is dropped."""
+        """Function that cancels the release of the store on this object's drop."""
         self._is_packing = False
         self._is_closed = False
         self._calls = GatherCalls()
@@ -152,13 +152,13 @@ class Publisher:
 
     @property
     def quarantined(self) -> dict[Hashable, str]:
-        """Receivers that may lack a published version, and why; the next version is for them too."""
+        """Receivers that may lack a published version, with the reason; they also get the next version."""
         return self._receivers.quarantined
 
     # -- receivers ----------------------------------------------------------------------------------------------
 
     def add(self, worker_id: Hashable, link: WeightLink) -> None:
-        """Add a receiver, which gets the latest version at once. It replaces one of the same id."""
+        """Add a receiver, which gets the latest version at once. It replaces a receiver with the same id."""
         self._check_open()
         self._receivers.add(worker_id, link)
 
@@ -171,14 +171,14 @@ class Publisher:
         self._receivers.remove(worker_id)
 
     async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
-        """Wait until every receiver has connected and takes the weights; those that refused them look again.
+        """Wait until every receiver has connected and accepts the weights; receivers that refused them check again.
 
         Args:
             weights: first version; by default receivers keep their own weights.
-            source: replaces the constructor's.
+            source: replaces the constructor's source.
 
         Raises:
-            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; names it.
+            DeadlineExceeded: a receiver has not connected within ``timeout`` seconds; the text names it.
             WeightMismatch: the weights do not fit a receiver; the note names it.
             ValueError: there is no source yet.
             ConfigError: the weights are sharded, and a rank that does not gather them has receivers.
@@ -200,7 +200,7 @@ class Publisher:
         await self._changes.wait_until(
             lambda: not self._receivers.unready or bool(self._receivers.refusals), timeout, what
         )
-        self._check_open()  # it may have been closed meanwhile
+        self._check_open()  # the publisher may have been closed during the wait
         for worker_id, error in self._receivers.refusals.items():
             error.add_note(f"receiver {worker_id!r} of '{self.model_id}' does not take the weights")
             raise error
@@ -213,7 +213,7 @@ class Publisher:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def next_call(self, *, sharded: bool = False) -> GatherCall:
-        """Count a call, before this rank alone could refuse it: ranks of sharded weights count alike."""
+        """Count a call before this rank alone can refuse it: all ranks of sharded weights must count alike."""
         call = self._calls.next()
         if sharded:
             call.found_sharded()
@@ -233,20 +233,20 @@ class Publisher:
 
         Args:
             source: as in the constructor; by default that one.
-            worker_ids: recipients; by default all.
+            worker_ids: ids of the recipients; by default all.
             version: higher than the last one; by default the next number.
             timeout: seconds that the receivers have; by default ``ack_timeout``.
-            call: counted call that this is part of, where the caller counts.
-            deliveries: further receivers, which get it as a message; without ``worker_ids`` nothing is packed.
+            call: counted call to which this belongs, if the caller counts.
+            deliveries: further receivers, which get the version as a message; without ``worker_ids`` nothing is packed.
 
         Returns:
-            A handle to await all receivers; with deliveries, after ``collect``.
+            A handle that awaits all receivers; with deliveries, call ``collect`` first.
 
         Raises:
-            RuntimeError: another version is under way, or with ``behind`` is being packed.
-            ValueError: there is no such receiver, or the version is not after the last one.
+            RuntimeError: another version is pending or, with ``behind``, is being packed.
+            ValueError: a receiver is unknown, or the version is not greater than the last one.
             WeightMismatch: names, shapes or dtypes differ from the announced ones. Nothing was sent.
-            ConfigError: as ``connect``.
+            ConfigError: as for ``connect``.
             TransferFailed: the weights are sharded, and another rank is not in this call. Nothing was sent.
         """
         call = self.next_call() if call is None else call
@@ -272,9 +272,10 @@ class Publisher:
                 writer, packed = await self._stage(source, number, names, call)
             if parcels:
                 await self._deliver(parcels, WeightsMessage(self.model_id, number, source, seconds))
-            self._check_open()  # it may have been closed meanwhile
+            self._check_open()  # the publisher may have been closed during the wait
             verifying = None if self._packing is None else self._packing.verifying
-            if verifying is not None:  # a receiver may answer as soon as it has heard of the version
+            # Pin first: a receiver may answer as soon as it has heard of the version.
+            if verifying is not None:
                 self.worker_thread.start(verifying.pin, number, nbytes=None)
             handle = SyncHandle(number, seconds, self._expire, self._forget_version, parcels)
             handle.begun, handle.staged = begun, clock.monotonic() - begun
@@ -293,10 +294,12 @@ class Publisher:
             if verifying is not None:
                 self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
-        except BaseException:  # also where whoever waited was cancelled, and all is packed
+        # Also roll back after a cancellation, even if everything is packed.
+        except BaseException:
             self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
-                self._receivers.publish(number, ())  # a number that a receiver has heard is never another version's
+                # Use up the number: a receiver has heard of it, and no other version may have it.
+                self._receivers.publish(number, ())
             for delivery in parcels:
                 delivery.abandon()
             raise
@@ -320,7 +323,8 @@ class Publisher:
         return self._receivers.ledger.check(version)
 
     def _rollback(self, version: int) -> None:
-        if (handle := self._handles.pop(version, None)) is not None:  # also ends its recorded operation
+        # Removing the handle also ends its recorded operation.
+        if (handle := self._handles.pop(version, None)) is not None:
             handle._settle(error=ClosedError(f"{handle._describe()} was not published"))
         store = self._store
         if store is not None and version > self.version:
@@ -332,7 +336,7 @@ class Publisher:
         """Return the outcome of the latest version at receivers added since, within ``timeout`` seconds.
 
         Raises:
-            ClosedError: it was closed meanwhile.
+            ClosedError: this was closed meanwhile.
         """
         version = self.version
 
@@ -348,7 +352,7 @@ class Publisher:
         """Expire late versions.
 
         Raises:
-            RuntimeError: another version is under way, and ``behind`` does not allow it.
+            RuntimeError: another version is pending, and ``behind`` does not allow it.
         """
         for handle in list(self._handles.values()):
             if handle._remaining() == 0:
@@ -361,7 +365,7 @@ class Publisher:
             )
 
     def _leave_behind(self) -> None:
-        """Fail the oldest versions under way, beyond ``behind``, for the receivers that lack them."""
+        """Fail the oldest pending versions, beyond ``behind``, for the receivers that lack them."""
         for version in self._receivers.ledger.excess(self._behind):
             for name in self._receivers.waiting_for(version):
                 who = f"receiver {name!r} ({self._receivers.label(name)})"
@@ -398,7 +402,8 @@ class Publisher:
         return writer, packing.taker.manifest.nbytes
 
     async def _lay_out(self, source: Any) -> Packing:
-        if is_streamed(source):  # other ranks may have to be waited for, and what is yielded is computed
+        if is_streamed(source):
+            # A streamed source may have to wait for other ranks, and computes its tensors.
             tree = await self.worker_thread.do(layout_of, source, self._select, self.naming, nbytes=None)
         else:
             tree = self.naming.tree_of(source, self._select)
@@ -408,15 +413,16 @@ class Publisher:
             extra = len(pack_extra(tree))
             facts = (taker.manifest, self._slots, extra, self.model_id, self._gpus)
             most = self._behind + 2
-            on_gpu = bool(self._gpus.places(tree.tensors.values()))  # may stay there, and is packed slot by slot
+            # Weights may stay on a GPU, and slots are packed one by one.
+            on_gpu = bool(self._gpus.places(tree.tensors.values()))
 
             def make() -> None:
                 made.append(Store(*facts, reserves=not on_gpu, most=most))
 
             try:
                 await self.worker_thread.do(make, nbytes=taker.manifest.nbytes)
-                self._check_open()  # it may have been closed meanwhile
-            except BaseException:  # also where whoever waited was cancelled, and the store is there
+                self._check_open()  # the publisher may have been closed during the wait
+            except BaseException:  # the caller may have been cancelled although the store exists
                 for each in made:
                     each.close()
                 raise
@@ -463,7 +469,7 @@ class Publisher:
         if packing is not None and packing.verifying is not None and not self._is_closed:
             self._receivers.verified(receiver, packing.verifying.judge(receiver.name, ack, digests))
 
-    # -- what becomes of it -------------------------------------------------------------------------------------
+    # -- outcomes --------------------------------------------------------------------------------------------------
 
     def _expire(self, version: int) -> None:
         for name in self._receivers.waiting_for(version):
@@ -499,7 +505,7 @@ class Publisher:
     async def close(self, reason: str = "") -> None:
         """Close the links and free the memory; receivers keep their last version. Idempotent.
 
-        A cancellation is raised once all of that is done.
+        A cancellation is raised after all of this is done.
 
         Args:
             reason: sent to the receivers if the sender has failed.
@@ -513,15 +519,15 @@ class Publisher:
             await self._release(reason)
 
     async def _release(self, reason: str) -> None:
-        # Packing has gigabytes, for which a cycle would have to be found.
+        # Drop the packing explicitly: it refers to gigabytes, which otherwise wait for the collector to find a cycle.
         store, packing, self._packing, self._source = self._store, self._packing, None, None
         if packing is not None and packing.verifying is not None:
             packing.verifying.end()
         try:
-            if self._process.is_here:  # in a forked one, a thread that is not there may have had their lock
+            if self._process.is_here:  # in a forked child, a thread that is missing here may have held the lock
                 self._receivers.close(reason)
-                self._changes.notify()  # wakes waits for receivers
-            if store is not None:  # nothing is packed there, or sent from there, any more
+                self._changes.notify()  # wakes tasks that wait for receivers
+            if store is not None:  # no packing or transfer uses the store any more
                 await self.worker_thread.do(store.close, nbytes=store.layout.size)
         finally:
             self.worker_thread.close()

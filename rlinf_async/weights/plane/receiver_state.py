@@ -1,4 +1,4 @@
-"""``ReceiverState``, a receiver as its sender knows it: agreement on the weights, versions under way and compared."""
+"""``ReceiverState``, a receiver as its sender knows it: agreement on the weights, pending versions, comparisons."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ReceiverState:
     """One receiver of a publisher; the listener of its link.
 
     Args:
-        heard: called with this and each message.
-        ended: called with this and the error that ended the link.
+        heard: called with this object and each message.
+        ended: called with this object and the error that ended the link.
 
     Attributes:
-        refusal: an error in REFUSED, None in other states.
+        refusal: the error in state REFUSED, None in other states.
         gpu: uuid of the GPU on which the receiver reads leaves; empty if none.
         owed: announced versions without an answer.
         verifying: versions whose digests are being compared.
@@ -57,7 +57,7 @@ class ReceiverState:
         return self.state is not Agreement.NEW
 
     def answered(self, refusal: Exception | None) -> None:
-        """Note that it takes the announced weights, or why it refuses them."""
+        """Record that the receiver accepts the announced weights, or why it refuses them."""
         self.state, self.refusal = Agreement.FITTING if refusal is None else Agreement.REFUSED, refusal
 
     def on_message(self, message: LinkMessage) -> None:
@@ -70,7 +70,7 @@ class ReceiverState:
         """Send a message. If the link has ended, ``ended`` is called instead.
 
         Raises:
-            TransferFailed: the other side does not read at the moment.
+            TransferFailed: the other side is not reading at the moment.
         """
         try:
             self.link.send(list(message))

@@ -1,8 +1,8 @@
 """Receivers of one publisher: announcements, deliveries to each, and their answers.
 
-add ──► opened ──► HELLO ──► ACK of 0       a late one hears of the latest version in the HELLO, and answers that too
-publish ──► PUBLISH to those on this machine; to the others once it has landed on theirs ──► ACK
-connect ──► PUBLISH of the latest version, or of 0 without memory, to those that refused it ──► ACK
+add ──► opened ──► HELLO ──► ACK of 0       HELLO also announces the latest version to a late receiver
+publish ──► PUBLISH to receivers on this machine; to the others once it has landed on theirs ──► ACK
+connect ──► PUBLISH of the latest version, or of 0 without memory, to receivers that refused it ──► ACK
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from rlinf_async.weights.state.sync_report import Ack
 from rlinf_async.weights.state.versions import VersionLedger
 
 _MOST_OWED: Final = 64
-"""Unanswered versions per receiver, above which it is told of no more: they would only fill memory."""
+"""Limit on unanswered versions of one receiver; further announcements would only fill memory."""
 
 
 class ReceiverTable:
     """All receivers of one publisher. Links may deliver messages in any thread.
 
     Args:
-        complete: called with each version that all receivers have answered.
+        complete: called with each version once all receivers have answered it.
         changed: called after every change.
-        fill: called when a receiver needs the latest version in its slot; ``filled`` follows.
-        chain_from: size in bytes from which machines pass a version on to each other.
-        verify: called with a receiver that has applied a version, and its digests; ``verified`` follows.
-        ahead: versions are published while others are under way.
+        fill: called when a receiver needs the latest version in its slot; must lead to ``filled``.
+        chain_from: size in bytes from which machines forward a version to each other.
+        verify: called with a receiver that has applied a version, and its digests; must lead to ``verified``.
+        ahead: True if versions are published while others are pending.
 
     Attributes:
-        seconds: time that receivers have for the version published last.
+        seconds: time limit of the version published last.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class ReceiverTable:
         self._fill = fill
         self._verify = verify
         self._lacking: dict[ReceiverState, Any] = {}
-        """Receivers that wait for ``filled``, or for the end of packing, with the memory that they could not open."""
+        """Receivers that wait for ``filled`` or for the end of packing, each with the memory that it could not open."""
         self._lock = threading.RLock()
-        """Also held while messages are sent: they leave in the order of the decisions."""
+        """Lock, also held while messages are sent, so that these are sent in the order of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
-        """Completed versions that ``complete`` has not been called with yet."""
+        """Completed versions not yet passed to ``complete``."""
         self._present: dict[ReceiverState, bool] = {}
-        """Receivers added before the recipients of the current version were chosen; True: refused the weights since,
-        perhaps for a user that has left, so that nothing else would answer for it."""
+        """Receivers added before the recipients of the current version were chosen. True: refused the weights since,
+        perhaps for a user that has left, so that no other code would answer for it."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -108,10 +108,10 @@ class ReceiverTable:
             return self.ledger.pending.get(version, [])
 
     def meant(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """Choose the recipients of the next version; later receivers get it too, and are not waited for.
+        """Choose the recipients of the next version; later receivers get it, too, but no one waits for them.
 
         Raises:
-            ValueError: there is no receiver of that name.
+            ValueError: no receiver has that name.
         """
         with self._lock:
             self._present = dict.fromkeys(self._receivers.values(), False)
@@ -121,7 +121,7 @@ class ReceiverTable:
         """Return these names, or all of them.
 
         Raises:
-            ValueError: there is no receiver of that name.
+            ValueError: no receiver has that name.
         """
         if names is None:
             return self.names
@@ -131,17 +131,18 @@ class ReceiverTable:
                 raise ValueError(f"there is no receiver {name!r} of '{self._model_id}'; there are: {known}")
         return list(names)
 
-    # -- coming and going ---------------------------------------------------------------------------------------
+    # -- adding and greeting ----------------------------------------------------------------------------------------
 
     def add(self, name: Hashable, link: WeightLink) -> None:
         if name in self._receivers:
             self.remove(name)
         receiver = ReceiverState(name, link, self.on_message, self.on_end)
         with self._lock:
-            if self._is_closed:  # its link would stay open
+            if self._is_closed:  # the new receiver's link would stay open
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
+        # Listen only now: messages of a receiver that the table lacks are dropped, and its first one may have arrived.
         link.listen(receiver)
         link.opened._follow(lambda: self._greet([receiver]))
 
@@ -161,7 +162,7 @@ class ReceiverTable:
         return writer.version <= self.ledger.version
 
     def greet(self, store: Store) -> None:
-        """Announce the weights to all receivers that have not heard of them."""
+        """Announce the weights to all receivers that do not know them yet."""
         self._store = store
         self._greet(list(self._receivers.values()))
         if self._lacking:
@@ -177,9 +178,10 @@ class ReceiverTable:
                     continue
                 latest = store.latest
                 if latest is not None and not self.is_published(latest):
-                    continue  # until it is, or is withdrawn
+                    # Wait until it is published or withdrawn.
+                    continue
                 if latest is not None and not latest.is_in_slot:
-                    self._fill()  # HELLO names memory that every receiver can read
+                    self._fill()  # HELLO must name memory that every receiver can read
                     continue
                 receiver.state = Agreement.ASKED
                 if receiver.link.node is not None:
@@ -189,10 +191,10 @@ class ReceiverTable:
                 try:
                     self.inform(receiver, memory, version)
                 except TransferFailed:
-                    receiver.state = Agreement.NEW  # once more with the next version
+                    receiver.state = Agreement.NEW  # the next version tries again
 
     def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
-        """Announce the weights to a receiver, and the version in the memory of its machine."""
+        """Announce to a receiver the weights, and the version in the memory of its machine."""
         store = self._store
         assert store is not None
         if memory is not None:
@@ -200,13 +202,14 @@ class ReceiverTable:
         receiver.send_message(messages.HELLO, store.manifest.to_bytes(), store.extra, store.most, memory, version)
 
     def appoint(self, receiver: ReceiverState, line: int) -> None:
-        """Make a receiver the host of its machine: it gets versions for all receivers there."""
+        """Make a receiver the host of its machine: it receives versions for all receivers there."""
         store = self._store
         assert store is not None
         receiver.send_message(messages.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
-        """Offer the latest version again to receivers that refused it, or ask them whether the weights fit by now."""
+        """Offer the latest version again to receivers that refused it; without a version, ask whether the weights fit
+        now."""
         with self._settling():
             for receiver in list(self._receivers.values()):
                 if receiver.state is Agreement.REFUSED and receiver.link.error is None:
@@ -221,26 +224,28 @@ class ReceiverTable:
         """
         with self._lock:
             self._is_closed = True
+            # Empty the table before the links close: the end of a listed receiver's link would be recorded as its
+            # death.
             receivers, self._receivers, self._present = list(self._receivers.values()), {}, {}
             self._relay.act(self._plan.close)
         for receiver in receivers:
             if reason and receiver.link.error is None:
-                with contextlib.suppress(TransferFailed):  # a receiver that does not read gets the end only
+                with contextlib.suppress(TransferFailed):  # a receiver that does not read sees only the close
                     receiver.send_message(messages.LEAVE, reason)
             receiver.link.close()
 
     # -- on a GPU -----------------------------------------------------------------------------------------------
 
     def demand(self, gpu: str) -> tuple[bool, bool]:
-        """Return whether a receiver reads leaves on that GPU, and whether one needs them in the slot."""
+        """Return two flags: some receiver reads leaves on that GPU; some receiver needs them in the slot."""
         with self._lock:
             here = [receiver for receiver in self._receivers.values() if receiver.refusal is None]
             there = [receiver for receiver in here if receiver.gpu == gpu]
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
-        """Note that the latest version is in its slot, or the error. ``greet`` asks again for one that is not
-        published."""
+        """Record that the latest version is in its slot, or that copying failed. ``greet`` asks again for an
+        unpublished one."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -259,8 +264,8 @@ class ReceiverTable:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def begin(self, version: int, names: Sequence[Hashable], store: Store, writer: SlotWriter) -> bool:
-        """Note that packing of a version has begun; True if its pieces leave for other machines as ``packed`` reports
-        them."""
+        """Record that packing of a version has begun. Return True if its pieces are sent to other machines as
+        ``packed`` reports them."""
         with self._lock:
             there = [receiver for name in names if (receiver := self._receivers.get(name)) is not None]
             far = [receiver for receiver in there if receiver.link.node is not None and receiver.link.error is None]
@@ -270,15 +275,15 @@ class ReceiverTable:
             return self._relay.act(self._plan.begin, job, far)
 
     def packed(self, version: int, nbytes: int) -> None:
-        """Note that so many bytes are packed."""
+        """Record that ``nbytes`` bytes are packed."""
         self._relay.act(self._plan.packed, version, nbytes)
 
     def abandon(self, version: int) -> None:
-        """Note that a version could not be packed or published; the store has withdrawn it."""
+        """Handle a version that could not be packed or published; the store has withdrawn it."""
         with self._lock:
             self._relay.act(self._plan.abandon, version, None if self._store is None else self._outgoing(self._store))
         if self._store is not None:
-            self.greet(self._store)  # receivers added after packing have not been greeted
+            self.greet(self._store)  # receivers added after packing began have not been greeted
 
     def publish(
         self,
@@ -288,16 +293,16 @@ class ReceiverTable:
         writer: SlotWriter | None = None,
         called: Sequence[Hashable] = (),
     ) -> list[ReceiverState]:
-        """Announce a packed version; return its receivers on other machines, for ``bring``.
+        """Announce a packed version; return its receivers on other machines, to be passed to ``bring``.
 
         Args:
             writer: writer of its slot; None if another process has the slot.
-            called: receivers without a link, which get it as a message; ``answered`` reports the outcome.
+            called: receivers without a link, which get the version as a message; ``answered`` reports the outcome.
         """
         far: list[ReceiverState] = []
         with self._settling():
             there = [self._receivers[name] for name in names if name in self._receivers]
-            # A receiver that lacks an earlier version may find its memory written to again: it gets this one instead.
+            # A receiver may find the memory of an earlier version overwritten: give it this version instead.
             there_now = [each for each in self._receivers.values() if each.is_told and each.link.error is None]
             late = [each for each in there_now if each not in self._present or (self._ahead and each.owed)]
             gone = {name: self._removed(name, version) for name in names if name not in self._receivers}
@@ -325,13 +330,13 @@ class ReceiverTable:
                     far.append(receiver)
                 else:
                     self._tell(receiver, version, list(writer.name), clock.monotonic())
-            for receiver in late:  # with the version before
+            for receiver in late:  # late receivers get the version with the answer to the previous one
                 if receiver not in there and store is not None and writer is not None:
                     self._show(receiver, store, writer)
         return far
 
     def has_begun(self, version: int) -> bool:
-        """True if pieces of that version have left for other machines while it was packed."""
+        """True if pieces of that version were sent to other machines while it was packed."""
         return self._plan.job is not None and self._plan.job.number == version
 
     def bring(self, version: int, far: list[ReceiverState], store: Store, writer: SlotWriter) -> None:
@@ -344,7 +349,7 @@ class ReceiverTable:
             self._relay.act(self._plan.publish, job.publish(), there)
 
     def _tell(self, receiver: ReceiverState, version: int, memory: Any, moment: float | None) -> None:
-        if len(receiver.owed) >= _MOST_OWED:  # its next answer brings it the latest
+        if len(receiver.owed) >= _MOST_OWED:  # the receiver's next answer brings it the latest version
             return
         if memory is not None:
             receiver.owed.add(version)
@@ -354,7 +359,7 @@ class ReceiverTable:
             self._failed(receiver.name, version, error)
 
     def end(self, receivers: Iterable[ReceiverState], version: int, memory: Any, error: Exception | None) -> None:
-        """Announce a version that has landed on these receivers' machine, or note its failure."""
+        """Announce a version that has landed on these receivers' machine, or record its failure."""
         with self._settling():
             for receiver in receivers:
                 if error is not None:
@@ -379,7 +384,7 @@ class ReceiverTable:
                 self._relay.on_message(receiver, what, *facts)
 
     def _offer(self, receiver: ReceiverState) -> None:
-        """Show the latest version to a receiver that refused it; without one, ask whether the weights fit."""
+        """Offer the latest version to a receiver that refused it; without a version, ask whether the weights fit."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
@@ -441,7 +446,7 @@ class ReceiverTable:
             self._answered(receiver.name, Ack("applied", version, None, *seconds))
 
     def verified(self, receiver: ReceiverState, ack: Ack) -> None:
-        """Note the result of comparing a receiver's digests."""
+        """Record the result of comparing a receiver's digests."""
         with self._settling():
             receiver.verifying.discard(ack.version)
             if self._receivers.get(receiver.name) is receiver:
@@ -460,21 +465,21 @@ class ReceiverTable:
 
     def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in receiver.verifying:  # those are answered, and being compared
+            if version not in receiver.verifying:  # others are answered, and being compared
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
-        """Note the outcome of a message."""
+        """Record the outcome of a message."""
         with self._settling():
             self._answered(name, Ack("applied" if error is None else "failed", version, error))
 
     def fail(self, name: Hashable, version: int, error: Exception) -> None:
-        """Note that a receiver is late, or too many versions behind."""
+        """Record that a receiver is late, or too many versions behind."""
         with self._settling():
             self._failed_alone(name, version, error)
 
     def finish(self, version: int) -> Mapping[Any, Ack] | None:
-        """Forget a version; return its answers, or None if it was forgotten already."""
+        """Forget a version; return its answers, or None if it was already forgotten."""
         with self._lock:
             return self.ledger.finish(version)
 

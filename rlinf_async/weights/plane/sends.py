@@ -1,4 +1,4 @@
-"""``Sends``: versions of one model on their way, one send after the other, and the report of each."""
+"""``Sends``: sends of one model's versions, one at a time, and the report of each."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Sends:
     """Versions of ``publish`` or of a ``WeightSender``.
 
     Args:
-        adapter: runs the sends.
-        make: makes the publisher at its first use.
+        adapter: adapter that runs the sends.
+        make: creates the publisher at its first use.
 
     Attributes:
         last: handle of the version sent last.
@@ -42,8 +42,8 @@ class Sends:
     @property
     def publisher(self) -> Publisher:
         made = self._made.get("publisher")
-        # Two threads may both make one at the first send: all use the one that is stored first, and the other one has
-        # begun nothing.  A lock could be held by a thread that a forked process lacks.
+        # Two threads may both create a publisher at the first send. The one stored first wins; the other has started
+        # nothing and is discarded. Take no lock: after a fork, a thread that does not exist in the child could hold it.
         # tests/weights/plane/test_sends.py::test_threads_that_send_first_at_once_have_one_publisher
         return self._made.setdefault("publisher", self._make()) if made is None else made
 
@@ -54,12 +54,12 @@ class Sends:
 
     @property
     def is_outcome_unknown(self) -> bool:
-        """True if it is not known which receivers have the version sent last."""
+        """True if the outcome of the version sent last is unknown."""
         last = self.last
         return last is None or last.version != self.version or (last.done() and last.report is None)
 
     async def publish(self, *args: Any, **options: Any) -> SyncHandle:
-        """Publish a version, as ``Publisher.publish``."""
+        """Publish a version, as ``Publisher.publish`` does."""
         self.last = handle = await self.publisher.publish(*args, **options)
         return handle
 
@@ -70,12 +70,12 @@ class Sends:
 
         Args:
             timeout: seconds of this wait.
-            patience: seconds for receivers added since, if ``timeout`` is None; None: do not wait for these, and report
-                also those that have left.
+            patience: seconds for receivers added since, if ``timeout`` is None. With None, do not wait for these, and
+            include receivers that have left.
 
         Raises:
-            DeadlineExceeded: some have not answered; names them, and the version is still under way.
-            WrongAcknowledgement: as ``SyncHandle.collect``; likewise.
+            DeadlineExceeded: some receivers have not answered; the text names them, and the version is still pending.
+            WrongAcknowledgement: as for ``SyncHandle.collect``; the version is still pending.
             ClosedError: the version was abandoned.
         """
         begun, deadline = clock.monotonic(), asyncio.timeout(timeout)
@@ -87,19 +87,20 @@ class Sends:
                 raise
             if handle.report is None:
                 raise self._late(handle, timeout) from None
-            report = handle.report  # the last answer has come just then, and nobody could ask for it later
+            report = handle.report  # the last answer has arrived just now, and could not be requested later
         except Exception:
             if handle.done():
                 self.untold.pop(handle, None)
             raise
         if patience is not None:
-            # A rank that has left, or is started again, may follow anew: it is asked as one that has come since.
+            # A rank that has left or was restarted may follow again: treat it as one added since.
             acks = _staying(report.per_worker)
             if late := [name for name in self.publisher.worker_ids if name not in acks]:
                 rest = patience if timeout is None else clock.rest(timeout, begun)
                 acks |= _staying(await self.publisher.catch_up(late, rest))
             report = dataclasses.replace(report, per_worker=acks)
-        self.untold.pop(handle, None)  # and no later one, which another task may have sent meanwhile
+        # Removes this version only, because another task may have sent a later one meanwhile.
+        self.untold.pop(handle, None)
         return report
 
     async def _answers(self, handle: SyncHandle) -> SyncReport:
@@ -121,14 +122,14 @@ class Sends:
         )
 
     def tell_earlier(self) -> None:
-        """Raise the failure of an earlier version, once; a late receiver is no failure."""
+        """Raise the failure of an earlier version, once; a late receiver is not a failure."""
         for handle in list(self.untold):
             if not handle.done():
                 continue
             acks = {} if handle.report is None else handle.report.per_worker
             report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
             if handle is not self.last or report.failed:
-                self.untold.pop(handle, None)  # another task may wait for its delivery, and tell of it too
+                self.untold.pop(handle, None)  # another task may wait for its delivery, and report it, too
                 report.raise_failures()
 
 

@@ -1,4 +1,4 @@
-"""``Subscriber``: versions of one model at a receiver, from a link, a call, a store or a user's transport."""
+"""``Subscriber``: receiver of one model's versions, from a link, a call, a store or a user's transport."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 logger = own_logger(__name__)
 
 _TRIES: Final = 3
-"""Requests for one version: each time another host may have ended."""
+"""Number of requests for one version: before each of them, another host may have ended."""
 
 _LOOK_AGAIN_S: Final = 0.5
-"""Interval at which ``close`` checks for a stopped loop of another thread, which sends no notice."""
+"""Interval at which ``close`` checks another thread's loop, whose stop is not reported."""
 
 
 class Subscriber(Versioned):
-    """Receives one model's weights, in whole versions only, from a link or through ``accept``.
+    """Receiver of one model's weights, in complete versions only, from a link or through ``accept``.
 
-    With a link, call ``receive`` again and again, or ``serve`` once::
+    With a link, call ``receive`` repeatedly, or ``serve`` once::
 
         async with Subscriber(link, model) as subscriber:
             await subscriber.connect()
@@ -51,26 +51,26 @@ class Subscriber(Versioned):
             async with subscriber.reading() as version:      # no update is applied meanwhile
                 samples = rollout(model), version
 
-    When the sender is gone, the last whole version stays. Methods may be called from any loop, ``reading()`` also from
-    any thread.
+    When the sender has ended, the last complete version stays. Methods may be called from any loop, ``reading()`` also
+    from any thread.
 
     Args:
-        link: to the sender; None where ``accept`` alone brings weights.
+        link: link to the sender; None if only ``accept`` brings weights.
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors get the weights; or a function
-            that is called with ``{path: tensor}`` and must not keep them; None: the weights are only looked at.
+        that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
         apply: ``"copy"``: the tensors are overwritten. ``"map"``: they are remapped to the sender's memory, and writing
-            to them is a fault that ends the process; on a GPU it is none, and other receivers see it.
+        to them ends the process by a fault; on a GPU, there is no fault, and other receivers see the write.
         verify: ``"sha256"``: send digests of the destination to the sender.
-        ack_timeout: seconds that readers have to leave before a version is applied.
-        find: returns the destination, which may change from version to version, or raises why there is none.
+        ack_timeout: seconds to wait for readers to leave before a version is applied.
+        find: returns the destination, which may change between versions, or raises the reason why there is none.
         strict_dtype: refuse weights in another dtype than the destination's instead of casting them.
-        naming: gives the names under which the sender knows the destination's tensors.
+        naming: maps the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
         gpus: interface to the GPUs.
 
     Attributes:
         gate: gate between readers and the writer.
-        pause_s: seconds for which nobody could read while the last version was applied.
+        pause_s: seconds during which readers were kept out while the last version was applied.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Subscriber(Versioned):
         self._inbox: deque[LinkMessage] = deque()
         """Received messages not yet processed."""
         self._owed: list[int] = []
-        """Versions without an acknowledgement."""
+        """Versions not yet acknowledged."""
         self._end: Exception | None = None
         self._why = ""
-        """The error by which the sender has left."""
+        """Text of the error with which the sender closed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
-        """Cancels the release of the leases when this is dropped."""
+        """Function that cancels the release of the leases on this object's drop."""
         self._serving: asyncio.Task[None] | None = None
         self._is_refused = False
         """True if the announced weights do not fit, or are still being judged."""
         self._lacked: list[int] = []
-        """The version requested last, once for each request."""
+        """The version requested last, repeated once per request."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -138,32 +138,32 @@ class Subscriber(Versioned):
 
     @property
     def extra(self) -> Mapping[Path, Any]:
-        """Values beside the tensors of the sender's model, as of this version."""
+        """Values other than tensors of the sender's model, from the applied version."""
         return self._applying.extra
 
     def reading(self, timeout: float | None = None) -> Reading:
         """Return a ``with`` or ``async with`` block in which no update is applied.
 
-        Its value is the version, to be stored with results computed from the weights.
+        The block's value is the version, to be stored with results computed from the weights.
 
         Raises:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
-            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
         """
         self._check_process()
         return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
-        """Wait until this version, or a later one, is applied; receive meanwhile, unless it serves.
+        """Wait until this version, or a later one, is applied; receive meanwhile, unless ``serve`` does.
 
         Raises:
-            DeadlineExceeded: it has not come within ``timeout`` seconds.
-            PeerLost: the sender is gone.
+            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
+            PeerLost: the sender has ended.
         """
         await self._wait(lambda: self.version >= version, timeout, f"version {version}")
 
     async def wait_fresh(self, max_lag: int, timeout: float | None = None) -> None:
-        """Wait until at most ``max_lag`` published versions are missing, as ``wait_version``."""
+        """Wait, as ``wait_version`` does, until at most ``max_lag`` published versions are missing."""
         await self._wait(lambda: self.staleness <= max_lag, timeout, f"a version at most {max_lag} behind")
 
     async def _wait(self, condition: Callable[[], bool], timeout: float | None, what: str) -> None:
@@ -175,7 +175,7 @@ class Subscriber(Versioned):
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receive, unless it serves, until the condition is true (``what``, in words); False after ``timeout``."""
+        """Receive, unless ``serve`` does, until the condition named ``what`` is true. Return False at the timeout."""
         self._check_process()
         begun = clock.monotonic()
         while not condition():
@@ -198,7 +198,7 @@ class Subscriber(Versioned):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def on_message(self, message: LinkMessage) -> None:
-        """Queue a message, in any thread, for whoever receives."""
+        """Queue a message, in any thread, for the receiving task."""
         what, *facts = message
         if what == messages.PUBLISH:
             self._reception.heard(facts[0])
@@ -206,7 +206,8 @@ class Subscriber(Versioned):
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
-            if self._host is not None:  # or it is the host no more, which the sender may not have known
+            # Without a host, this process has ceased to be one, which the sender may not have known.
+            if self._host is not None:
                 self._host.host.on_message(what, *facts)
             return
         if what in (messages.HELLO, messages.HOST):
@@ -215,7 +216,7 @@ class Subscriber(Versioned):
         self._changes.notify()
 
     def on_end(self, error: Exception) -> None:
-        """Note the error that ended the link, and wake all waits."""
+        """Record the error that ended the link, and wake all waits."""
         if self._why:
             error = ClosedError(f"the sender of '{self._model_id}' has left by an error: {self._why}")
         self._end = error
@@ -224,7 +225,7 @@ class Subscriber(Versioned):
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:
-        """Become the host of this machine, if a stream is given, whatever else the receiver does."""
+        """Become the host of this machine if the facts name a stream, independently of the receiver's other work."""
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -236,9 +237,9 @@ class Subscriber(Versioned):
         """Wait for the sender, agree with it on the weights, and apply a published version.
 
         Raises:
-            DeadlineExceeded: the sender has not come within ``timeout`` seconds.
+            DeadlineExceeded: the sender has not connected within ``timeout`` seconds.
             WeightMismatch: its weights do not fit; the sender gets the same error.
-            PeerLost: it is gone.
+            PeerLost: the sender has ended.
         """
         self._check_open()
         what = f"the sender of '{self._model_id}'"
@@ -254,18 +255,18 @@ class Subscriber(Versioned):
         await self.wait_version(1, clock.rest(timeout, begun))
 
     async def receive(self, timeout: float | None = 0.001) -> bool:
-        """Apply what has been published, if there is something.
+        """Apply the latest published version, if there is a new one.
 
         Args:
-            timeout: seconds to wait for it; None: no limit.
+            timeout: seconds to wait for one; None for no limit.
 
         Returns:
             True if there is a new version.
 
         Raises:
-            WeightMismatch, Exception: it could not be applied; the sender gets the same error, and the last version
-                stays.
-            PeerLost: the sender is gone, and there is nothing left to apply.
+            WeightMismatch, Exception: the version could not be applied; the sender gets the same error, and the last
+            version stays.
+            PeerLost: the sender has ended, and no version is left to apply.
             ForkedProcessError: this process is a forked child of the owner.
         """
         before = self.version
@@ -303,16 +304,16 @@ class Subscriber(Versioned):
                 try:
                     await self._act(batch)
                 except asyncio.CancelledError:
-                    self._inbox.extendleft(reversed(batch))  # for the next caller
+                    self._inbox.extendleft(reversed(batch))  # the next caller gets these messages
                     raise
         finally:
             self._is_taking = False
             self._changes.notify()
 
     def _next(self) -> list[LinkMessage]:
-        """Take one message, or several announced versions, of which only the last counts.
+        """Take one message, or several announced versions; of these only the last counts.
 
-        A question without memory is taken alone: on another machine, an earlier version may land after it.
+        Take a query without memory alone: on another machine, an earlier version may land after it.
         """
         inbox = self._inbox
         batch = [inbox.popleft()]
@@ -336,7 +337,8 @@ class Subscriber(Versioned):
 
     async def _meet(self, manifest: bytes, extra: int, slots: int, memory: Any, version: int) -> None:
         applying = self._applying
-        if self._keep is None:  # with both ends in one process, the sender's warns
+        # If both ends are in one process, only the sender's end warns.
+        if self._keep is None:
             what = "" if self.link is None or self.link.is_here else f"subscriber of '{self._model_id}'"
             destination = applying.destination if self._maps else None
             self._keep = on_drop(self, what, functools.partial(release_slots, destination, applying.leases))
@@ -352,10 +354,10 @@ class Subscriber(Versioned):
             await self._apply([version], memory, None)
 
     async def _agree(self, offer: tuple[bytes, int, int] | None = None) -> None:
-        """Judge announced weights: on the announcement, after a change of the model, and after a refusal.
+        """Check announced weights: on the announcement, after a change of the model, and after a refusal.
 
         Raises:
-            WeightMismatch, Exception: they do not fit, or there is no destination.
+            WeightMismatch, Exception: the weights do not fit, or there is no destination.
         """
         applying = self._applying
         if offer is None and not self._is_refused and not applying.destination.has_moved():
@@ -369,7 +371,7 @@ class Subscriber(Versioned):
         self._is_refused = False
 
     async def _apply(self, versions: list[int], memory: Any, sent: float | None) -> None:
-        """Apply the version in that memory and acknowledge these versions, or leave that to the next one."""
+        """Apply the version in that memory and acknowledge these versions, or leave both to the next message."""
         received = clock.monotonic()
         applying = self._applying
         self._owed += versions
@@ -378,12 +380,12 @@ class Subscriber(Versioned):
             try:
                 leased = await applying.lease(MemoryName(*memory))
             except MemoryGone:
-                # A sender that has ended takes its memory along, and the next wait raises its end.
+                # The memory of an ended sender vanishes with it; the next wait raises the error of its end.
                 # tests/weights/test_hosts_that_leave.py::test_memory_that_went_with_its_sender_is_told_as_its_end
                 if self._end is None and not self._lacks(versions[-1], memory):
                     raise
                 return
-            if leased is None:  # being written again: that version comes next
+            if leased is None:  # the slot is being rewritten: that version comes next
                 return
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
@@ -391,23 +393,23 @@ class Subscriber(Versioned):
                     self._send(messages.NEED, leased.header.version, None)
                 return
             try:
-                # The slot has a newer version, which may be withdrawn before it is published.
+                # The slot holds a newer version, which may still be withdrawn before it is published.
                 # tests/weights/plane/test_behind.py::test_what_is_packed_and_not_published_is_not_applied
                 if not is_published:
                     return
                 pause = self.pause_s = await applying.apply(leased)
             finally:
                 applying.leases.release(leased.reader)
-            self._changes.notify()  # the next one may have to wait for readers
+            self._changes.notify()  # the next version may have to wait for readers
         except Exception as error:
             self._acknowledge(pack_error(error))
-            self._check_open()  # its memory is gone then, and all sorts of things go wrong
+            self._check_open()  # a closed subscriber has no memory, and any error is possible
             raise
         late = 0.0 if sent is None else received - sent
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
 
     def _lacks(self, version: int, memory: Any) -> bool:
-        """Request a version whose memory, and perhaps its owner, is gone; False after too many requests."""
+        """Request a version whose memory has vanished, perhaps with its owner; False after too many requests."""
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
@@ -433,15 +435,17 @@ class Subscriber(Versioned):
         """Write weights from a call, a store or a user's transport, without readers.
 
         Args:
-            version: their number; None: the version stays if a sender at the link counts, else it is the next one.
+            version: number of the weights; None keeps the number if a sender at the link counts, else uses the next
+                one.
             sender: identity of the sender, if known.
 
         Returns:
-            False if this version is in the model already.
+            False if the model already has this version.
 
         Raises:
-            ValueError: the model has a later version, or one of another sender with that number; nothing was written.
-            DeadlineExceeded: readers have not left in time; likewise.
+            ValueError: the model has a later version, or another sender's version with that number; nothing was
+                written.
+            DeadlineExceeded: readers have not left in time; nothing was written.
             Exception: raised by ``write``.
         """
         self._check_process()
@@ -454,14 +458,14 @@ class Subscriber(Versioned):
     def serve(self, within: contextlib.AbstractContextManager[object] | None = None) -> asyncio.Task[None]:
         """Receive in the background of the running loop, until ``close``.
 
-        Updates that cannot be applied are reported to the sender and logged here. When the sender is gone, the task
+        Updates that cannot be applied are reported to the sender and logged here. When the sender has ended, the task
         ends.
 
         Args:
             within: context manager entered meanwhile.
 
         Raises:
-            RuntimeError: it serves already, or no loop runs here.
+            RuntimeError: it is serving already, or no loop runs here.
         """
         self._check_open()
         if self._serving is not None:
@@ -482,7 +486,7 @@ class Subscriber(Versioned):
                 try:
                     await self._receive(None)
                 except Exception as error:
-                    # The model may raise what a link ends with, and a link may end with any error.
+                    # Compare the error object itself: the model may raise the same types of errors as a link.
                     if self._is_closed or error is self._end or isinstance(error, ProcessEnds):
                         logger.info("%r: nothing more will come: %s", self, error)
                         return
@@ -498,9 +502,9 @@ class Subscriber(Versioned):
             raise self._process.forked(f"the receiver of '{self._model_id}'")
 
     async def close(self) -> None:
-        """Close the link and release the memory; once readers have left, mapped tensors get memory of their own.
+        """Close the link and release the memory; once readers have left, mapped tensors get their own memory.
 
-        It completes once it has begun; a cancellation is raised afterwards. Idempotent.
+        A close that has begun completes; a cancellation is raised afterwards. Idempotent.
         """
         if self._has_ended:
             return
@@ -508,14 +512,15 @@ class Subscriber(Versioned):
         async with contextlib.AsyncExitStack() as then:  # the last callback runs first
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
-            then.push_async_callback(self._applying.close, is_copy=is_copy)  # behind what is copied
+            # Runs after the host is closed, because the last callback runs first.
+            then.push_async_callback(self._applying.close, is_copy=is_copy)
             then.push_async_callback(self._end_host)
             if self.link is not None:
                 then.callback(self.link.close)
             await self._end_serving()
 
     async def _end_serving(self) -> None:
-        """Cancel the task and wait for its end, unless its loop does not run: that wait would never end."""
+        """Cancel the task and wait for its end, unless its loop is not running: the wait would never end."""
         serving = self._serving
         if serving is None or self._process is None or not self._process.is_here:
             return
@@ -523,7 +528,7 @@ class Subscriber(Versioned):
         if loop is asyncio.get_running_loop():
             serving.cancel()
         else:
-            with contextlib.suppress(RuntimeError):  # it is closed
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(serving.cancel)
         while loop.is_running() and not await self._changes.wait_until(serving.done, _LOOK_AGAIN_S):
             pass

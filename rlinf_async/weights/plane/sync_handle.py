@@ -1,4 +1,4 @@
-"""Handle of one weight update: its acknowledgements, its deadline, its report; deliveries of it as messages."""
+"""Handle of one weight update: acknowledgements, deadline, report; its deliveries as messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from rlinf_async.work import Work
 
 
 class WeightsMessage(NamedTuple):
-    """One version of the weights in a message.
+    """One version of the weights, as a message.
 
     Attributes:
-        timeout: seconds that the receivers have; None: no limit.
+        timeout: seconds that the receivers have; None for no limit.
     """
 
     model_id: str
@@ -35,44 +35,44 @@ class Delivery(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """True if a receiver may have heard of the version, so that its number is used up."""
+        """True if a receiver may know the version: its number is then used up."""
 
     @property
     def nbytes(self) -> int:
-        """Size of the weights as they travelled, in bytes; 0 if it is not known."""
+        """Size in bytes of the weights as sent; 0 if unknown."""
 
     async def stage(self, parcel: WeightsMessage) -> None:
-        """Send the weights; return when they may change.
+        """Send the weights; return once they may change.
 
         Raises:
-            Exception: they cannot be sent at all; no receiver has got anything.
+            Exception: the weights cannot be sent at all; no receiver has received anything.
         """
 
     async def end(self) -> Mapping[Hashable, Exception | None]:
-        """Wait for the answers; return each receiver's error, or None. May be called again after a cancellation.
+        """Wait for the answers; return each receiver's error, or None. Callers may repeat this after a cancellation.
 
         Raises:
-            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
+            WrongAcknowledgement: a receiver has sent an unexpected answer; the call may be repeated.
         """
 
     def abandon(self) -> None:
-        """Stop what is under way."""
+        """Abandon the delivery."""
 
 
 class SyncHandle(Work[SyncReport]):
-    """A version that is staged: the source may change. Awaiting it waits until every receiver has applied it.
+    """A staged version, whose source may change. Awaiting the handle waits until every receiver has applied it.
 
-    It raises the error of the first receiver that failed; its notes name all of them, and ``report`` has the outcome at
-    the others. A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``. Cancelling the
-    last waiter abandons the wait; the version is published all the same.
+    Awaiting raises the error of the first receiver that failed; its notes name all of them, and ``report`` has the
+    outcome at the others. A receiver that has not answered at the deadline has failed with ``DeadlineExceeded``.
+    Cancelling the last waiter abandons the wait, but the version stays published.
 
     Attributes:
         model: name of the weights.
         version: number of the version.
         report: outcome at each receiver; None until all have answered.
-        nbytes: size of the largest part that goes to a receiver, in bytes.
-        deliveries: deliveries to receivers that get it as a message.
-        begun: time when its publishing began.
+        nbytes: size in bytes of the largest part sent to a receiver.
+        deliveries: deliveries to receivers that get the version as a message.
+        begun: time at which publishing began.
         staged: seconds until the source could change.
     """
 
@@ -114,17 +114,17 @@ class SyncHandle(Work[SyncReport]):
         self.abandon(ClosedError(f"nobody waited for {self._describe()} any more"))
 
     def abandon(self, error: Exception) -> None:
-        """End it with an error, and stop its deliveries."""
+        """Fail the handle with an error, and abandon its deliveries."""
         self._forget(self.version)
         if self._settle(error=error):
             for delivery in self.deliveries:
                 delivery.abandon()
 
     async def collect(self, answered: Callable[[Hashable, int, Exception | None], None]) -> None:
-        """Wait for the ends of its deliveries; may be called again after a cancellation.
+        """Wait until its deliveries have ended. Callers may repeat this after a cancellation.
 
         Raises:
-            WrongAcknowledgement: a receiver has answered something unexpected; this may be called again.
+            WrongAcknowledgement: a receiver has sent an unexpected answer; the call may be repeated.
         """
 
         async def follow(delivery: Delivery) -> None:
@@ -135,11 +135,12 @@ class SyncHandle(Work[SyncReport]):
             async with asyncio.TaskGroup() as tasks:
                 for delivery in self.deliveries:
                     tasks.create_task(follow(delivery))
-        except BaseExceptionGroup as group:  # a receiver that has failed is an answer: this is one nobody expected
+        except BaseExceptionGroup as group:
+            # A failed receiver counts as an answer, so this error is an unexpected one.
             raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:
-        """Settle it with the report of all answers."""
+        """Settle the handle with the report of all answers."""
         self.report = report
         try:
             report.raise_failures()

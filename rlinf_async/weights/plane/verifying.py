@@ -1,4 +1,4 @@
-"""Comparison of receivers' tensors with the packed ones after each version."""
+"""Compares receivers' tensors with the packed ones after each version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.digests import ExpectedDigests
 from rlinf_async.weights.state.sync_report import Ack
 
-_NAMED: Final = 5  # tensors that an error names
+_NAMED: Final = 5  # an error names at most this many tensors
 
 
 class _Held(NamedTuple):
@@ -25,7 +25,7 @@ class _Held(NamedTuple):
 
 
 class Verifying:
-    """Pins the slots of versions that receivers may still answer; used in the thread that packs."""
+    """Comparison that pins the slots of versions that receivers may still answer; used in the packing thread."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -34,7 +34,7 @@ class Verifying:
 
     def pin(self, version: int) -> None:
         """Pin the slot of a version that is about to be published."""
-        self._unpin([version])  # a version of that number that was withdrawn
+        self._unpin([version])  # a withdrawn version may have had that number
         latest = self._store.latest
         if latest is not None and latest.version == version and latest.is_in_slot:
             self._expected = self._expected.following()
@@ -42,10 +42,10 @@ class Verifying:
             self._held[version] = _Held(latest, list(latest.views.values()), self._expected)
 
     def hash(self, version: int, pending: Collection[int]) -> None:
-        """Hash a published version, unless an answer has done that already.
+        """Hash a published version, unless an answer has caused that already.
 
         Args:
-            pending: other versions that receivers may still answer; the slots of all others may be written again.
+            pending: further versions that receivers may still answer; the slots of all others may be overwritten.
         """
         self._unpin(self._held.keys() - {version, *pending})
         held = self._held.get(version)
@@ -58,7 +58,7 @@ class Verifying:
                 held.slot.unpin()
 
     def judge(self, name: Hashable, ack: Ack, digests: Sequence[Any] | None) -> Ack:
-        """Return a receiver's answer with the digest of its tensors, or a failure if they are not what was sent."""
+        """Return a receiver's answer with the digest of its tensors, or a failure if they differ from the sent ones."""
         try:
             return self._judge(name, ack, digests)
         except Exception as error:
@@ -73,7 +73,7 @@ class Verifying:
         version, forms, found = digests
         held = self._held.get(version)
         if held is None:
-            return ack  # forgotten meanwhile
+            return ack  # the version was forgotten meanwhile
         differing = held.expected.differing(version, held.leaves, forms, found)
         if differing:
             more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
@@ -84,5 +84,5 @@ class Verifying:
         return dataclasses.replace(ack, digest=hashlib.sha256(found).hexdigest())
 
     def end(self) -> None:
-        """Drop all memory, and compare nothing more."""
+        """Drop all memory, and stop comparing."""
         self._held.clear()

@@ -1,4 +1,5 @@
-"""Schemes that call their workers: by remote calls, and of one model that a worker of its own hosts for all."""
+"""Schemes that call their workers: remote calls of each worker, and updates of a model that one worker hosts for
+all."""
 
 from __future__ import annotations
 
@@ -16,17 +17,17 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class CallingScheme(WeightSyncScheme):
-    """Sends by calling the workers: their end needs no transport, because the call itself brings the weights.
+    """Scheme that sends by calling the workers, whose end needs no transport: the call brings the weights.
 
     ``init_on_sender`` takes the workers, in the order of their ids: a worker group, or a list of groups of one rank or
-    of other objects with the method that is called; and ``source_model``.  ``init_on_worker`` takes ``model``, by
-    default the context's own.  Both raise ``ConfigError`` for an option that has no meaning for weights of a call.
+    of other objects with the called method; and ``source_model``. ``init_on_worker`` takes ``model``, by default the
+    context's own. Both raise ``ConfigError`` for an option that has no meaning for such weights.
 
     Attributes:
-        handles: what the workers are called, in the context or among the arguments; the first that is there counts.
-        missing: the error if none is there.
-        models: where the worker's model stands in its context.
-        instead: what to do if something is wanted that a call cannot do.
+        handles: names under which the workers are found in the context or the arguments; the first one present counts.
+        missing: error text if none is present.
+        models: names under which the worker's model is found in its context.
+        instead: advice for an option that a call cannot support.
     """
 
     handles: ClassVar[tuple[str, ...]] = ("remote_collectors",)
@@ -61,9 +62,9 @@ class CallingScheme(WeightSyncScheme):
 
 @register_weight_sync_backend("rpc")
 class RPCWeightSyncScheme(CallingScheme):
-    """Synchronises by remote calls of the workers' ``update_policy_weights_``; see ``RPCTransport``.
+    """Scheme that calls the workers' ``update_policy_weights_`` remotely; see ``RPCTransport``.
 
-    It takes the option ``ack_timeout``, and refuses ``apply="map"`` and others: the argument of a call is copied.
+    It takes the option ``ack_timeout``, and refuses ``apply="map"`` and others, because a call copies its argument.
     """
 
     missing: ClassVar[str] = "remote_collectors (or collector_infos) must be provided via context or kwargs"
@@ -72,10 +73,10 @@ class RPCWeightSyncScheme(CallingScheme):
         """
         Args:
             pipe_or_context: a group of one rank, or torch's ``(collector_info, collector_rref, collector_class)``; None
-                for nobody.
+            for no worker.
 
         Raises:
-            ConfigError: it is something else, so that nobody could be called.
+            ConfigError: it is something else, which cannot be called.
         """
         is_triple = isinstance(pipe_or_context, tuple) and len(pipe_or_context) == 3
         info, rref, collector_class = pipe_or_context if is_triple else (pipe_or_context, None, None)
@@ -101,10 +102,10 @@ class RPCWeightSyncScheme(CallingScheme):
 
 
 class WorkerModuleTransformSender(WeightSender):
-    """Sends to the one worker that hosts the model, which has the id 0.
+    """Sender to the one worker that hosts the model; that worker has id 0.
 
-    That is what stands in the context under the path that is the model's id, ``"env.transform[0]"`` for example, once
-    it is needed; else the one that ``init_on_sender`` was given (TorchRL's RayModuleTransformSender).
+    The worker is found in the context, at the path that is the model's id (``"env.transform[0]"``), at its first use;
+    otherwise it is the one given to ``init_on_sender`` (TorchRL's RayModuleTransformSender).
     """
 
     def __init__(self, scheme: Configuration) -> None:
@@ -116,7 +117,7 @@ class WorkerModuleTransformSender(WeightSender):
         return [0]
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add a candidate: all workers share one host, and each may be given as having it."""
+        """Add a candidate: all workers share one host, and each may lead to it."""
         self._given.append(pipe_or_context)
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
@@ -133,24 +134,24 @@ class WorkerModuleTransformSender(WeightSender):
 
 
 class WorkerModuleTransformReceiver(WeightReceiver):
-    """Applies what the calls to this worker bring; the end of the call is the acknowledgement (TorchRL's
+    """Receiver of weights that calls bring to this worker; the end of a call is the acknowledgement (TorchRL's
     RayModuleTransformReceiver)."""
 
 
 @register_weight_sync_backend("module_transform")
 class WorkerModuleTransformScheme(CallingScheme):
-    """Synchronises a model that is hosted by a worker (TorchRL's RayModuleTransformScheme).
+    """Scheme for a model that a worker hosts (TorchRL's RayModuleTransformScheme).
 
-    The worker has public methods ``update_weights_tensordict(params)`` or ``update_weights_state_dict(state_dict)``,
-    according to the strategy, in which it calls ``receiver.apply_weights``.
+    The worker has a public method ``update_weights_tensordict(params)`` or ``update_weights_state_dict(state_dict)``,
+    according to the strategy, and calls ``receiver.apply_weights`` in it.
 
     Args:
         strategy: ``"tensordict"`` or ``"state_dict"``.
-        options: ``ack_timeout``; ``strict_dtype``.  ``apply="map"`` and others are refused: what a call brings is
-            copied.
+        options: ``ack_timeout``; ``strict_dtype``. ``apply="map"`` and others are refused, because a call copies its
+        argument.
 
     Raises:
-        ConfigError: ``init_on_sender`` was given several workers, of which none is the host.
+        ConfigError: ``init_on_sender`` was given several workers, none of which is the host.
     """
 
     handles: ClassVar[tuple[str, ...]] = ("actor_refs", "actors", "remote_collectors")
@@ -165,13 +166,13 @@ class WorkerModuleTransformScheme(CallingScheme):
         if found is None:
             host = _host_in(context, model_id)
             return None if host is None else [host]
-        # Several in a context are refused when it is needed: until then the path may come to lead to the host.
+        # Several workers in a context are refused only at first use: until then the path may lead to the host.
         return found if context is not None else [_the_host(found, model_id)]
 
     def create_transport(self, pipe_or_context: Any) -> WorkerActorTransport:
         """
         Args:
-            pipe_or_context: the worker, or an object with the worker as its ``_actor``."""
+            pipe_or_context: the worker, or an object whose ``_actor`` is the worker."""
         is_wrapped = not isinstance(pipe_or_context, WorkerGroup) and hasattr(pipe_or_context, "_actor")
         actor = pipe_or_context._actor if is_wrapped else pipe_or_context
         return WorkerActorTransport(actor, self.strategy, timeout=self.options.ack_timeout)
@@ -184,7 +185,7 @@ class WorkerModuleTransformScheme(CallingScheme):
 
 
 def _the_host(workers: Iterable[Any], model_id: str) -> Any:
-    """Return the only one of these, which may occur several times; None if there is none."""
+    """Return the only worker among these, which may occur several times; None if there is none."""
     hosts = {id(worker): worker for worker in workers}
     if len(hosts) > 1:
         raise ConfigError(
@@ -195,7 +196,7 @@ def _the_host(workers: Iterable[Any], model_id: str) -> Any:
 
 
 def _host_in(context: Any, path: str) -> Any:
-    """Return the worker, or the object with one as its ``_actor``, at that path; None for anything else."""
+    """Return the worker, or the object whose ``_actor`` is one, at that path; None for anything else."""
     try:
         host = _resolve_model(context, path)
     except (AttributeError, IndexError, KeyError, TypeError):

@@ -19,10 +19,10 @@ class Configuration(metaclass=abc.ABCMeta):
     """Options of a scheme, its transports, and where it finds the weights of a model."""
 
     needs_weights: ClassVar[bool] = True
-    """True if a send without weights is a mistake."""
+    """True if a send without weights is an error."""
 
     publishes: ClassVar[bool] = False
-    """True if the weights are packed once, for all workers."""
+    """True if the weights are packed once for all workers."""
 
     def __init__(self, strategy: Any, options: Mapping[str, Any]) -> None:
         self.strategy: str = _get_strategy(strategy).extract_as
@@ -41,13 +41,13 @@ class Configuration(metaclass=abc.ABCMeta):
 
         Args:
             weights: a module, whose weights are extracted; the path of one in the context; None for the model
-                ``model_id`` of the context; or weights, which stay as they are.
+            ``model_id`` of the context; or extracted weights, which are returned unchanged.
 
         Returns:
-            The weights; None if none were given and the context has none.
+            The weights; None if none were given and the context has no model.
 
         Raises:
-            ValueError: a path, and no context.
+            ValueError: a path was given without a context.
         """
         if weights is None:
             return None if context is None else self._weights_of(context, model_id, strategy)
@@ -69,7 +69,7 @@ class Configuration(metaclass=abc.ABCMeta):
 
 
 def held(thing: Any) -> Callable[[], Any]:
-    """Return a function that returns the thing, or None once that is gone; things without weak references are kept
+    """Return a function that returns the thing, or None once it is gone; objects without weak references are kept
     alive."""
     try:
         return weakref.ref(thing)
@@ -77,7 +77,7 @@ def held(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # not within brackets
+_DOT: Final = re.compile(r"\.(?![^\[]*\])")  # matches dots outside brackets
 _QUOTED: Final = re.compile(r"""(['"])(.*)\1""")
 
 
@@ -85,12 +85,12 @@ def _resolve_model(context: Any, model_id: str) -> Any:
     """Return the object at a path.
 
     Args:
-        context: object whose attribute the path begins with.
-        model_id: attributes with dots between them, each with any number of integers or quoted keys in brackets.
+        context: object with the path's first attribute.
+        model_id: attributes separated by dots, each followed by any number of integers or quoted keys in brackets.
 
     Raises:
-        AttributeError: one does not exist; says which, in what.
-        IndexError, KeyError: there is nothing at an index or key.
+        AttributeError: an attribute does not exist; the text names it and its object.
+        IndexError, KeyError: an index or key does not exist.
         ValueError: an index is neither an integer nor quoted.
     """
     parts = _DOT.split(model_id)

@@ -14,11 +14,11 @@ from rlinf_async.weights.transports.distributed import DistributedTransport
 logger = own_logger(__name__)
 
 _MAX_WAIT_S: Final = 3600.0
-"""Limit of one wait, if there is no deadline."""
+"""Limit in seconds on one wait without a deadline."""
 
 
 class _DistributedReceiver(WeightReceiver):
-    """The worker's end; its transport says nothing before the first weights come."""
+    """The worker's end; its transport is silent before the first weights."""
 
     _is_told = False
 
@@ -28,7 +28,7 @@ class _DistributedReceiver(WeightReceiver):
 
     async def _connect(self, timeout: float | None) -> None:
         while not self.version and not await self._receive(_MAX_WAIT_S if timeout is None else timeout):
-            self._check_open()  # it may have been closed meanwhile
+            self._check_open()  # the receiver may have been closed during the wait
             if timeout is not None:
                 raise DeadlineExceeded(f"the sender of '{self._model_id}' has sent nothing within {timeout:g} s")
 
@@ -44,20 +44,19 @@ class _DistributedReceiver(WeightReceiver):
 
 @register_weight_sync_backend("distributed")
 class DistributedWeightSyncScheme(WeightSyncScheme):
-    """Synchronises the processes of a torch.distributed job; see ``DistributedTransport``.
+    """Scheme for the processes of a torch.distributed job; see ``DistributedTransport``.
 
-    ``init_on_sender`` takes ``store``, and ``num_workers``, whose ranks are 1 to that number, or ``ranks``; the id of a
-    worker is its rank less one.  ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.
+    ``init_on_sender`` takes ``store``, and ``num_workers`` (ranks 1 to that number) or ``ranks``; the id of a worker is
+    its rank minus one. ``init_on_worker`` takes ``store``, its own ``rank``, counted from 1, and ``model``.
 
     Args:
         backend: ``"gloo"`` or ``"nccl"``.
-        sync: for callers of TorchRL's: a send waits for the workers, which have the bytes by then.
-        options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"`` a worker's tensors
-            stand in the memory in which the weights have arrived.  Options of memory that several share are
-            refused.
+        sync: accepted for TorchRL's callers; a send always waits until the workers have the bytes.
+        options: ``ack_timeout``; ``transport_dtype``; ``strict_dtype``; ``apply``: with ``"map"``, a worker's tensors
+        are mapped to the memory in which the weights have arrived. Options of shared memory are refused.
 
     Raises:
-        ConfigError: an option would do nothing here.
+        ConfigError: an option would have no effect here.
     """
 
     missing: ClassVar[str] = "store and num_workers (or ranks) must be provided via context or kwargs"

@@ -1,4 +1,4 @@
-"""Weights for processes of ``multiprocessing``, over their pipes."""
+"""Schemes for processes of ``multiprocessing``, over their pipes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class PipeScheme(WeightSyncScheme):
 
     missing: ClassVar[str] = "pipes must be provided via context or kwargs"
     needs_pipe: ClassVar[bool] = False
-    """False if a loop of the worker's own may hand notices to ``apply_weights``."""
+    """False if the worker's own loop may pass notices to ``apply_weights``."""
 
     def _ways_to_workers(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
         pipes = from_either(context, kwargs, "pipes")
@@ -31,12 +31,12 @@ class PipeScheme(WeightSyncScheme):
 @register_weight_sync_backend("multiprocessing")
 @register_weight_sync_backend("process")
 class MultiProcessWeightSyncScheme(PipeScheme):
-    """Synchronises processes of this machine that each have a ``multiprocessing.Pipe`` to the trainer.
+    """Scheme for processes of this machine, each with a ``multiprocessing.Pipe`` to the trainer.
 
-    The weights are copied once into shared memory that belongs to the sender alone, and read there by every worker.
+    The weights are copied once into shared memory that belongs to the sender alone, and every worker reads them there.
     The pipe carries ``((model_id, notice), "update_weights")``: once, to a worker that calls ``receive``, ``connect``
-    or ``serve``; for every version to one whose own loop reads the pipe and calls ``apply_weights(notice)``.  All else
-    is said over a private socket, and whatever else is sent over the pipe stays in it.
+    or ``serve``; for every version, to a worker whose own loop reads the pipe and calls ``apply_weights(notice)``. All
+    other traffic uses a private socket, and other messages stay in the pipe.
 
     Example:
         scheme = MultiProcessWeightSyncScheme()                      # in the trainer
@@ -50,7 +50,7 @@ class MultiProcessWeightSyncScheme(PipeScheme):
     ``pipe`` and ``model``.
 
     Raises:
-        ConfigError: an option would do nothing here.
+        ConfigError: an option would have no effect here.
     """
 
     needs_pipe = True

@@ -1,4 +1,4 @@
-"""No synchronisation, behind the interface of one."""
+"""Scheme that does not synchronise, behind the usual interface."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async.weights.waiting.execution import at_once
 
 
 class NoTransport(SilentTransport):
-    """Sends nothing and receives nothing, at once: None, in a coroutine a ``Work`` of it."""
+    """Transport that sends and receives nothing: methods return None at once, in a coroutine a ``Work`` of None."""
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
         return at_once()
@@ -30,9 +30,9 @@ class NoTransport(SilentTransport):
 
 @register_weight_sync_backend("none")
 class NoWeightSyncScheme(WeightSyncScheme):
-    """Every model keeps its own weights: ``send`` does nothing at once, ``receive`` is False.
+    """Scheme in which every model keeps its own weights: ``send`` returns at once, ``receive`` returns False.
 
-    In the place of another scheme, it switches synchronisation off without a change of the code around it.
+    It replaces another scheme to switch synchronisation off without changing other code.
     """
 
     needs_weights = False
@@ -52,7 +52,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
 
 class _SendsNothing(WeightSender):
-    """A sender to nobody."""
+    """Sender without receivers."""
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}
@@ -64,7 +64,7 @@ class _SendsNothing(WeightSender):
 
 
 class _KeepsItsOwn(WeightReceiver):
-    """A receiver that nothing reaches."""
+    """Receiver that never gets weights."""
 
     async def _take(self, *weights: Any, **how: Any) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""``WeightReceiver``: a worker's end."""
+"""``WeightReceiver``: a worker's end of a scheme."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from rlinf_async.weights.waiting.execution import SyncAdapter, at_once
 logger = own_logger(__name__)
 
 _PATIENCE: Final = 3600.0
-"""Limit of one wait by ``serve``, in seconds."""
+"""Limit in seconds on one wait by ``serve``."""
 
 _AT_ONCE: Final = 0.001
-"""Seconds within which a transport that returns nothing has not waited."""
+"""Seconds below which a transport that returns nothing is assumed not to have waited."""
 
 _TRIES: Final = 100
-"""Returns without a wait in a row that ``serve`` allows: messages for others come in bursts."""
+"""Number of consecutive returns without a wait that ``serve`` allows: messages for others come in bursts."""
 
 _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
-"""Errors after which nothing more comes."""
+"""Errors after which no more weights can arrive."""
 
 
 Write = Callable[[Any, Any], None]
-"""Function of a model and its new weights."""
+"""Function that writes new weights to a model."""
 
 
 class WeightReceiver(Versioned):
-    """Receives one model's weights in one worker; made by a scheme's ``init_on_worker``.
+    """Receiver of one model's weights in one worker; created by a scheme's ``init_on_worker``.
 
-    ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and return a ``Work``
-    in a coroutine, and block elsewhere.  The model always has one whole version: what does not fit is refused before
-    the first byte is written, and the sender hears why.
+    In a coroutine, ``receive``, ``apply_weights``, ``connect``, ``wait_version`` and ``wait_fresh`` start at once and
+    return a ``Work``; elsewhere they block. The model always has one complete version: weights that do not fit are
+    refused before the first byte is written, and the sender learns the reason.
 
     Example:
         if await receiver.receive():                   # or once: task = receiver.serve()
@@ -109,21 +109,21 @@ class WeightReceiver(Versioned):
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float = 0.001) -> Any:
-        """Apply received weights, if there are any, and tell the sender.
+        """Apply received weights, if any, and acknowledge them.
 
-        The version that the model has is acknowledged, and not applied for a second time.
+        A version that the model already has is acknowledged but not applied again.
 
         Args:
-            timeout: seconds to wait for some.
+            timeout: seconds to wait for weights.
 
         Returns:
-            Whether the model has a new version; in a coroutine a ``Work`` of it.
+            True if the model has a new version; in a coroutine, a ``Work`` with that.
 
         Raises:
-            ValueError: there is no model; they are another model's; the model has a later version, or one of another
-                sender with that number.
+            ValueError: there is no model; the weights belong to another model; or the model has a later version, or
+            another sender's version with that number.
             DeadlineExceeded: readers have not left within ``ack_timeout``.
-            Exception: they do not fit.  As of all of these the sender gets the same error; the model is as it was.
+            Exception: they do not fit. The sender gets each of these errors, too; the model is unchanged.
         """
         self._check_open()
         return self._adapter.run(self._receive(timeout), f"weights of '{self._model_id}'")
@@ -133,7 +133,7 @@ class WeightReceiver(Versioned):
         if transport is None:
             return False
         if isinstance(transport, LinkTransport):
-            subscriber = self._standing  # opens the link
+            subscriber = self._standing  # the first access opens the link
             with self._watching():
                 return await subscriber.receive(timeout)
         coming = transport.receive_weights(timeout=timeout)
@@ -157,7 +157,7 @@ class WeightReceiver(Versioned):
     async def _take(
         self, model_id: str | None, weights: Any, version: int | None, sender: Any = None, *, write: Write
     ) -> bool:
-        """Apply weights, and tell their sender the outcome; False if the model had them already."""
+        """Apply weights, and report the outcome to their sender; False if the model had them already."""
         try:
             if self._model_id not in (None, model_id):
                 raise ValueError(f"weights of '{model_id}' have come to the receiver of '{self._model_id}'")
@@ -172,29 +172,29 @@ class WeightReceiver(Versioned):
         self._strategy.apply_weights(model, weights)
 
     def _adopt(self, model: Any, weights: Any) -> None:
-        """Write weights in memory that nothing else uses."""
+        """Write weights whose memory no other object uses."""
         self._write(model, weights)
 
     async def _answer(self, how: str, what: Any) -> None:
-        """Answer a sender that has no link; others wait for no message."""
+        """Answer a sender without a link; senders with a link do not expect a message."""
         answer = getattr(self._transport, how, None)
         if answer is not None and not self._subscriber.has_met:
             await finish(answer(what), None, f"the answer to {self._transport!r}")
 
     def apply_weights(self, weights: Any, version: int | None = None) -> Any:
-        """Apply weights that have come another way, and acknowledge them (TorchRL's older name).
+        """Apply weights that arrived outside ``receive``, and acknowledge them (TorchRL's older name).
 
         Args:
-            weights: or the notice of some, which a sender has put into a pipe for them: then that version is applied,
-                or a later one, when the call ends.
-            version: of the weights, where calls alone bring them; the same one for a second time is acknowledged and
-                not applied.  By default one more than the last; where a sender brings versions over a link, it stays,
-                because the sender counts.
+            weights: weights; or a notice that a sender has put into a pipe: then its version, or a later one, is
+            applied when the call ends.
+            version: version of the weights, if only calls bring them; a repeated version is acknowledged but not
+            applied. By default one more than the last; if a sender brings versions over a link, it stays, because the
+            sender counts.
 
         Raises:
             ValueError: there is no model; the model has a later version.
             DeadlineExceeded: readers have not left within ``ack_timeout``.
-            Exception: they do not fit; the model is as it was.
+            Exception: the weights do not fit; the model is unchanged.
         """
         self._check_open()
         return self._adapter.run(self._apply_and_answer(weights, version), f"weights of '{self._model_id}'")
@@ -233,7 +233,7 @@ class WeightReceiver(Versioned):
         return self._model_id or "policy"
 
     @functools.cached_property
-    def _subscriber(self) -> Subscriber:  # made once the model has a name
+    def _subscriber(self) -> Subscriber:  # must not be created before the model has a name
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
@@ -257,13 +257,13 @@ class WeightReceiver(Versioned):
     # -- versions -----------------------------------------------------------------------------------------------
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """Return an ``async with`` block around a use of the model: no update is applied meanwhile.
+        """Return an ``async with`` block, around a use of the model, in which no update is applied.
 
-        It gives the model's version, to be kept with what is made of it.
+        The block's value is the model's version, to be stored with the results.
 
         Raises:
             DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
-            TransferFailed: on entering: the last update broke off half way, and no whole version has come since.
+            TransferFailed: on entering: the last update failed midway, and no complete version has followed.
         """
         return self._standing.reading(timeout)
 
@@ -271,10 +271,8 @@ class WeightReceiver(Versioned):
         """Wait until the model has this version or a later one; another task or thread must ``receive`` or ``serve``
         meanwhile.
 
-        In blocking code that may be another thread.
-
         Raises:
-            DeadlineExceeded: it has not come within ``timeout`` seconds.
+            DeadlineExceeded: it has not arrived within ``timeout`` seconds.
         """
         return self._wait(self._standing.wait_version(version, timeout), f"version {version}")
 
@@ -282,25 +280,25 @@ class WeightReceiver(Versioned):
         """Wait until the model is at most ``max_lag`` versions behind the published one.
 
         Raises:
-            DeadlineExceeded: that was not so within ``timeout`` seconds.
+            DeadlineExceeded: the model was not that fresh within ``timeout`` seconds.
         """
         return self._wait(self._standing.wait_fresh(max_lag, timeout), "fresh weights")
 
     def _wait(self, waiting: Coroutine[Any, Any, None], what: str) -> Any:
-        only_waits = self._standing.link is None  # else it receives meanwhile
+        only_waits = self._standing.link is None  # with a link, the receiver must receive while it waits
         return self._adapter.wait(waiting, what) if only_waits else self._adapter.run(self._watched(waiting), what)
 
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, timeout: float | None = 60.0) -> Any:
-        """Connect to the sender; return when the model has the weights that it starts with, or the latest version.
+        """Connect to the sender; return once the model has the initial weights, or the latest version.
 
-        Where weights come by calls there is nobody to be met, and it ends at once.
+        If calls bring the weights, there is no connection, and the method returns at once.
 
         Raises:
-            DeadlineExceeded: the sender, or its first version, has not come within ``timeout`` seconds.
-            WeightMismatch: they do not fit; the sender hears the same.
-            PeerLost: the sender is gone.
+            DeadlineExceeded: the sender, or its first version, has not arrived within ``timeout`` seconds.
+            WeightMismatch: the weights do not fit; the sender gets the same error.
+            PeerLost: the sender has ended.
         """
         self._check_open()
         if isinstance(self._transport, LinkTransport):
@@ -313,16 +311,16 @@ class WeightReceiver(Versioned):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Context manager for waits for the sender, which may not have connected yet; keeps this receiver alive."""
+        """Context manager for waits for the sender, which may not have connected yet; it keeps this receiver alive."""
         with self._transport.watching() if isinstance(self._transport, LinkTransport) else contextlib.nullcontext():
             yield
 
     def serve(self) -> asyncio.Task[None]:
         """Receive in the background of the running loop, until the task is cancelled.
 
-        An update that does not fit is told to the sender, and logged here.  The task ends with a ``ConfigError`` if the
-        transport, one of a user's own, cannot be waited for: its ``receive_weights`` is plain code, which would hold up
-        the loop, or comes back with nothing again and again without having waited.
+        An update that does not fit is reported to the sender, and logged here. The task ends with a ``ConfigError`` if
+        a user's transport cannot be awaited: its ``receive_weights`` is plain code, which would block the loop, or
+        repeatedly returns nothing without having waited.
 
         Raises:
             RuntimeError: no loop runs here.
@@ -341,7 +339,7 @@ class WeightReceiver(Versioned):
                 await self._receive(timeout, in_background=True)
                 took = clock.monotonic() - begun
             except Exception as error:
-                # DeadlineExceeded is an OSError too, and says only that somebody was late.
+                # DeadlineExceeded is also an OSError, but only means that an answer was late.
                 is_transports = self._heard == heard and not isinstance(error, DeadlineExceeded)
                 if isinstance(error, _ENDS) and is_transports:
                     raise
@@ -355,7 +353,7 @@ class WeightReceiver(Versioned):
                     "time is over, or call receive() when something has come"
                 )
             if in_vain:
-                await asyncio.sleep(0)  # others are in this loop too
+                await asyncio.sleep(0)  # lets other tasks of this loop run
             timeout = _PATIENCE
 
     def _check_open(self) -> None:
@@ -364,13 +362,13 @@ class WeightReceiver(Versioned):
             raise ClosedError(f"the receiver of '{self._model_id}' is closed: init_on_worker() makes a new one")
 
     def close(self) -> Any:
-        """Close the transport; in a coroutine a ``Work``, which completes even if nothing awaits it.
+        """Close the transport; in a coroutine, return a ``Work``, which completes even if it is not awaited.
 
         Later calls raise ``ClosedError``.
         """
         self._is_closed = True
         if running_loop() is None:
-            # Another thread may be waiting for weights, with the loop that this one is to use.
+            # Another thread may be waiting for weights on the loop that this thread needs: end that wait.
             self._subscriber.on_end(ClosedError(f"{self!r} is closed"))
         ends, self._transport = (self._subscriber, self._transport), None
         work = self._adapter.run(_close(*ends), f"the closing of {self!r}", abandonable=False)
@@ -388,7 +386,7 @@ class WeightReceiver(Versioned):
 
 
 async def _close(*ends: Any) -> None:
-    async with contextlib.AsyncExitStack() as closing:  # all are closed, even if one raises
+    async with contextlib.AsyncExitStack() as closing:  # closes all, even if one raises
         for end in reversed(ends):
             closing.push_async_callback(_close_one, end)
 

@@ -15,7 +15,7 @@ class WorkerRoster:
     """Workers of a ``WeightSender``."""
 
     _transport: TransportBackend | None
-    """Transport to all workers that have none of their own."""
+    """Transport to all workers without their own."""
 
     _transports: dict[int, TransportBackend]
 
@@ -35,7 +35,7 @@ class WorkerRoster:
         return True
 
     async def _find_workers(self, timeout: float | None) -> None:
-        """Find the workers that are not known; raise DeadlineExceeded if that takes over ``timeout`` seconds."""
+        """Find the workers that are not known yet; raise DeadlineExceeded after ``timeout`` seconds."""
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
         if worker_idx not in self._transports:
@@ -58,7 +58,7 @@ class WorkerRoster:
 
         Raises:
             RuntimeError: there are no workers.
-            ValueError: one of these is not registered.
+            ValueError: a worker is not registered.
         """
         if worker_ids is None:
             if self._transports:

@@ -1,4 +1,4 @@
-"""``WeightSyncScheme``: how one model's weights come from a trainer to its workers."""
+"""``WeightSyncScheme``: synchronises one model's weights from a trainer to its workers."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
     "rpc": "called",
     "distributed": "distributed_scheme",
 }
-"""Schemes, or the modules of this package that register them, by name."""
+"""Schemes by name; a string names the module of this package that registers the scheme."""
 
 
 class WeightSyncScheme(Configuration):
-    """How to synchronise one model: a configuration, which can be pickled, and in each process one end of it.
+    """Synchronisation of one model: a picklable configuration, and in each process one end.
 
-    ``init_on_sender`` and ``init_on_worker`` say who the others are and do nothing else; the two sides meet in
-    ``connect``, or with the first ``send`` and ``receive``.  The same scheme, or a pickled copy of it, is used on both
-    sides.  ``connect``, ``close`` and the methods of sender and receiver start at once and return a ``Work`` in a
-    coroutine, and block elsewhere.
+    ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or with
+    the first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy of it. In a coroutine,
+    ``connect``, ``close`` and the methods of sender and receiver start at once and return a ``Work``; elsewhere they
+    block.
 
     Args:
-        strategy: what weights are extracted as: ``"state_dict"`` or ``"tensordict"``.
+        strategy: form of extracted weights: ``"state_dict"`` or ``"tensordict"``.
         options: see ``SyncOptions``; ``apply``, ``slots``, ``transport_dtype``, ``ack_timeout``, ``verify``,
             ``select``.
 
     Raises:
-        ConfigError: an option is not known, or has a value that it cannot have.
-        ValueError: there is no such strategy.
+        ConfigError: an option is unknown, or its value is invalid.
+        ValueError: the strategy is unknown.
     """
 
     def __init__(self, strategy: Literal["state_dict", "tensordict"] = "state_dict", **options: Any) -> None:
@@ -71,7 +71,7 @@ class WeightSyncScheme(Configuration):
         was registered.
 
         Raises:
-            ValueError: there is none of that name.
+            ValueError: no scheme has that name.
         """
         found = _BACKENDS.get(name)
         if found is None:
@@ -91,10 +91,10 @@ class WeightSyncScheme(Configuration):
         """Make this the trainer's end.
 
         Args:
-            model_id: what the model is called: a path to it from the context, such as ``"policy"``.
-            context: something that has the model and the ways to the workers as attributes; held weakly.
-            kwargs: the same without a context; each scheme says what it needs.  ``source_model`` (or ``model``) is what
-                ``send()`` without weights sends, where the context does not have it.
+            model_id: id of the model: its path from the context, such as ``"policy"``.
+            context: object with the model and the connections to the workers as attributes; held weakly.
+            kwargs: the same values without a context; each scheme documents its own. ``source_model`` (or ``model``) is
+            the model that ``send()`` without weights sends, if the context does not have it.
 
         Raises:
             ValueError: there are no workers.
@@ -111,12 +111,12 @@ class WeightSyncScheme(Configuration):
         """Make this a worker's end.
 
         Args:
-            model_id: as at the sender; the worker's model is looked for under that path when weights are applied,
-                unless the context's ``get_model`` or ``model=`` gives it.
+            model_id: as at the sender; the worker's model is looked up under that path when weights are applied, unless
+            the context's ``get_model`` or ``model=`` gives it.
             context, kwargs: as at the sender.
 
         Raises:
-            ValueError: there is no way to the sender.
+            ValueError: no connection to the sender was given.
         """
         receiver = self.create_receiver()
         receiver._transport = self._way_to_sender(context, kwargs)
@@ -127,17 +127,17 @@ class WeightSyncScheme(Configuration):
         raise NotImplementedError
 
     def _way_to_sender(self, context: Any, kwargs: dict[str, Any]) -> TransportBackend | None:
-        """Return the transport from the sender; None where calls alone bring weights."""
+        """Return the transport from the sender; None if only calls bring weights."""
         raise NotImplementedError
 
     def _model_of(self, model_id: str, context: Any, kwargs: dict[str, Any]) -> Any:
-        """Return the worker's model: the context's ``get_model``, ``model=``, or the id, for a later look."""
+        """Return the worker's model: the context's ``get_model``, ``model=``, or the id, for a later look-up."""
         get_model = getattr(context, "get_model", None)
         found = get_model(model_id) if get_model is not None else kwargs.get("model")
         return model_id if found is None else found
 
     def init_on_receiver(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
-        """Make this a worker's end (newer TorchRL's name of ``init_on_worker``)."""
+        """Make this a worker's end (newer TorchRL's name for ``init_on_worker``)."""
         self.init_on_worker(model_id, context, **kwargs)
 
     def get_sender(self) -> WeightSender:
@@ -165,8 +165,8 @@ class WeightSyncScheme(Configuration):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
-        if self.options.select != "all":  # it looks at the parameters themselves
-            sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # it is checked
+        if self.options.select != "all":  # the function looks at the parameters themselves
+            sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # checked before
         self._sender = sender
         self._initialized_on_sender = True
 
@@ -182,19 +182,19 @@ class WeightSyncScheme(Configuration):
     # -- life ---------------------------------------------------------------------------------------------------
 
     def connect(self, *, weights: Any = None, timeout: float | None = 60.0) -> Any:
-        """Connect to the other side; the workers start with the trainer's weights.
+        """Connect to the other side; afterwards the workers have the trainer's weights.
 
-        The other side must do the same; a worker may as well ``receive`` or ``serve``.
+        The other side must connect, too; a worker may instead ``receive`` or ``serve``.
 
         Args:
-            weights: at the sender: what the workers start with, as version 1; by default its model's.
-            timeout: seconds.
+            weights: at the sender: initial weights of the workers, version 1; by default the model's.
+            timeout: seconds to wait for the other side.
 
         Returns:
-            None; in a coroutine a ``Work``.
+            None; in a coroutine, a ``Work``.
 
         Raises:
-            DeadlineExceeded: somebody did not come; names who.
+            DeadlineExceeded: a peer did not connect; the text names it.
             ValueError: the sender has no model, and no ``weights`` were given.
             RuntimeError: neither end has been initialised.
         """
@@ -203,7 +203,7 @@ class WeightSyncScheme(Configuration):
         return self.get_receiver().connect(timeout=timeout)
 
     def close(self) -> Any:
-        """Release the resources of both ends; in a coroutine a ``Work``. Idempotent."""
+        """Release the resources of both ends; in a coroutine, return a ``Work``. Idempotent."""
         ends: list[WeightSender | WeightReceiver] = [end for end in (self._sender, self._receiver) if end is not None]
         self._sender = self._receiver = None
         self._initialized_on_sender = self._initialized_on_worker = False
@@ -229,7 +229,7 @@ class WeightSyncScheme(Configuration):
     # -- pickling -----------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the configuration; the copy is initialised anew."""
+        """Return the configuration; the copy must be initialised again."""
         return {
             **self.__dict__,
             "_sender": None,
@@ -241,19 +241,19 @@ class WeightSyncScheme(Configuration):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    # -- what schemes differ in ---------------------------------------------------------------------------------
+    # -- hooks of subclasses ----------------------------------------------------------------------------------------
 
     def create_sender(self) -> WeightSender:
-        """Return a new trainer's end; ``init_on_sender`` makes its own."""
+        """Return a new trainer's end; ``init_on_sender`` creates its own."""
         return WeightSender(self)
 
     def create_receiver(self) -> WeightReceiver:
-        """Return a new worker's end; ``init_on_worker`` makes its own."""
+        """Return a new worker's end; ``init_on_worker`` creates its own."""
         return WeightReceiver(self)
 
 
 def register_weight_sync_backend(name: str) -> Callable[[S], S]:
-    """Decorates a scheme: ``WeightSyncScheme.from_backend(name)`` makes one.
+    """Return a decorator that registers a scheme: ``WeightSyncScheme.from_backend(name)`` then creates one.
 
     Raises:
         ConfigError: another scheme has that name.
@@ -270,8 +270,8 @@ def register_weight_sync_backend(name: str) -> Callable[[S], S]:
 
 
 def from_either(context: Any, kwargs: dict[str, Any], *names: str) -> Any:
-    """Return the first of these attributes of the context, or without a context of these arguments; None if there is
-    none."""
+    """Return the first of these attributes of the context or, without a context, of these arguments; None without
+    any."""
     for name in names:
         found = kwargs.get(name) if context is None else getattr(context, name, None)
         if found is not None:

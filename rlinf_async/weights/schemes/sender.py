@@ -1,4 +1,4 @@
-"""``WeightSender``: the trainer's end."""
+"""``WeightSender``: the trainer's end of a scheme."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class SendRequest(NamedTuple):
 
     Attributes:
         links: transports by worker id to workers that read published weights.
-        deliveries: deliveries to the others; None where there can be none.
+        deliveries: deliveries to the other workers; None if there can be none.
         version: number of the version; None for the next.
-        call: counted call, by which the ranks of sharded weights know that they are in the same one.
+        call: counted call, by which ranks of sharded weights recognise that they are in the same call.
     """
 
     weights: Any
@@ -46,14 +46,14 @@ class SendRequest(NamedTuple):
 
 
 class WeightSender(WorkerRoster):
-    """Sends one model's weights to workers; made by a scheme's ``init_on_sender``.
+    """Sender of one model's weights to workers; created by a scheme's ``init_on_sender``.
 
-    ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work`` in a coroutine, and
-    block elsewhere; wrong arguments are refused by the call itself. A send that fails at some workers has reached the
+    In a coroutine, ``send``, ``send_async``, ``wait_async`` and ``connect`` start at once and return a ``Work``;
+    elsewhere they block. The call itself refuses wrong arguments. A send that fails at some workers has reached the
     others.
 
     If the weights are sharded (FSDP, DTensor), every rank of the trainer sends its own, and rank 0 sends whole ones to
-    the workers; the others only take part, whichever workers they were given.
+    the workers; the other ranks only take part, whichever workers they were given.
 
     Example:
         report = await sender.send(model)          # every worker has applied it
@@ -72,7 +72,7 @@ class WeightSender(WorkerRoster):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """The error by which the scheme was left."""
+        """Text of the error with which the scheme was closed."""
         self._adapter = SyncAdapter()
         self._sending = Sends(self._adapter, self._make_publisher)
 
@@ -113,19 +113,19 @@ class WeightSender(WorkerRoster):
         Args:
             weights: a module, a dict, a TensorDict, or the path of a module in the context; by default the scheme's
                 model.
-            worker_ids: which workers; by default all.
+            worker_ids: ids of the workers; by default all.
             version: higher than the last one; by default the next number.
             timeout: seconds that the workers have; by default the scheme's ``ack_timeout``.
 
         Returns:
-            A ``SyncReport``; in a coroutine a ``Work`` of it.
+            A ``SyncReport``; in a coroutine, a ``Work`` with it.
 
         Raises:
-            RuntimeError: an earlier send is not over.
-            ValueError: a worker is not registered, there is nothing to send, or a number is out of range.  Nothing was
-                sent to anyone.
-            TypeError: a version, or a timeout, that is no number.
-            DeadlineExceeded, PeerLost, Exception: what went wrong at a worker; the notes name which.
+            RuntimeError: an earlier send has not ended.
+            ValueError: a worker is not registered, there is nothing to send, or a number is out of range. Nothing was
+            sent to any worker.
+            TypeError: a version or timeout is not a number.
+            DeadlineExceeded, PeerLost, Exception: the error of a worker; the notes name all failed workers.
         """
         return self._send_as(self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
 
@@ -156,15 +156,15 @@ class WeightSender(WorkerRoster):
         version: int | None = None,
         timeout: float | None = None,
     ) -> Any:
-        """Send weights; return when they may change. ``wait_async`` must follow.
+        """Send weights; return once they may change. ``wait_async`` must follow.
 
-        The arguments and errors are those of ``send``; what goes wrong at a worker is told by ``wait_async``.
+        The arguments and errors are those of ``send``; ``wait_async`` raises the errors of workers.
 
         Raises:
-            RuntimeError: an earlier send is not over; a transport can only send and wait at once.
+            RuntimeError: an earlier send has not ended; or a transport cannot send without waiting.
 
         Returns:
-            The version; in a coroutine a ``Work`` of it.
+            The version; in a coroutine, a ``Work`` with it.
         """
         wanted = (self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
@@ -173,15 +173,15 @@ class WeightSender(WorkerRoster):
         """Wait until the workers have applied the weights of ``send_async``.
 
         Args:
-            timeout: seconds of this wait; when they are over, the send is still pending.
+            timeout: seconds to wait; afterwards the send is still pending.
 
         Returns:
-            A ``SyncReport``; in a coroutine a ``Work`` of it.
+            A ``SyncReport``; in a coroutine, a ``Work`` with it.
 
         Raises:
             RuntimeError: nothing is pending.
-            DeadlineExceeded, PeerLost, Exception: as ``send``.  After a wrong acknowledgement the send is still
-                pending, and may be waited for again.
+            DeadlineExceeded, PeerLost, Exception: as for ``send``. After a wrong acknowledgement the send is still
+            pending, and may be awaited again.
         """
         self._check_open()
         if self._pending is None:
@@ -190,7 +190,7 @@ class WeightSender(WorkerRoster):
         return self._adapter.run(self._wait_async(self._pending, timeout), f"an async send of '{self._model_id}'")
 
     def update_weights(self, weights: Any) -> Any:
-        """Send weights (TorchRL's older name of ``send``)."""
+        """Send weights (TorchRL's older name for ``send``)."""
         return self.send(weights=weights)
 
     def _check_open(self) -> None:
@@ -205,7 +205,7 @@ class WeightSender(WorkerRoster):
         version: int | None,
         timeout: float | None,
     ) -> SendRequest:
-        self._check_open()  # it may have been closed while its workers were looked for
+        self._check_open()  # the sender may have been closed during the search for its workers
         check_seconds(timeout)
         if version is not None:
             version = self._sending.publisher.next_version(version)
@@ -274,7 +274,7 @@ class WeightSender(WorkerRoster):
         return publisher
 
     async def _report(self, handle: SyncHandle, timeout: float | None = None) -> SyncReport:
-        """Wait for the workers; may be called again after a cancellation."""
+        """Wait for the workers. Callers may repeat this after a cancellation."""
         with contextlib.ExitStack() as stack:
             for transport in self._transports.values():
                 if isinstance(transport, LinkTransport):
@@ -297,8 +297,8 @@ class WeightSender(WorkerRoster):
         return handle.version
 
     async def _wait_async(self, pending: SyncHandle, timeout: float | None) -> SyncReport:
-        if pending is not self._pending:  # since it was called, something has happened
-            if pending.report is None:  # no wait for it has reached the end
+        if pending is not self._pending:  # the send has ended since the call
+            if pending.report is None:  # no wait for it has completed
                 raise ClosedError(f"the sender of '{self._model_id}' is closed")
             raise RuntimeError(_NOT_PENDING)
         return await self._report(pending, timeout)
@@ -308,14 +308,14 @@ class WeightSender(WorkerRoster):
     def connect(self, weights: Any = None, *, timeout: float | None = 60.0) -> Any:
         """Connect to the workers, each of which must connect, receive or serve; they start with the model's weights.
 
-        These are the first version.  If something was sent already, the workers are only met.
+        These weights are version 1. If a version was sent already, this only connects to the workers.
 
         Args:
-            weights: to start with; by default the scheme's model.
+            weights: initial weights; by default the scheme's model.
 
         Raises:
-            ValueError: there are neither, and the workers have to be told what comes.
-            DeadlineExceeded: somebody did not come, or did not apply them; the notes name who.
+            ValueError: there are neither weights nor a model, and the workers need an announcement.
+            DeadlineExceeded: a worker did not connect, or did not apply them; the notes name it.
         """
         wanted = self._sending.publisher.next_call(), weights, None, None, timeout
         self._check_open()
@@ -327,7 +327,7 @@ class WeightSender(WorkerRoster):
         return self._adapter.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def _lack(self, weights: Any) -> bool:
-        """True if workers that connect are to be sent these weights, or the model's."""
+        """True if connecting workers must be sent these weights, or the model's."""
         is_first = not self.version or (self._sending.is_outcome_unknown and not self._publishes)
         return weights is not None or (is_first and self._weights(None) is not None)
 
@@ -339,15 +339,15 @@ class WeightSender(WorkerRoster):
             await self._connect(wanted[-1])
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
-        """Replace a worker that has ended by its successor; in a coroutine a ``Work``.
+        """Replace an ended worker by its successor; in a coroutine, return a ``Work``.
 
-        Where weights are published, it gets the latest version as soon as it connects, receives or serves.
+        If weights are published, the successor gets the latest version as soon as it connects, receives or serves.
 
         Args:
-            pipe_or_worker: what ``init_on_sender`` was told of it: a new pipe, or its group and rank.
+            pipe_or_worker: its new pipe, or its group and rank, as for ``init_on_sender``.
 
         Raises:
-            ValueError: there is no worker of that id.
+            ValueError: no worker has that id.
         """
         self._check_open()
         old = self._replaced(worker_id, pipe_or_worker)
@@ -388,7 +388,7 @@ class WeightSender(WorkerRoster):
                 await finish(connect(timeout=left), left, f"the connection to {each!r}")
 
     def close(self) -> Any:
-        """Abandon pending sends and close all transports; in a coroutine a ``Work``.
+        """Abandon pending sends and close all transports; in a coroutine, return a ``Work``.
 
         Later sends raise ``ClosedError``.
         """

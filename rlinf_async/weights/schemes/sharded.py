@@ -1,4 +1,4 @@
-"""Sharded weights (FSDP, DTensor) in the schemes: every rank of the trainer sends its own, and rank 0 to the workers.
+"""Sharded weights (FSDP, DTensor) in schemes: every rank of the trainer sends its shards, rank 0 sends to the workers.
 
 A publisher gathers bucket by bucket into the published memory.  For the other schemes rank 0 gathers a whole copy, in
 the CPU's memory.
@@ -19,7 +19,7 @@ from rlinf_async.weights.model.shards import is_sharded
 
 
 def are_sharded(weights: Any) -> bool:
-    """True if this rank has only a part of them; never without a process group."""
+    """True if this rank has only a part of the weights; never without a process group."""
     return dist.is_available() and dist.is_initialized() and _has_shards(weights)
 
 
@@ -34,14 +34,14 @@ def _has_shards(weights: Any) -> bool:
 
 
 def only_helps(weights: Any) -> bool:
-    """True if another rank sends them to the workers, and this one has only a part of them."""
+    """True if this rank has only a part of the weights, and another rank sends them to the workers."""
     return are_sharded(weights) and not gathers_here()
 
 
 def gather_whole(weights: Any, call: GatherCall | None) -> Any:
-    """Return whole weights in the CPU's memory; None on ranks that only help.
+    """Return whole weights in the CPU's memory; None on ranks that only take part.
 
-    Collective; a rank that does not take part keeps the others waiting for as long as torch's process group lets them.
+    Collective. A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Raises:
         TransferFailed: another rank is not in this call.

@@ -1,4 +1,4 @@
-"""Weights for processes with pipes whose sender keeps a buffer per model."""
+"""Scheme for processes with pipes, whose sender keeps one buffer per model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.weights.transports.transport import TransportBackend
 
 
 class _SharedSender(WeightSender):
-    """Tells workers of registered weights."""
+    """Sender that notifies workers of registered weights."""
 
     def __init__(self, scheme: SharedMemWeightSyncScheme) -> None:
         super().__init__(scheme)
@@ -36,19 +36,19 @@ class _SharedSender(WeightSender):
 @register_weight_sync_backend("direct")
 @register_weight_sync_backend("shared")
 class SharedMemWeightSyncScheme(PipeScheme):
-    """Synchronises processes of this machine through shared memory, which each has been told of over a pipe.
+    """Scheme for processes of this machine through shared memory, which each learns of over a pipe.
 
-    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, and shows
-    what it has packed last.  A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves.
-    The message ``((model_id, notice), "register_shared_weights")`` tells a worker's loop of registered weights; it
+    It differs from ``MultiProcessWeightSyncScheme`` in that the sender has one transport for all workers, and shows the
+    weights packed last. A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves. The
+    message ``((model_id, notice), "register_shared_weights")`` notifies a worker's loop of registered weights; it
     answers ``(None, "registered")``.
 
     Args:
-        policy_weights: TensorDicts by model id.  They say which models there are; no send writes to them.
-        auto_register: whether models that are not registered can be sent.
+        policy_weights: TensorDicts by model id, which declare the models; no send writes to them.
+        auto_register: True allows sends of unregistered models.
 
     Raises:
-        ConfigError: an option would do nothing here.
+        ConfigError: an option would have no effect here.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class SharedMemWeightSyncScheme(PipeScheme):
 
     @property
     def policy_weights(self) -> dict[str, Any]:
-        """Weights that were sent last, by model id: views of the memory that workers read, which later versions are
-        written to; do not write to them. Before the first send, the registered weights."""
+        """Weights sent last, by model id: views of the memory that workers read and that later versions overwrite; do
+        not write to them. Before the first send, the registered weights."""
         found = dict(self.transport.registered)
         sender = self._sender
         if sender is not None and (shown := sender._shown()) is not None:
@@ -78,7 +78,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
     def init_on_sender(self, model_id: str, context: Any = None, **kwargs: Any) -> None:
         """
         Args:
-            kwargs: ``pipes``; ``cached_weights``, to be registered; ``source_model``.
+            kwargs: ``pipes``; ``cached_weights`` to register; ``source_model``.
 
         Raises:
             ValueError: there are no pipes.

@@ -1,4 +1,5 @@
-"""Options of every scheme: apply, dtypes, verification, deadlines; checked, and refused by name."""
+"""Options of every scheme: apply, dtypes, verification, deadlines; checks them, and refuses unsupported ones by
+name."""
 
 from __future__ import annotations
 
@@ -21,34 +22,34 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_SLOTS: Final = 64
-"""Limit of slots: each is a file, and as much memory as the weights, and more than there are late receivers stay
-unused."""
+"""Limit on slots: each is a file and takes the memory of the weights, and slots beyond the number of late receivers
+stay unused."""
 
 
 @dataclass(frozen=True)
 class SyncOptions:
     """
     Args:
-        apply: ``"copy"``: a receiver's tensors are overwritten.  ``"map"``: they come to stand in the memory that the
-            sender has written; nothing is copied, and to write into them then is a fault, or, on a GPU, seen by
-            other receivers.  A model on another GPU than the sender's is copied to all the same.  With
-            ``DistributedWeightSyncScheme`` that is the memory in which the weights have arrived.  Weights that come as
-            the argument of a call are always copied.
-        slots: versions that the memory has room for, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
-        transport_dtype: what floating-point tensors travel as: a dtype, its name, or a function of (name, dtype);
-            None: as they are.
-        behind: of ``publish``: earlier versions that may be under way when one is sent, at most 62; 2 by default.
+        apply: ``"copy"``: a receiver's tensors are overwritten. ``"map"``: they are remapped to the memory that the
+        sender has written; nothing is copied, and writing to them ends the process by a fault or, on a GPU, is seen by
+        other receivers. A model on another GPU than the sender's is copied nevertheless. With
+        ``DistributedWeightSyncScheme``, that is the memory in which the weights have arrived. Weights that a call
+        brings as its argument are always copied.
+        slots: number of versions that fit into the memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
+        transport_dtype: dtype in which floating-point tensors are sent: a dtype, its name, or a function of (name,
+        dtype); None sends each in its own dtype.
+        behind: for ``publish``: earlier versions that may be pending when one is sent, at most 62; 2 by default.
         ack_timeout: seconds that a receiver has to apply an update.
-        verify: ``"sha256"``: receivers hash what their models hold once a version is applied, and the sender compares
-            that with what it has sent; at both ends.
-        select: ``"all"``; ``"trainable"``: without parameters that require no gradient; or a function of (name,
-            tensor), which gets a module's parameters themselves.
-        strict_dtype: a receiver whose tensors have another dtype than the weights travel in refuses them; by default it
-            casts them, as ``copy_`` does, where ``torch.can_cast`` allows it.
-        strip_prefix: taken off the names of this side's tensors that begin with it: ``"module."``.
-        rename: names under which the tensors of this side's model travel, by their own; or a function of these.
-        shard: ``(mesh, placements)`` of a receiver's tensors that are shards and no DTensors; or a function of (name,
-            tensor) that gives them, or None for a whole tensor."""
+        verify: ``"sha256"``: receivers hash their models' tensors once a version is applied, and the sender compares
+        the digests with its own; set it at both ends.
+        select: ``"all"``; ``"trainable"``: without parameters that do not require a gradient; or a function of (name,
+        tensor), which is given a module's parameters themselves.
+        strict_dtype: a receiver whose tensors have another dtype than the sent weights refuses these; by default it
+        casts them, as ``copy_`` does, if ``torch.can_cast`` allows it.
+        strip_prefix: prefix to remove from the names of this side's tensors: ``"module."``.
+        rename: transport names of this side's tensors, by their own names; or a function of these.
+        shard: ``(mesh, placements)`` of a receiver's plain tensors that are shards; or a function of (name, tensor)
+        that returns these, or None for a whole tensor."""
 
     apply: str = "copy"
     slots: int | None = None
@@ -110,7 +111,7 @@ class SyncOptions:
         """Return the options, checked by name.
 
         Raises:
-            ConfigError: one is not known; proposes the one that may have been meant.
+            ConfigError: an option is unknown; the text proposes a similar one.
         """
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
@@ -123,10 +124,10 @@ class SyncOptions:
         return cls(**options)
 
     def refuse_others(self, *honoured: str, owner: str, why: str) -> None:
-        """Refuse options that would do nothing.
+        """Refuse options that would have no effect.
 
         Raises:
-            ConfigError: an option that is not among these has been given; says why it would do nothing.
+            ConfigError: an option that is not among these was given; the text says why it would have no effect.
         """
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -137,7 +138,7 @@ class SyncOptions:
         """Refuse one option.
 
         Raises:
-            ConfigError: that option has been given; says why it would do nothing.
+            ConfigError: that option was given; the text says why it would have no effect.
         """
         others = (field.name for field in dataclasses.fields(self) if field.name != name)
         self.refuse_others(*others, owner=owner, why=why)

@@ -21,17 +21,17 @@ from rlinf_async.weights.model.writing import plan_update
 
 
 class WeightStrategy:
-    """Takes weights out of models and puts them into models (the interface is TorchRL's).
+    """Extracts weights from models and applies them to models (the interface is TorchRL's).
 
     Args:
-        extract_as: ``"tensordict"`` or ``"state_dict"``; what ``apply_weights`` takes is seen from the weights.
-            tensordict need not be installed: without it, nested dicts take its place.
-        keep_vars: as of torch's ``state_dict``: the parameters themselves are in it, which know whether they are
-            trained, in the place of detached tensors.
-        strict_dtype: ``apply_weights`` refuses another dtype than the destination's, and casts nothing.
+        extract_as: ``"tensordict"`` or ``"state_dict"``; ``apply_weights`` recognises the form of its weights. Without
+        the package tensordict, nested dicts take its place.
+        keep_vars: as for torch's ``state_dict``: include the parameters themselves, which know whether they are
+        trained, instead of detached tensors.
+        strict_dtype: ``apply_weights`` refuses another dtype than the destination's instead of casting.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: ``extract_as`` is neither.
     """
 
     def __init__(
@@ -81,23 +81,23 @@ class WeightStrategy:
         """Write weights into a destination in place, or raise and write nothing.
 
         Dtypes are cast, memory moves between devices, parameters stay the same objects, and tied tensors are written
-        once.  Weights for some of the keys leave the others as they are.
+        once. Keys without weights are unchanged.
 
         Args:
             destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
-            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing, nor does a notice, whose
-                weights the receiver applies.
+            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing, and neither does a notice,
+            whose weights the receiver applies.
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.
-            ValueError: one of them is of another type.
+            ValueError: the destination or the weights are of another type.
         """
         if not isinstance(weights, Notice):
             plan_update(destination, weights, strict_dtype=self._strict_dtype).write()
 
 
 def _get_strategy(strategy: Literal["tensordict", "state_dict"], **options: bool) -> WeightStrategy:
-    """Return a strategy by its name; raise ValueError if there is none of that name."""
+    """Return a strategy by its name; raise ValueError for an unknown name."""
     if strategy not in ("tensordict", "state_dict"):
         raise ValueError(f"Unknown strategy: {strategy}. Must be 'tensordict' or 'state_dict'.")
     return WeightStrategy(strategy, **options)
@@ -137,7 +137,7 @@ def _extra_states(module: nn.Module) -> dict[Path, Any]:
 
 
 def _without_modules(source: Mapping[Any, Any], kind: Any) -> dict[Any, Any]:
-    """Return the same with a TensorDict in the place of each module, which would be a value there."""
+    """Return the source with a TensorDict in place of each module, which would otherwise count as a value."""
     found: dict[Any, Any] = {}
     for key, value in source.items():
         key_path(key)

@@ -1,4 +1,4 @@
-"""Weights from one worker group to another."""
+"""Scheme and transport for weights from one worker group to another."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rlinf_async.weights.waiting.execution import at_once
 
 
 class WorkerLinkTransport(LinkTransport):
-    """From a worker to another one, whatever nodes they are on, over a line of its own.
+    """Transport from one worker to another, on any nodes, over a private stream.
 
-    On one node the weights are read where the sender has written them; to each other node they travel once.
+    Receivers on the sender's node read the weights in its memory; each other node receives them once.
 
     Args:
-        group, rank: the other worker's.
+        group, rank: group and rank of the other worker.
     """
 
     def __init__(self, group: str, rank: int) -> None:
@@ -38,7 +38,7 @@ class WorkerLinkTransport(LinkTransport):
         return self._link is None or self._link.error is None
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Refuse a send by itself.
+        """Refuse a single send.
 
         Raises:
             NotImplementedError: always: a sender publishes to all its workers at once.
@@ -46,7 +46,7 @@ class WorkerLinkTransport(LinkTransport):
         raise NotImplementedError(f"{self!r} is a worker's part of a sender: use that one")
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return None: nothing comes past the link."""
+        """Return None: weights arrive only over the link."""
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class WorkerLinkTransport(LinkTransport):
 
 
 class _GroupSender(WeightSender):
-    """To a group whose size is asked for when something is sent first."""
+    """Sender to a group, whose size it looks up at the first send."""
 
     def __init__(self, scheme: WeightSyncScheme) -> None:
         super().__init__(scheme)
@@ -79,7 +79,7 @@ class _GroupSender(WeightSender):
 @register_weight_sync_backend("ray")
 @register_weight_sync_backend("worker")
 class WorkerWeightSyncScheme(CallingScheme):
-    """Synchronises workers of this framework with one of their number, the trainer (TorchRL's RayWeightSyncScheme).
+    """Scheme for workers of this framework, one of which is the trainer (TorchRL's RayWeightSyncScheme).
 
     Example:
         class Trainer(Worker):
@@ -103,9 +103,9 @@ class WorkerWeightSyncScheme(CallingScheme):
     ``init_on_worker`` takes ``sender``, group and rank of the trainer, without which only calls bring weights; and
     ``model``.
 
-    A process that holds handles, the driver for example, can send too: with ``remote_collectors=group``, the method
-    ``update_policy_weights_(policy_or_weights)`` of every rank is called; the weights travel once to each node.
-    Options of shared memory, ``apply="map"`` for example, are then refused.
+    A process that holds handles, such as the driver, can send, too: with ``remote_collectors=group``, it calls the
+    method ``update_policy_weights_(policy_or_weights)`` of every rank; the weights travel once to each node. Options of
+    shared memory, such as ``apply="map"``, are then refused.
     """
 
     instead = "leave it out, or have a worker send: init_on_sender(receivers=), init_on_worker(sender=)"
@@ -114,9 +114,9 @@ class WorkerWeightSyncScheme(CallingScheme):
         """Make this the trainer's end.
 
         Args:
-            kwargs: ``receivers``, in a worker: the name of a group, of which all ranks are meant that are there now, or
-                a list of ``(group, rank)``, in the order of the workers' ids.  Or ``remote_collectors``: a worker
-                group, or a list of groups of one rank.  ``source_model``.
+            kwargs: ``receivers``, in a worker: the name of a group, meaning all its present ranks, or a list of
+            ``(group, rank)``, in the order of the workers' ids. Or ``remote_collectors``: a worker group, or a list of
+            groups of one rank. ``source_model``.
 
         Raises:
             ValueError: neither was given.
@@ -145,7 +145,7 @@ class WorkerWeightSyncScheme(CallingScheme):
         """Return the transport to one worker.
 
         Args:
-            pipe_or_context: ``(group, rank)`` of the other worker; or a handle of it, which is called.
+            pipe_or_context: ``(group, rank)`` of the other worker; or a handle to call it.
         """
         if isinstance(pipe_or_context, tuple):
             return WorkerLinkTransport(*pipe_or_context)
@@ -153,4 +153,4 @@ class WorkerWeightSyncScheme(CallingScheme):
 
 
 RayWeightSyncScheme = WorkerWeightSyncScheme
-"""TorchRL's name."""
+"""TorchRL's name for the scheme."""

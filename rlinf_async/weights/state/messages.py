@@ -1,22 +1,22 @@
 """Messages between a sender and its receivers over a link: lists of plain data, the first item being the kind.
 
     sender -> receiver
-      HELLO    manifest, extra, slots, memory, version     what will come; the version that is there already, or 0
-      PUBLISH  version, memory, moment                     a version is there, in memory of this machine; 0 without
-                                                           memory: does what comes fit?
-      LEAVE    reason                                      nothing more comes, because the sender has failed
-      HOST     …, line                                     as HELLO, and: have memory for all receivers on your machine
-      BRING, WHOLE, PASS, KEEP                             a version for that memory, as of ``RelayPlan``; the facts of
+      HELLO    manifest, extra, slots, memory, version     layout of the versions; the version already available, or 0
+      PUBLISH  version, memory, moment                     a version is available in memory of this machine; 0
+                                                           without memory asks: do the weights fit?
+      LEAVE    reason                                      no version will follow, because the sender has failed
+      HOST     …, line                                     as HELLO; also allocate memory for your machine's receivers
+      BRING, WHOLE, PASS, KEEP                             a version for that memory, as in ``RelayPlan``; the facts of
                                                            WHOLE are its extra
     receiver -> sender
-      JOIN                                                 it follows a publication, and is to be its receiver
-      ACK      version, failure, gpu, t_recv, t_apply,     what has become of a version, or of 0, whether what comes
-               t_pause, digests                            fits; the uuid of the GPU on which leaves can be read, or
-                                                           nothing; the version, forms and digests of what the model
-                                                           holds, or None
+      JOIN                                                 the worker follows a publication: add it as a receiver
+      ACK      version, failure, gpu, t_recv, t_apply,     outcome of a version or, for 0, whether the weights
+               t_pause, digests                            fit; the uuid of the GPU on which it can read leaves, or
+                                                           empty; the version, forms and digests of the model's
+                                                           tensors, or None
       NEED     version, memory                             its leaves cannot be read: they are on a GPU only; or this
-                                                           memory cannot be opened, and who has it is gone, perhaps
-      ROOM, LANDED, STUCK                                  what becomes of it there
+                                                           memory cannot be opened, and its owner may have ended
+      ROOM, LANDED, STUCK                                  the outcome there, as in ``RelayPlan``
 
 A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic
 clock, in seconds.

@@ -16,13 +16,13 @@ class Ack:
 
     Attributes:
         status: ``"applied"``, or ``"failed"``.
-        version: version that was sent.
-        error: reason why the worker does not have it.
-        t_recv, t_apply: seconds from publishing until the worker had it, and that it took to apply it.
-        t_pause: seconds for which readers of the worker's weights were kept out.
+        version: the sent version.
+        error: the reason why the worker lacks the version.
+        t_recv, t_apply: seconds from publishing until the worker received it, and seconds to apply it.
+        t_pause: seconds during which readers of the worker's weights were kept out.
         digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its dtype.
 
-    The seconds are None for a worker that has failed, and where a call or torch's store brings weights.
+    The seconds are None for a failed worker, and if a call or torch's store brings the weights.
     """
 
     status: str
@@ -39,10 +39,10 @@ class SyncReport:
     """Outcome of one version at its workers, and its cost.
 
     Attributes:
-        bytes: size of the weights as they travel to one worker.
-        t_stage: seconds until the source could change.
+        bytes: size of the weights as sent to one worker.
+        t_stage: seconds until the source was free to change.
         t_total: seconds until the last worker had answered.
-        is_known: False on ranks that send nothing, and know no outcome.
+        is_known: False on ranks that do not send, and so do not know the outcome.
     """
 
     version: int
@@ -58,7 +58,8 @@ class SyncReport:
         return {worker_id: ack.error for worker_id, ack in self.per_worker.items() if ack.error is not None}
 
     def __str__(self) -> str:
-        """For people: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which staging ...``."""
+        """Return a summary for people: ``version 3, 1.2 MiB: rollout:0, rollout:1 have it, after 4.1 ms, of which
+        staging ...``."""
         if not self.is_known:
             return f"version {self.version}: rank 0 sends it, and knows who has it"
         failed = self.failed

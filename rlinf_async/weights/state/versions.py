@@ -1,6 +1,7 @@
-"""Rules of versions: the number that a sender may give, a receiver's judgement, and the ledger of who has which.
+"""Rules of versions: numbers that a sender may give, a receiver's judgement, and the ledger of which receiver has which
+version.
 
-Plain state.
+Plain state without IO.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 _LARGEST: Final = (1 << 63) - 1
-"""Versions travel as 8 bytes."""
+"""Largest version: versions are sent as 8 bytes."""
 
 
 def number_of(version: Any) -> int:
     """Return the number that ``version=`` gives.
 
     Raises:
-        TypeError: it is no whole number; a bool is none.
-        ValueError: it is negative, or too large to travel.
+        TypeError: it is not an integer; a bool is not accepted.
+        ValueError: it is negative, or does not fit into 8 bytes.
     """
     try:
         if isinstance(version, bool):
@@ -48,13 +49,13 @@ def next_version(last: int, version: int | None = None) -> int:
 
 
 class Judgement(Enum):
-    """Judgement of weights that have come to a receiver."""
+    """Judgement of weights that have reached a receiver."""
 
     APPLY = auto()
     DUPLICATE = auto()
-    """The model has them: acknowledge, and do not write."""
+    """The model already has them: acknowledge, but do not write."""
     STALE = auto()
-    """The model has later ones, or another sender's with that number: do not write."""
+    """The model has later ones, or another sender's version with that number: do not write."""
 
 
 class Reception:
@@ -63,9 +64,9 @@ class Reception:
     Attributes:
         version: applied version; 0 before the first.
         sender: sender of that version, if known.
-        published: latest version that the receiver has heard of.
-        is_whole: False after a write that failed half way, until a full version is applied.
-        is_there: False after the destination was replaced, until a full version is applied there.
+        published: latest version known to the receiver.
+        is_whole: False after a write that failed midway, until a complete version is applied.
+        is_there: False after the destination was replaced, until a complete version is applied there.
     """
 
     def __init__(self) -> None:
@@ -77,17 +78,17 @@ class Reception:
 
     @property
     def staleness(self) -> int:
-        """Versions that are published and not applied."""
+        """Number of versions that are published but not applied."""
         return self.published - self.version
 
     def heard(self, version: int) -> None:
         self.published = max(self.published, version)
 
     def judge(self, version: int, sender: Any = None) -> Judgement:
-        """Judge whole weights by their number, whichever way they came.
+        """Judge a complete version by its number, whatever path it took.
 
         a later version than the applied one                       APPLY
-        the same one, which is torn, or not in the destination     APPLY
+        the same one, if torn or missing in the destination         APPLY
         the same one                                               DUPLICATE
         the same number of another sender, if both are known       STALE
         an earlier version                                         STALE
@@ -100,19 +101,19 @@ class Reception:
         return Judgement.DUPLICATE if self.is_whole and self.is_there else Judgement.APPLY
 
     def applied(self, version: int) -> None:
-        """Note a full version.
+        """Record a complete version.
 
         Raises:
-            ValueError: versions never go back.
+            ValueError: the version is lower than the applied one.
         """
         self.overwritten(version)
         self.is_whole = self.is_there = True
 
     def overwritten(self, version: int, sender: Any = None) -> None:
-        """Note a version that may lack tensors: a torn destination stays torn.
+        """Record a version that may lack tensors: a torn destination stays torn.
 
         Raises:
-            ValueError: as ``applied``.
+            ValueError: as for ``applied``.
         """
         if version < self.version:
             raise ValueError(f"version {version} cannot follow version {self.version}")
@@ -120,16 +121,16 @@ class Reception:
         self.heard(version)
 
     def moved(self) -> None:
-        """Note that the destination was replaced by one without weights."""
+        """Record that the destination was replaced by one without weights."""
         self.is_there = False
 
     def torn(self) -> None:
-        """Note a write that failed half way."""
+        """Record a write that failed midway."""
         self.is_whole = False
 
 
 class Versioned:
-    """Base of receivers whose versions a ``Reception`` has."""
+    """Base of receivers whose versions a ``Reception`` tracks."""
 
     _reception: Reception
 
@@ -140,12 +141,12 @@ class Versioned:
 
     @property
     def published(self) -> int:
-        """The latest version that this receiver has heard of."""
+        """The latest version known to this receiver."""
         return self._reception.published
 
     @property
     def staleness(self) -> int:
-        """Versions that the model is behind."""
+        """Number of versions by which the model is behind."""
         return self._reception.staleness
 
 
@@ -155,7 +156,7 @@ class LedgerEntry:
 
     Attributes:
         acked: latest version that it has acknowledged; 0 if none.
-        trouble: reason why it may lack later versions; it gets a full version next.
+        trouble: reason why it may lack later versions; its next version must be complete.
     """
 
     acked: int = 0
@@ -171,8 +172,8 @@ class _VersionUnderWay:
 class VersionLedger:
     """Sent versions and their acknowledgements.
 
-    Acknowledgements are matched by version, never by order: a late, doubled or unrelated one changes nothing for the
-    version that is waited for.
+    Acknowledgements are matched by version, never by order: a late, duplicate or unrelated one does not affect the
+    awaited version.
     """
 
     def __init__(self) -> None:
@@ -196,15 +197,16 @@ class VersionLedger:
 
     @property
     def pending(self) -> dict[int, list[Any]]:
-        """Receivers without an answer, for each version under way."""
+        """Receivers without an answer, by pending version."""
         return {version: list(sending.waiting) for version, sending in self._pending.items()}
 
     def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
-        """Note that a version is published to these receivers; True if it is complete, because there are none.
+        """Record the publication of a version to these receivers; True if it is already complete.
 
         Args:
-            answers: answers of receivers that are gone already.
+            answers: answers on behalf of receivers that have already ended.
         """
+        # Check everything before the first change: a refused version must not use up its number.
         waiting = set(targets) - answers.keys()
         if unknown := waiting - self.targets.keys():
             raise KeyError(f"nobody is called {unknown.pop()!r}")
@@ -213,17 +215,17 @@ class VersionLedger:
         return not waiting
 
     def excess(self, behind: int) -> list[int]:
-        """Return the oldest versions under way, if there are more than the latest and ``behind`` others."""
+        """Return the oldest pending versions beyond the latest one and ``behind`` others."""
         return list(self._pending)[: -behind - 1]
 
     def answer(
         self, target: Any, version: int, answer: Any, trouble: Any = None, *, compared: Collection[int] = ()
     ) -> list[int]:
-        """Note a target's answer, also to the earlier versions, which it has skipped.
+        """Record a target's answer, which also answers earlier versions that it has skipped.
 
         Args:
-            trouble: why it does not have the version.
-            compared: versions that it has applied itself and that are being compared.
+            trouble: reason why the target lacks the version.
+            compared: versions that it has applied and that are being compared.
 
         Returns:
             The versions that are complete now, so that ``finish`` is due.
@@ -232,7 +234,7 @@ class VersionLedger:
         return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
 
     def settle(self, target: Any, version: int, answer: Any, trouble: Any = None) -> bool:
-        """Note what has become of that version alone at a target; True if it is complete now."""
+        """Record the outcome of that version alone at a target; True if it is complete now."""
         known = self.targets.get(target)
         if known is None:
             return False
@@ -250,10 +252,10 @@ class VersionLedger:
         return not sending.waiting
 
     def gone(self, target: Any, answer: Any, trouble: Any) -> list[int]:
-        """Note that no more answers will come from a receiver; return the versions that are complete now."""
+        """Record that a receiver will not answer any more; return the versions that are complete now."""
         return [version for version in list(self._pending) if self.settle(target, version, answer, trouble)]
 
     def finish(self, version: int) -> Mapping[Any, Any] | None:
-        """Return all answers to a version, and forget it; None if it is forgotten already."""
+        """Return all answers to a version, and forget it; None if it was already forgotten."""
         sending = self._pending.pop(version, None)
         return None if sending is None else sending.answers

@@ -1,4 +1,4 @@
-"""``SharedMemTransport``: registered weights of a sender and its workers, by model."""
+"""``SharedMemTransport``: registered weights of a sender, by model, and its workers' pipes."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ if TYPE_CHECKING:
 
 
 class SharedMemTransport(SilentTransport):
-    """Registered weights by model, and the pipes of the workers that are told of them.
+    """Registered weights by model, and the pipes of the workers that it notifies.
 
-    Within a scheme the workers read what the sender has packed, and ``SharedMemWeightSyncScheme.policy_weights`` shows
-    it.  By itself this transport writes into what was registered, in the calling thread, and tells nobody.
+    Within a scheme the workers read the memory that the sender has packed, and
+    ``SharedMemWeightSyncScheme.policy_weights`` shows it. By itself this transport writes to the registered weights, in
+    the calling thread, and notifies no worker.
 
     Args:
         policy_weights: TensorDicts by model id.
-        auto_register: whether a model that is sent for the first time is registered, with a copy of what is sent.
+        auto_register: True registers a model at its first send, with a copy of the sent weights.
 
     Raises:
-        ValueError: one of them is no TensorDict.
+        ValueError: a value is not a TensorDict.
     """
 
     def __init__(self, policy_weights: dict[str, Any] | None = None, auto_register: bool = True) -> None:
@@ -47,8 +48,8 @@ class SharedMemTransport(SilentTransport):
         """Register the weights of a model.
 
         Raises:
-            ValueError: they are no TensorDict.
-            RuntimeError: the model is registered already.
+            ValueError: the weights are not a TensorDict.
+            RuntimeError: the model is already registered.
         """
         if not is_tensordict(weights):
             raise ValueError(f"Weights must be a TensorDictBase, got {type(weights)}")
@@ -57,20 +58,21 @@ class SharedMemTransport(SilentTransport):
         self.registered[model_id] = weights
 
     def check_registered(self, model_id: str) -> None:
-        """Check that a model is registered, or would be by being sent.
+        """Check that a model is registered, or that a send would register it.
 
         Raises:
-            KeyError: the model is not registered, and is not by being sent.
+            KeyError: the model is not registered, and a send would not register it.
         """
         if not self._auto_register and model_id not in self.registered:
             raise KeyError(f"Model '{model_id}' not registered, and auto_register is off: register_weights() first")
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Write weights into the registered ones; in a coroutine a ``Work`` that is done.
+        """Write weights into the registered ones; in a coroutine, return a completed ``Work``.
 
         Raises:
-            KeyError: the model is not registered, and is not by being sent; or they do not fit: nothing was written.
-            ValueError: they are neither a dict nor a TensorDict.
+            KeyError: the model is not registered, and a send does not register it; or the weights do not fit. Nothing
+                was written.
+            ValueError: the weights are neither a dict nor a TensorDict.
         """
         self.check_registered(model_id)
         if model_id in self.registered:
@@ -88,5 +90,5 @@ class SharedMemTransport(SilentTransport):
         return at_once()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the pipes, which belong to one process."""
+        """Return the state without the pipes, which belong to one process."""
         return {**self.__dict__, "pipes": []}

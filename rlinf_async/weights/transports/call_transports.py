@@ -1,4 +1,4 @@
-"""Transports that call a worker's method: its collector's, that of a model which it hosts, or by torch's rpc."""
+"""Transports that call a worker's method: its collector's, its hosted model's, or one by torch's rpc."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _METHODS: Final = {
 
 
 class WorkerTransport(CallTransport):
-    """The way to one worker that has a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
+    """Transport to a worker with a method ``update_policy_weights_(policy_or_weights)`` (TorchRL's RayTransport).
 
-    If the method has a parameter ``version`` too, it gets the version, and may pass both on to
-    ``receiver.apply_weights``. ``model_id`` is not forwarded: that worker knows its model. An error of the method is
-    raised by ``send_weights`` and ``wait_ack``.
+    If the method has a parameter ``version``, too, it gets the version, and may pass both on to
+    ``receiver.apply_weights``. ``model_id`` is not forwarded, because that worker knows its model. ``send_weights`` and
+    ``wait_ack`` raise an error of the method.
 
     Args:
-        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without one,
-            sending does nothing.
-        tensor_transport: for callers of TorchRL's; the framework chooses how tensors travel.
-        timeout: seconds that the worker has to take the weights.
+        remote_collector: the worker: a group of one rank, ``group[3]``, or any object with that method. Without it, a
+        send does nothing.
+        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors travel.
+        timeout: seconds that the worker has to accept the weights.
     """
 
     callee: Any = None
@@ -57,17 +57,17 @@ class WorkerTransport(CallTransport):
 
 
 class WorkerActorTransport(WorkerTransport):
-    """The way to a model inside a worker, not to its collector (TorchRL's RayActorTransport).
+    """Transport to a model inside a worker, instead of its collector (TorchRL's RayActorTransport).
 
     It calls ``_update_weights_tensordict(params=...)`` or ``_update_weights_state_dict(state_dict=...)`` of the actor.
-    Methods with a leading underscore of a worker group cannot be called from outside, so there it calls those names
-    without it.  One that has a parameter ``version`` is told it.
+    Methods with a leading underscore of a worker group cannot be called from outside, so for a group it calls the names
+    without it. A method with a parameter ``version`` gets the version.
 
     Args:
-        actor_ref: a group of one rank, or any object with these methods.  Without one, sending does nothing.
+        actor_ref: a group of one rank, or any object with these methods.  Without it, a send does nothing.
         update_method: ``"tensordict"`` or ``"state_dict"``.
-        tensor_transport: for callers of TorchRL's; where tensors travel is the framework's choice.
-        timeout: seconds that the actor has to take the weights.
+        tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors travel.
+        timeout: seconds that the actor has to accept the weights.
     """
 
     def __init__(
@@ -100,16 +100,16 @@ class WorkerActorTransport(WorkerTransport):
 
 
 class RPCTransport(WorkerTransport):
-    """The way to one worker by remote call: the framework's, or torch.distributed.rpc's.
+    """Transport to one worker by remote call: the framework's, or torch.distributed.rpc's.
 
-    A worker of this framework is ``collector_info``, a group of one rank, and its ``update_policy_weights_`` is called.
-    For torch.distributed.rpc, which torch maintains no more, ``collector_info`` says which process, ``collector_rref``
-    which object there, and ``collector_class.update_policy_weights_`` is called with that; without one of the first two
-    sending does nothing.  A method that has a parameter ``version`` is told it.  Torch can take back no call and runs
-    several in any order: ``receiver.apply_weights``, where it is told the version, refuses older weights.
+    For a worker of this framework, ``collector_info`` is a group of one rank, whose ``update_policy_weights_`` is
+    called. For torch.distributed.rpc, which torch no longer maintains, ``collector_info`` names the process and
+    ``collector_rref`` the object there, with which ``collector_class.update_policy_weights_`` is called; without one of
+    the first two, a send does nothing. A method with a parameter ``version`` gets the version. Torch cannot cancel a
+    call and runs several in any order: ``receiver.apply_weights``, if it gets the version, refuses older weights.
 
     Args:
-        timeout: seconds that the worker has to take the weights.
+        timeout: seconds that the worker has to accept the weights.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class RPCTransport(WorkerTransport):
 
         update = self.how.update_policy_weights_
         args = self._object, detached(weights)
-        # Without torch's deadline: the transport has one of its own.
+        # Set no torch deadline: the transport has its own.
         future = rpc.rpc_async(callee, update, args=args, kwargs=told(update, version), timeout=0)
         return _TorchCall(future, self._describe())
 
@@ -142,10 +142,10 @@ class RPCTransport(WorkerTransport):
 
 
 class _TorchCall(Work[Any]):
-    """A call of torch.distributed.rpc, which nobody can take back.
+    """A call of torch.distributed.rpc, which cannot be cancelled.
 
     Args:
-        future: torch's.
+        future: torch's future.
     """
 
     def __init__(self, future: Any, what: str) -> None:

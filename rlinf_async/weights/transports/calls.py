@@ -1,4 +1,4 @@
-"""Weights that are delivered by calling a method of whoever holds the model."""
+"""``CallTransport``: delivers weights by calling a method of the object that holds the model."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _NONE: Final = object()
 
 
 class CallTransport:
-    """The part that transports by call share: one call that may be open.
+    """Base of transports by call; at most one call may be open.
 
-    The worker's exception is raised here as itself, and its death as ``WorkerDied``.  A method of the worker's that has
-    a parameter ``version`` is told the version of the weights.
+    The worker's exception is raised here as itself, and its death as ``WorkerDied``. A worker's method with a parameter
+    ``version`` gets the version of the weights.
 
     Args:
-        timeout: seconds that the call may take; None: as long as it takes.
+        timeout: seconds that the call may take; None for no limit.
     """
 
     carries_version: Final = True
@@ -42,16 +42,16 @@ class CallTransport:
         """The last call, awaited or not."""
         self._patience = timeout
         self.nbytes = 0
-        """Size of the weights that were sent last."""
+        """Size in bytes of the weights sent last."""
 
     @property
     def callee(self) -> Any:
-        """Object to call; None: sending does nothing."""
+        """Object to call; None if a send does nothing."""
         raise NotImplementedError
 
     @property
     def how(self) -> Any:
-        """Part of a call, beside the callee, in which two transports of one class may differ."""
+        """The property of a call, besides the callee, in which two transports of one class may differ."""
         return None
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
@@ -66,7 +66,7 @@ class CallTransport:
             return None
         made = self.call(callee, detached(weights) if isinstance(callee, WorkerGroup) else weights, version)
         if inspect.iscoroutine(made) and running_loop() is not None:
-            made = self._adapter.run(made, self._describe())  # begun, whoever waits for it
+            made = self._adapter.run(made, self._describe())  # must start now, even if nobody awaits it
         self._open = made if isinstance(made, Work) else None
         return made
 
@@ -79,7 +79,7 @@ class CallTransport:
         """Call, and wait for the end of the call.
 
         Args:
-            version: of the weights; None: the worker is not told, and counts by itself.
+            version: version of the weights; None lets the worker count by itself.
             timeout: seconds for this call; by default the transport's.
         """
         return self._adapter.run(self._finish(self._call(weights, version, timeout)), self._describe())
@@ -87,7 +87,7 @@ class CallTransport:
     def send_weights_async(
         self, model_id: str, weights: Any, version: int | None = None, timeout: float | None = None
     ) -> Any:
-        """Call; the weights have been copied when it returns. ``wait_ack`` waits for the end of the call."""
+        """Start the call; on return the weights are copied. ``wait_ack`` waits for the end of the call."""
         callee = self.callee  # a group's call copies them itself
         ours = weights if callee is None or isinstance(callee, WorkerGroup) else copied(weights)
         self._pending = self._call(ours, version, timeout)
@@ -104,7 +104,7 @@ class CallTransport:
         Raises:
             RuntimeError: nothing was sent.
             DeadlineExceeded: the call took too long; it has been cancelled.
-            Exception: what the call raised.
+            Exception: raised by the call.
         """
         if not self.is_pending:
             raise RuntimeError("No pending future. Did you call send_weights_async?")
@@ -116,7 +116,7 @@ class CallTransport:
         return at_once()
 
     def check_connection(self) -> bool:
-        """True if there is a callee, which has neither died nor been closed."""
+        """True if the callee exists, and has neither died nor been closed."""
         return is_reachable(self.callee)
 
     def give_up(self) -> None:
@@ -126,7 +126,7 @@ class CallTransport:
             cancel(self._open)
 
     def close(self) -> Any:
-        """Cancel the open call; in a coroutine a ``Work``."""
+        """Cancel the open call; in a coroutine, return a ``Work``."""
         self.give_up()
         self._adapter.release()
         return at_once()
@@ -143,10 +143,10 @@ class CallTransport:
 
 
 async def finish(result: Any, timeout: float | None, what: str) -> Any:
-    """Return the end of a call, whatever it has returned; cancel it with the last waiter.
+    """Return the result of a call, awaiting it if necessary; cancel the call with the last waiter.
 
     Raises:
-        DeadlineExceeded: it took longer than ``timeout`` seconds.
+        DeadlineExceeded: the call took longer than ``timeout`` seconds.
         Exception: raised by the call.
     """
     if isinstance(result, Work):
@@ -172,7 +172,7 @@ async def _awaited(result: Awaitable[Any], timeout: float | None, what: str) -> 
 
 
 def cancel(work: Work[Any]) -> None:
-    """Cancel a call on every rank, where that is possible."""
+    """Cancel a call on every rank, as far as possible."""
     if not work.done():
         work._abandon()
 
@@ -181,7 +181,7 @@ def told(method: Any, version: int | None) -> dict[str, int]:
     """Return ``version=`` as an argument for a method that has a parameter of that name; other methods get none."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # no function, or one without a signature
+    except (TypeError, ValueError):  # the object is not a function, or has no signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
@@ -192,7 +192,7 @@ def method_of(callee: Any, name: str) -> Any:
 
 
 def detached(weights: Any) -> Any:
-    """Return the same tensors without their graphs, which cannot travel; other values stay."""
+    """Return the same tensors without their autograd graphs, which cannot be pickled; other values are unchanged."""
     if isinstance(weights, torch.Tensor):
         return weights.detach()
     if isinstance(weights, dict):
@@ -201,13 +201,13 @@ def detached(weights: Any) -> Any:
 
 
 def copied(weights: Any) -> Any:
-    """Return copies, which share memory where tensors are tied; values that are no tensors are copied too."""
+    """Return copies, which share memory if tensors are tied; other values are copied, too."""
     clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clone(tensor: torch.Tensor) -> torch.Tensor:
         memory = memory_of(tensor)
         if memory not in clones:
-            clones[memory] = tensor.detach().clone(), tensor  # kept alive: its id is in the key
+            clones[memory] = tensor.detach().clone(), tensor  # the tensor must stay alive, because its id is in the key
         return clones[memory][0]
 
     def copy_of(value: Any) -> Any:
@@ -221,7 +221,7 @@ def copied(weights: Any) -> Any:
             return same
         if isinstance(value, Mapping):
             return {key: copy_of(part) for key, part in value.items()}
-        # Torch's own copy of a parameter refuses sparse ones, and knows nothing of ties to other tensors.
+        # Torch's own copy of a parameter refuses sparse ones, and ignores ties to other tensors.
         found = value.parameters() if isinstance(value, nn.Module) else ()
         memo = {id(each): nn.Parameter(clone(each), each.requires_grad) for each in found if not is_lazy(each)}
         return copy.deepcopy(value, memo)
@@ -238,7 +238,7 @@ def size_of(weights: Any) -> int:
 
 
 def is_reachable(handle: Any) -> bool:
-    """True if a worker can be called; objects that are no handle of this framework count as reachable."""
+    """True if a worker can be called; objects other than this framework's handles count as reachable."""
     if not isinstance(handle, WorkerGroup):
         return handle is not None
     members = handle._members

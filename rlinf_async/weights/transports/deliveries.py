@@ -1,4 +1,4 @@
-"""Deliveries through transports: each by itself, or one call for many ranks of a group."""
+"""Deliveries through transports: one per receiver, or one call for many ranks of a group."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlinf_async.weights.waiting.execution import SyncAdapter
 
 
 class SingleDelivery:
-    """Delivery to one receiver, through its transport of any kind."""
+    """Delivery to one receiver, through a transport of any kind."""
 
     def __init__(self, name: Hashable, transport: Any) -> None:
         self.names = (name,)
@@ -39,7 +39,7 @@ class SingleDelivery:
         self.has_begun = True
         try:
             await self._within(send, parcel.model_id, parcel.weights, *facts)
-        except Exception as error:  # this receiver's alone
+        except Exception as error:  # the error of this receiver alone
             self._error = error
 
     async def end(self) -> dict[Hashable, Exception | None]:
@@ -92,7 +92,7 @@ class GroupDelivery:
     async def stage(self, parcel: WeightsMessage) -> None:
         self.nbytes, self._parcel = size_of(parcel.weights), parcel._replace(weights=None)
         self._handle = self._call.call(self._group, parcel.weights, parcel.version)
-        self._handle.outcomes()  # one rank's failure does not cancel the others
+        self._handle.outcomes()  # one rank's failure must not cancel the other ranks
 
     async def end(self) -> dict[Hashable, Exception | None]:
         found: dict[Hashable, Exception | None] = {}
@@ -108,7 +108,7 @@ class GroupDelivery:
                 )
             except Exception as error:
                 found[name] = error
-        self.abandon()  # late ranks
+        self.abandon()  # cancel at late ranks
         return found
 
     def abandon(self) -> None:

@@ -25,21 +25,21 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-"""Limit for the thread to come back: it may wait for a store that has stopped, or for a new client of one."""
+"""Limit in seconds for the thread to return: it may wait for a store that has stopped, or for a new store client."""
 
 
 class DistributedTransport:
-    """The way to one worker of a torch.distributed job.
+    """Transport to one worker of a torch.distributed job.
 
-    A store says that weights come and that they have been applied; the weights travel, packed, by a process group that
-    is this transport's own: the job's default group may be in use meanwhile, and need not exist. Weights are copied
-    before they are sent. Without a store or a rank, sending does nothing and nothing is received.
+    A store signals that weights come and that they were applied; the packed weights travel by a private process group,
+    because the job's default group may be in use, or may not exist. Weights are copied before they are sent. Without a
+    store or a rank, the transport neither sends nor receives.
 
     Args:
-        store: a ``TCPStore``, or another that can be cloned.
-        rank: the worker's, counted from 1; 0 is the trainer.
-        sync: for callers of TorchRL's; the copy is kept until the worker answers either way.
-        backend: ``"gloo"``, or ``"nccl"`` where both ends have a GPU of their own.
+        store: a ``TCPStore``, or another store that can be cloned.
+        rank: rank of the worker, counted from 1; 0 is the trainer.
+        sync: accepted for TorchRL's callers; the copy is kept until the worker answers either way.
+        backend: ``"gloo"``, or ``"nccl"`` if each end has its own GPU.
         timeout: seconds in which the worker has to answer.
     """
 
@@ -63,16 +63,17 @@ class DistributedTransport:
         self.version: int | None = None
         """The version that was sent or received last."""
         self.sender: str | None = None
-        """Sender of the version received last: another one counts anew."""
+        """Sender of the version received last; another sender counts from the beginning."""
         self.nbytes = 0
-        """Packed size of the weights that were sent last."""
+        """Packed size in bytes of the weights sent last."""
         self._adapter = SyncAdapter()
-        self._packing = WorkerThread(f"packing for rank {rank}")  # the other thread may be sending what came before
+        # The other thread may still be sending the previous version.
+        self._packing = WorkerThread(f"packing for rank {rank}")
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
         self._mail: StoreMail | None = None
         self._stop = threading.Event()
-        """Set for the calls that were made since the last ``give_up``."""
+        """Event to interrupt the calls made since the last ``give_up``."""
         self._sending: _ThreadCall | None = None
         self._receiving: _ThreadCall | None = None
         """Call that receives a message; if its waiter is cancelled, the next one gets the message."""
@@ -88,16 +89,16 @@ class DistributedTransport:
         """Send a copy, and wait until the worker has applied it.
 
         Args:
-            version: of the weights; by default one more than the last.
-            timeout: seconds for this message; by default the transport's. A caller that is cancelled or closes
-                meanwhile does not wait for the worker, even for one that has stopped.
+            version: version of the weights; by default one more than the last.
+            timeout: seconds for this message; by default the transport's. After a cancellation or a close meanwhile,
+            the caller does not wait for the worker, even if that has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
             PeerLost: the connection broke.
-            WrongAcknowledgement: the worker has answered something else.
-            RemoteError: the worker could not apply it; says why.
-            SerializationError: something beside the tensors cannot travel; nothing was sent.
+            WrongAcknowledgement: the worker has sent an unexpected answer.
+            RemoteError: the worker could not apply it; the text says why.
+            SerializationError: a value other than a tensor cannot be pickled; nothing was sent.
         """
         return self._adapter.run(self._send_and_wait(model_id, weights, version, timeout), f"the sending to {self!r}")
 
@@ -121,7 +122,7 @@ class DistributedTransport:
             raise ClosedError(f"{self!r} was closed while it packed")
         version = (self.version or 0) + 1 if version is None else version
         head |= {"model_id": model_id, "version": version, "nested": is_tensordict(weights)}
-        # From here on the thread goes on by itself: the copy can be sent whatever becomes of the source.
+        # From here on the thread continues by itself: it can send the copy even if the source changes.
         patience = self.timeout if timeout is None else timeout
         self._sending = _ThreadCall(self._thread, mail.send, head, packed, patience, stop)
         self.version, self.nbytes = version, packed.numel()
@@ -147,13 +148,13 @@ class DistributedTransport:
         self._sending = None
 
     def give_up(self) -> None:
-        """Abandon the answer: the next message need not wait for its deadline."""
+        """Abandon the answer, so that the next message need not wait for its deadline."""
         if self._sending is not None:
             self._sending = None
             self._interrupt()
 
     def _interrupt(self) -> _ThreadCall:
-        """Interrupt the thread, from another one, because the store may not answer for long."""
+        """Interrupt the thread, from another thread, because the store may not answer for a long time."""
         assert self._mail is not None
         stop, self._stop = self._stop, threading.Event()
         stop.set()
@@ -162,11 +163,11 @@ class DistributedTransport:
     # -- the receiver -------------------------------------------------------------------------------------------
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return ``(model_id, weights)``, a TensorDict or a flat dict, as it was sent; None if nothing has come.
+        """Return ``(model_id, weights)``, a TensorDict or a flat dict, as sent; None if nothing has arrived.
 
         Raises:
-            PeerLost: the store is gone.
-            Exception: what has come is of no use here; the sender hears the same.
+            PeerLost: the store does not answer.
+            Exception: the message cannot be used here; the sender gets the same error.
         """
         return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
@@ -177,9 +178,10 @@ class DistributedTransport:
         if self._receiving is None:
             self._receiving = _ThreadCall(self._thread, mail.receive, self._stop)
         receiving = self._receiving
-        with contextlib.suppress(Exception):  # the message's error is raised below, unless this is closed
+        with contextlib.suppress(Exception):  # the message's error is raised below, unless this was closed
             await receiving.async_wait(timeout)
-        if self._receiving is not receiving or not receiving.done():  # closed meanwhile, or nothing has come
+        # The transport was closed meanwhile, or nothing has arrived.
+        if self._receiving is not receiving or not receiving.done():
             return None
         self._receiving = None
         head, packed = await receiving
@@ -192,11 +194,11 @@ class DistributedTransport:
         return head["model_id"], weights
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Tell the sender that the weights received last have been applied."""
+        """Report to the sender that the weights received last were applied."""
         return self._adapter.run(self._answer(message.encode()), f"the answer to {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
-        """Tell the sender that the weights received last could not be applied."""
+        """Report to the sender that the weights received last could not be applied."""
         return self._adapter.run(self._answer(error), f"the answer to {self!r}")
 
     async def _answer(self, answer: bytes | BaseException) -> None:
@@ -219,13 +221,14 @@ class DistributedTransport:
         return self._mail
 
     def close(self) -> Any:
-        """End the connection and the thread; in a coroutine a ``Work``. Idempotent.
+        """Close the connection and end the thread; in a coroutine, return a ``Work``. Idempotent.
 
-        A thread that has not come back after some seconds, because the store has stopped or its host cannot be reached,
-        is left behind, and ends when the store answers or with the process.
+        A thread that has not returned after some seconds, because the store has stopped or its host is unreachable, is
+        left behind, and ends when the store answers or the process exits.
         """
-        ending: list[_ThreadCall] = []  # begun at once, in threads
-        if self._sending is not None or self._receiving is not None:  # but an answer leaves before the connection ends
+        ending: list[_ThreadCall] = []  # all of these start in threads at once
+        # Interrupt pending calls only: without any, an answer may still have to be sent before the connection closes.
+        if self._sending is not None or self._receiving is not None:
             ending.append(self._interrupt())
         if self._mail is not None:
             ending.append(_ThreadCall(self._thread, self._mail.part))

@@ -1,4 +1,4 @@
-"""Weights over one end of a ``multiprocessing.Pipe``, in TorchRL's messages."""
+"""``MPTransport``: weights over one end of a ``multiprocessing.Pipe``, in TorchRL's messages."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ _FAILED: Final = "failed"
 
 
 class MPTransport(LinkTransport):
-    """The way to one process, or in that process from the sender, over a pipe that both may use for other things.
+    """Transport between the sender and one process, over a pipe that both may also use for other messages.
 
-    The sender says ``((model_id, weights), "update_weights")``, the receiver ``(None, "updated")``, or
-    ``(facts, "failed")`` where it could not apply them; a loop of the user's own may read and write these messages by
-    ``pipe.recv()`` and ``pipe.send()``.  Weights are copied into the message: what becomes of them afterwards is not
-    seen by the receiver.  Within a scheme both ends go over to shared memory, and notices take the place of weights.
+    The sender writes ``((model_id, weights), "update_weights")``, the receiver ``(None, "updated")``, or ``(facts,
+    "failed")`` if it could not apply them; a user's loop may read and write these messages by ``pipe.recv()`` and
+    ``pipe.send()``. Weights are copied into the message, so the receiver does not see later changes. Within a scheme
+    both ends switch to shared memory, and notices replace weights.
 
     Args:
-        pipe_connection: one end of a pipe that goes both ways.
-        timeout: seconds for which the other side may keep a message, or an acknowledgement, waiting.
-        registered: models whose receivers are told of a registration first.
+        pipe_connection: one end of a duplex pipe.
+        timeout: seconds to wait for the other side to read a message or to send an acknowledgement.
+        registered: models whose receivers are first notified of a registration.
 
     Raises:
-        ConfigError: the pipe goes one way only.
+        ConfigError: the pipe is not duplex.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class MPTransport(LinkTransport):
 
         Raises:
             DeadlineExceeded: the other side does not read, or does not answer.
-            PeerLost: it is gone.
-            WrongAcknowledgement: it says something else.
-            RemoteError: it could not apply them; says why.
+            PeerLost: the other side has exited.
+            WrongAcknowledgement: the other side sent an unexpected answer.
+            RemoteError: the other side could not apply the weights; the text says why.
         """
 
         async def send() -> None:
@@ -82,15 +82,15 @@ class MPTransport(LinkTransport):
         return self._adapter.run(self._send((model_id, detached(weights)), UPDATE), f"the sending to {self!r}")
 
     def wait_ack(self) -> Any:
-        """Wait for the receiver, as ``check_ack()``."""
+        """Wait for the receiver, as ``check_ack()`` does."""
         return self.check_ack()
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return ``(model_id, weights)``; None if nothing comes within ``timeout`` seconds.
+        """Return ``(model_id, weights)``; None if nothing arrives within ``timeout`` seconds.
 
         Raises:
-            ValueError: something else comes.
-            PeerLost: the other side is gone.
+            ValueError: another kind of message arrives.
+            PeerLost: the other side has exited.
         """
         return self._adapter.run(self._receive(timeout), f"weights from {self!r}")
 
@@ -104,20 +104,20 @@ class MPTransport(LinkTransport):
         return data
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Tell the sender that the received weights have been applied."""
+        """Report to the sender that the received weights were applied."""
         return self._adapter.run(self._send(None, message), f"the answer of {self!r}")
 
     def send_error(self, error: BaseException) -> Any:
-        """Tell the sender that the received weights could not be applied."""
+        """Report to the sender that the received weights could not be applied."""
         return self._adapter.run(self._send((type(error).__name__, str(error)), _FAILED), f"the answer of {self!r}")
 
     def check_ack(self, message: str = "updated") -> Any:
         """Wait for the receiver's acknowledgement.
 
         Raises:
-            WrongAcknowledgement: it is another one; that is a ``RuntimeError``.
-            DeadlineExceeded: there is none within the transport's ``timeout``.
-            PeerLost: the other side is gone.
+            WrongAcknowledgement: another message arrived; this is a ``RuntimeError``.
+            DeadlineExceeded: no acknowledgement arrived within the transport's ``timeout``.
+            PeerLost: the other side has exited.
         """
         return self._adapter.run(self._check(message), f"the answer to {self!r}")
 
@@ -138,7 +138,7 @@ class MPTransport(LinkTransport):
     def check_connection(self) -> bool:
         return not self.pipe.closed
 
-    # -- a link, and notices of it ------------------------------------------------------------------------------
+    # -- the link, and notices of it --------------------------------------------------------------------------------
 
     def invite(self, name: str) -> SocketLink:
         if self._link is None:
@@ -149,14 +149,14 @@ class MPTransport(LinkTransport):
         return SocketLink(name)
 
     def register(self, name: str) -> None:
-        """Tell the receiver's loop at once of a registered model, before there is a version."""
+        """Notify the receiver's loop at once of a registered model, before there is a version."""
         link = self.invite(name)
         if name in self._registered and not self._has_posted:
             self._posts = [(link.notice(0), _REGISTER)]
             self._look()
 
     def announce(self, version: int) -> None:
-        """Put a notice into the pipe, unless an unread one is there, or the receiver waits at the link by itself."""
+        """Put a notice into the pipe, unless an unread one is there or the receiver waits at the link."""
         link = self._link
         if link is None or link.error is not None or link.mode == OWN:
             return
@@ -178,13 +178,13 @@ class MPTransport(LinkTransport):
             self._name_others()
 
     def _look(self) -> bool:
-        """Write and read what is possible now; False if nothing more is expected of the pipe."""
+        """Write and read as much as possible now. Return False if no more messages are expected."""
         link = self._link
         if link is None or link.error is not None:
             return False
         try:
             (self._post if self._invites else self._meet)(link)
-        except (RLinfAsyncError, OSError) as error:  # the other side is gone, or the pipe is closed here
+        except (RLinfAsyncError, OSError) as error:  # the other side has exited, or the pipe is closed here
             link.close(error)
         return link.error is None and (bool(self._posts) or not link.is_joined)
 
@@ -220,7 +220,7 @@ class MPTransport(LinkTransport):
                     other.name_other(link.name)
 
     def close(self) -> Any:
-        """Drop the pipe, which stays open; in a coroutine a ``Work``."""
+        """Drop the pipe, which stays open; in a coroutine, return a ``Work``."""
         self._adapter.release()
         return super().close()
 

@@ -12,50 +12,50 @@ from rlinf_async.weights.waiting.execution import at_once
 
 @runtime_checkable
 class TransportBackend(Protocol):
-    """One way to one receiver (TorchRL's interface).
+    """Transport to one receiver (TorchRL's interface).
 
-    The transports of this package, called in a coroutine, start at once and return a ``Work`` to be awaited; elsewhere
-    they block.  Transports of a user's own may do either, may be plain blocking code, and may return any awaitable.
+    In a coroutine, the transports of this package start at once and return a ``Work`` to await; elsewhere they block. A
+    user's transports may do either, may be plain blocking code, and may return any awaitable.
 
-    A transport can do more, which is found by looking for it:
+    A transport may have further members, which callers look up:
 
     ``send_weights_async(model_id, weights)``
-        As ``send_weights``, but finished when ``weights`` may change; then ``wait_ack()`` waits for the receiver.
+        Like ``send_weights``, but complete once ``weights`` may change; then ``wait_ack()`` waits for the receiver.
     ``wait_ack()``
-        Raises whatever has become of the update at the receiver.
+        Waits for the receiver; raises its error if the update failed there.
     ``send_ack(message="updated")``, ``check_ack(message="updated")``
-        The receiver's word that it has applied what it received last, and the sender's look at it.
+        The receiver's acknowledgement that it has applied the last weights, and the sender's check of it.
     ``carries_version``
-        True: ``send_weights`` and ``send_weights_async`` take the version and the seconds that there are for it as
-        further arguments, and the receiver's transport has it as ``version``.  Else the receiver counts.
+        True if ``send_weights`` and ``send_weights_async`` take the version and its time limit in seconds as further
+        arguments, and the receiver's transport has the version as ``version``. Otherwise the receiver counts.
     ``nbytes``
-        Bytes of the weights that were sent last, as they travelled.
+        Size in bytes of the weights sent last, as sent.
     ``give_up()``
-        Nobody waits for the end of what was sent last; called from within a loop, and does not wait.
+        Abandons the last send; called from within a loop, so it must not wait.
     ``check_connection() -> bool``
-        Whether the other side can be reached, as far as that is known.
+        True if the other side can be reached, as far as known.
     ``close()``
-        Gives up what the transport holds; a second time is nothing.
+        Releases the transport's resources; idempotent.
     """
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
-        """Deliver weights; return when the receiver has applied them."""
+        """Deliver weights; return once the receiver has applied them."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """Return ``(model_id, weights)``, or None if nothing has arrived within ``timeout`` seconds."""
 
 
 class LinkTransport:
-    """A transport whose ends share memory: a publisher and a subscriber announce versions by its link."""
+    """Transport whose ends share memory: its link connects a publisher and a subscriber."""
 
     _link: Any = None
 
     def invite(self, name: str) -> WeightLink:
-        """Return the sender's end for the model of that name; made at its first use."""
+        """Return the sender's end for the model of that name; created at its first use."""
         return self.open_link(name)
 
     def open_link(self, name: str) -> WeightLink:
-        """Return the receiver's end, likewise."""
+        """Return the receiver's end for the model of that name; created at its first use."""
         if self._link is None:
             self._link = self._make_link(name)
         link: WeightLink = self._link
@@ -75,7 +75,7 @@ class LinkTransport:
         raise NotImplementedError
 
     def close(self) -> Any:
-        """Close the link, and nothing that others use too; in a coroutine a ``Work``."""
+        """Close the link but no shared resources; in a coroutine, return a ``Work``."""
         link, self._link = self._link, None
         if link is not None:
             link.close()
@@ -83,18 +83,18 @@ class LinkTransport:
 
 
 class SilentTransport:
-    """Base of transports over which nothing comes back."""
+    """Base of transports without a reverse direction."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
-        """Return None: weights do not come as a message."""
+        """Return None: weights do not arrive as messages."""
         return at_once()
 
     def send_ack(self, message: str = "updated") -> Any:
-        """Do nothing: no acknowledgement goes this way."""
+        """Do nothing: acknowledgements do not use this transport."""
         return at_once()
 
     def check_ack(self, message: str = "updated") -> Any:
-        """Do nothing: no acknowledgement comes this way."""
+        """Do nothing: acknowledgements do not use this transport."""
         return at_once()
 
     def check_connection(self) -> bool:

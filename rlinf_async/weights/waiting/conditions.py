@@ -21,7 +21,7 @@ from rlinf_async.work import Work
 
 
 class ConditionVar:
-    """Condition variable for waits in any loop: ``notify`` from any thread has all waits check their conditions.
+    """Condition variable for waits in any loop: ``notify``, from any thread, makes all waits check their conditions.
 
     Args:
         model: name of the weights, for reports of the run.
@@ -32,11 +32,11 @@ class ConditionVar:
         self._lock = threading.Lock()
         self._waits = 0
         self._awaited: list[str] = []
-        """Awaited events in words."""
+        """Descriptions of the awaited events."""
         self._next = _Notification(model, self._awaited)
 
     def notify(self) -> None:
-        """Have all waits check their conditions."""
+        """Make all waits check their conditions."""
         with self._lock:
             if not self._waits:
                 return
@@ -47,10 +47,10 @@ class ConditionVar:
         """Wait until the condition is true, checked after every change; return False after ``timeout`` seconds.
 
         Args:
-            what: awaited event in words.
+            what: description of the awaited event.
         """
         begun = clock.monotonic()
-        with self._lock:  # before the first look: a change that comes after that look is notified
+        with self._lock:  # must precede the first check: a change after it is then notified
             self._waits += 1
         if what:
             self._awaited.append(what)
@@ -104,8 +104,8 @@ class Reading:
     A reader inside another block of the same task enters at once, even while a writer waits.
 
     Args:
-        first: awaited before entering; its error is raised.
-        owner: kept alive until the block is left: the memory that is read may go with it.
+        first: awaitable to await before entering; its error is raised.
+        owner: object to keep alive until the block ends, because it may own the memory that is read.
     """
 
     def __init__(
@@ -150,10 +150,10 @@ class Reading:
     def __exit__(self, *exc_info: object) -> None:
         self.is_open = False
         if self._token is not None:
-            with contextlib.suppress(ValueError):  # left in another context than it was entered in
+            with contextlib.suppress(ValueError):  # the block may end in another context than it began in
                 self._gate._here.reset(self._token)
         self._gate._leave(writes=False)
-        self._owner = None  # a task that was started in the block keeps this, by its context
+        self._owner = None  # a task started in the block keeps this object alive through its context
 
     def _ask(self) -> _Pass | None:
         if self.is_open:
@@ -174,7 +174,7 @@ class ReadingGate:
     """Gate between readers and writers of the weights, for any loop and thread.
 
     Args:
-        look: called whenever a reader enters; returns the version, or raises the reader's error.
+        look: called when a reader enters; returns the version, or raises the reader's error.
     """
 
     def __init__(self, look: Callable[[], int]) -> None:
@@ -190,21 +190,21 @@ class ReadingGate:
         return f"<ReadingGate [{state}, {len(self._waiting)} waiting]>"
 
     def reading(self, timeout: float | None = None) -> Reading:
-        """Return a ``with`` or ``async with`` block in which no update is applied. Its value is the version.
+        """Return a ``with`` or ``async with`` block in which no update is applied; its value is the version.
 
         Raises:
-            DeadlineExceeded: on entering: the turn has not come within ``timeout`` seconds.
+            DeadlineExceeded: on entering: the turn did not come within ``timeout`` seconds.
         """
         return Reading(self, timeout)
 
     def is_read_here(self) -> bool:
-        """True if the caller is inside a reading() block itself, so that waiting for its end would not end."""
+        """True if the caller itself is inside a reading() block: waiting for its end would never end."""
         outer = self._here.get()
         return outer is not None and outer.is_open
 
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """``async with`` block without readers.
+        """Return an ``async with`` block without readers.
 
         Raises:
             DeadlineExceeded: readers have not left within ``timeout`` seconds.
@@ -224,15 +224,15 @@ class ReadingGate:
         finally:
             self._leave(writes=True)
 
-    # -- whose turn it is ---------------------------------------------------------------------------------------
+    # -- turns -----------------------------------------------------------------------------------------------------
 
     def _ask(self, *, writes: bool, outer: Reading | None = None) -> _Pass | None:
-        """Take the turn, or return a wait for it.
+        """Take the turn, or return a pass to wait for it.
 
         Args:
-            outer: enclosing block of the reader; while that is open, no writer runs.
+            outer: enclosing block of the reader; while it is open, no writer runs.
         """
-        with self._lock:  # another thread may leave that block: it says so first, and takes the lock then
+        with self._lock:  # another thread that leaves that block first marks it closed, and then takes the lock
             at_once = outer is not None and outer.is_open
             if at_once or not (self._writes or self._waiting or (writes and self._readers)):
                 self._take(writes)
@@ -248,7 +248,7 @@ class ReadingGate:
             self._readers += 1
 
     def _withdraw(self, turn: _Pass) -> None:
-        """Stop waiting; a turn that has come meanwhile is given up."""
+        """Stop waiting; give up a turn that has come meanwhile."""
         with self._lock:
             waits = turn in self._waiting
             if waits:
@@ -267,7 +267,7 @@ class ReadingGate:
         self._next()
 
     def _next(self) -> None:
-        """Wake the first waits whose turn it is."""
+        """Wake the waits at the head of the queue whose turn it is."""
         coming: list[Any] = []
         with self._lock:
             while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):

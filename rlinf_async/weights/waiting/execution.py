@@ -1,4 +1,4 @@
-"""Execution of coroutines for callers that block, and of functions that would block a loop in a thread."""
+"""Runs coroutines for blocking callers, and runs functions that would block a loop in a thread."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from rlinf_async.work import Work
 
 
 class SyncAdapter:
-    """Runs coroutines for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
+    """Runner of coroutines for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
 
-    In a coroutine, ``run`` starts a task of the running loop. Elsewhere it blocks: the coroutine runs in the calling
-    thread, on a loop that this adapter keeps and that stands still in between. One thread at a time; ``wait`` is for
-    coroutines that only wait, while another thread runs what they wait for.
+    In a coroutine, ``run`` starts a task on the running loop. Elsewhere it blocks: the coroutine runs in the calling
+    thread, on a loop that this adapter keeps and that is idle between calls. Only one thread at a time may ``run``;
+    ``wait`` is for coroutines that only wait, while another thread runs the awaited work.
 
-    A forked child has loops of its own, and drops its copies without effect on its parent's.
+    A forked child has its own loops, and drops its copies without affecting the parent's.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class SyncAdapter:
             abandonable: cancel it when its last waiter is cancelled.
 
         Returns:
-            In a coroutine a ``Work``; elsewhere the result.
+            In a coroutine, a ``Work``; elsewhere the result.
         """
         loop = running_loop()
         if loop is None:
@@ -57,7 +57,7 @@ class SyncAdapter:
         return work
 
     def wait(self, coroutine: Coroutine[Any, Any, Any], what: str) -> Any:
-        """Start a coroutine that changes nothing; outside of coroutines, it holds up no other thread."""
+        """Start a coroutine that only waits; outside coroutines, it does not block other threads."""
         if running_loop() is not None:
             return self.run(coroutine, what)
         with asyncio.Runner(loop_factory=_new_loop) as runner:
@@ -72,7 +72,7 @@ class SyncAdapter:
             return blocking.runner.run(coroutine, context=contextvars.copy_context())
 
     def release(self) -> None:
-        """Close the loop for blocking calls, unless one runs there, or is about to."""
+        """Close the loop for blocking calls, unless a call is running there or about to."""
         blocking = self._blocking
         if blocking.lock.acquire(blocking=False):
             try:
@@ -92,7 +92,7 @@ class _BlockingLoop:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop that shares nothing with the loops of forked processes, as one with an epoll would."""
+    """Return a loop that shares no state with forked processes' loops, as an epoll-based loop would."""
     return asyncio.SelectorEventLoop(selectors.PollSelector())
 
 
@@ -101,15 +101,15 @@ def _on(loop: asyncio.AbstractEventLoop) -> Callable[[Callable[[], None]], None]
         if running_loop() is loop:
             callback()
         else:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks with it
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and its tasks have ended with it
                 loop.call_soon_threadsafe(callback)
 
     return call
 
 
 def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
-    with contextlib.suppress(RuntimeError):  # it is closed already
-        # Where a loop runs nothing can be awaited by blocking; in a forked process its tasks are the parent's.
+    with contextlib.suppress(RuntimeError):  # the loop is already closed
+        # A thread with a running loop cannot run another one; in a forked child, the tasks belong to the parent.
         if process.is_here and running_loop() is None:
             runner.close()
         elif not (loop := runner.get_loop()).is_running():
@@ -117,21 +117,21 @@ def _close(runner: asyncio.Runner, process: OwnerProcess) -> None:
 
 
 class Turns:
-    """Coroutines of an adapter that run one after another, even if one in between is cancelled."""
+    """Coroutines of an adapter that run one at a time, in order, even if one of them is cancelled."""
 
     def __init__(self, adapter: SyncAdapter) -> None:
         self._adapter = adapter
         self._works: dict[Task, int] = {}
-        """Unfinished coroutines, and the threads of their loops: a cancelled one does not end those before it."""
+        """Unfinished coroutines, with their loops' threads: a cancelled one does not end earlier ones."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
-        """Start a coroutine, as ``SyncAdapter.run``, once the earlier ones have ended.
+        """Start a coroutine, as ``SyncAdapter.run`` does, once the earlier ones have ended.
 
         Raises:
-            RuntimeError: it would block the thread whose loop runs one of those.
+            RuntimeError: it would block the thread whose loop runs an earlier one.
         """
         before = self._works = self._running
-        # A worker's ``def`` method, for one, after an ``async def`` one that was cancelled while weights were packed.
+        # Example: a worker's ``def`` method runs after an ``async def`` method was cancelled while weights were packed.
         if running_loop() is None and threading.get_ident() in before.values():
             raise RuntimeError(
                 f"{what} would block the event loop of this thread, on which one before it has not ended: "
@@ -165,7 +165,7 @@ async def _begin_after(before: Sequence[Work[Any]], begin: Callable[[], Coroutin
 
 
 def at_once() -> Any:
-    """Return the result of a method that waits for nothing: None; in a coroutine a ``Work`` of it."""
+    """Return the result of a method that does not wait: None or, in a coroutine, a completed ``Work``."""
     if running_loop() is None:
         return None
     work: Work[None] = Work()
@@ -174,17 +174,17 @@ def at_once() -> Any:
 
 
 _AT_ONCE: Final = 1 << 20
-"""Bytes that are copied faster than a thread can be woken."""
+"""Size in bytes below which a copy is faster than waking a thread."""
 
 T = TypeVar("T")
 
 
 class ProcessEnds(ClosedError):
-    """This process is ending, and starts no more threads."""
+    """The process is exiting, and cannot start threads any more."""
 
 
 class WorkerThread:
-    """Runs functions one after another in a thread, which is started when it is needed.
+    """Runner of functions, one at a time, in a thread that is started on demand.
 
     Attributes:
         label: the thread's name.
@@ -201,16 +201,16 @@ class WorkerThread:
         self._executor: ThreadPoolExecutor | None = None
 
     async def do(self, function: Callable[..., T], *args: Any, nbytes: int | None) -> T:
-        """Call a function, in the thread if it copies so much that it would hold up the loop.
+        """Call a function; in the thread, if it copies so much that it would block the loop.
 
         The function cannot be stopped: a cancellation is raised once it has returned.
 
         Args:
-            nbytes: size of its copy in bytes; None: it waits for others too.
+            nbytes: size of its copy in bytes; None if it also waits.
 
         Raises:
-            asyncio.CancelledError: the function's error, if any, is its cause.
-            ProcessEnds: the interpreter starts no more threads.
+            asyncio.CancelledError: the caller was cancelled; its cause is the function's error, if any.
+            ProcessEnds: the interpreter cannot start threads any more.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             return function(*args)
@@ -222,7 +222,7 @@ class WorkerThread:
         return await outlast(future)
 
     async def wait(self) -> None:
-        """Wait for all functions that have been started."""
+        """Wait for all started functions."""
         with self._lock:
             executor = self._executor
             last = None if executor is None else executor.submit(_nothing)
@@ -230,11 +230,10 @@ class WorkerThread:
             await outlast(asyncio.wrap_future(last))
 
     def start(self, function: Callable[..., None], *args: Any, nbytes: int | None) -> None:
-        """Start a function that raises nothing, without waiting for it; from any thread. Does nothing once it is
-        closed.
+        """Start a function that does not raise, without waiting for it, from any thread. Does nothing after ``close``.
 
         Args:
-            nbytes: as of ``do``.
+            nbytes: as for ``do``.
         """
         if nbytes is not None and nbytes <= _AT_ONCE:
             function(*args)
@@ -244,7 +243,7 @@ class WorkerThread:
                 self._thread().submit(function, *args)
 
     async def end(self) -> None:
-        """Close it without holding up the loop."""
+        """Close the thread without blocking the loop."""
         try:
             await self.wait()
         finally:
@@ -256,7 +255,7 @@ class WorkerThread:
         return self._executor
 
     def close(self) -> None:
-        """Wait for the functions that have been started, and end the thread."""
+        """Wait for all started functions, and end the thread."""
         with self._lock:
             executor, self._executor, self._is_closed = self._executor, None, True
         if executor is not None:
@@ -268,10 +267,10 @@ def _nothing() -> None:
 
 
 async def outlast(ending: Awaitable[T]) -> T:
-    """Await something that cannot be stopped; raise a cancellation once it has ended.
+    """Await an uninterruptible operation; raise a cancellation once it has ended.
 
     Raises:
-        asyncio.CancelledError: the error of what was awaited, if any, is its cause.
+        asyncio.CancelledError: the caller was cancelled; its cause is the operation's error, if any.
     """
     future = asyncio.ensure_future(ending)
     cancelled: asyncio.CancelledError | None = None
@@ -286,15 +285,15 @@ async def outlast(ending: Awaitable[T]) -> T:
 
 
 def check_seconds(timeout: Any) -> None:
-    """Check ``timeout=`` of a method that may block.
+    """Check the ``timeout=`` of a method that may block.
 
     Raises:
-        TypeError: ``timeout=`` is neither a number nor None, which stands for what the method says.
-        ValueError: it is negative, or not a number at all.
+        TypeError: ``timeout=`` is neither a number nor None.
+        ValueError: it is negative or NaN.
     """
     if timeout is None:
         return
     if isinstance(timeout, bool) or not hasattr(type(timeout), "__float__"):
         raise TypeError(f"timeout= takes seconds, or None; got {timeout!r}")
-    if not timeout >= 0:  # nan is not either
+    if not timeout >= 0:  # written so that NaN is refused, too
         raise ValueError(f"timeout= takes seconds, at least 0; got {timeout!r}")

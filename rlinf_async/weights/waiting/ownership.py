@@ -1,4 +1,4 @@
-"""Owners of threads, loops and memory: the process that an object belongs to, and release of dropped objects."""
+"""Ownership of threads, loops and memory: the process to which an object belongs, and release of dropped objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _resettable: Final[weakref.WeakSet[Any]] = weakref.WeakSet()
 
 
 def reset_in_children(thing: Any) -> None:
-    """Have ``thing._reset()`` called in each forked child: locks may be held by threads that the child lacks."""
+    """Call ``thing._reset()`` in each forked child: threads that do not exist there may hold its locks."""
     _resettable.add(thing)
 
 
@@ -43,11 +43,10 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[[], object]:
-    """Have functions called when the owner, which none of them refers to, is dropped; return a function that cancels
-    this.
+    """Call functions when the owner, to which none of them refers, is dropped; return a function that cancels this.
 
     Args:
-        what: the owner in words, for a ``ResourceWarning``; empty for none.
+        what: description of the owner for a ``ResourceWarning``; empty for none.
     """
     finalizer = weakref.finalize(owner, _drop, OwnerProcess(), what, releases)
     finalizer.atexit = False
@@ -56,7 +55,7 @@ def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[
 
 def _drop(process: OwnerProcess, what: str, releases: tuple[Callable[[], object], ...]) -> None:
     if not process.is_here:
-        return  # a forked process's copy: its memory goes with it
+        return  # the copy in a forked child: its memory ends with the child
     for release in releases:
         release()
     if what:

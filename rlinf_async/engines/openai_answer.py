@@ -1,0 +1,136 @@
+"""``Answer``: a response of OpenAI's HTTP interface in the making, and its forms in JSON."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from rlinf_async.engines.generation import Chunk, Completion
+from rlinf_async.engines.openai_requests import read_requests
+from rlinf_async.engines.tool_calls import ToolParser, parse_tool_calls, settled_length
+from rlinf_async.errors import ClosedError
+
+
+class Answer:
+    """The choices of one response, as a whole or as the parts of a stream.
+
+    Args:
+        body: of the request, without fields that are null.
+        parser: None: calls of tools remain text.
+
+    Raises:
+        ValueError, TypeError: a field is malformed, or out of its bounds.
+    """
+
+    def __init__(self, body: Mapping[str, Any], is_chat: bool, model: str, parser: ToolParser | None) -> None:
+        self.body = body
+        self.requests = read_requests(body, is_chat=is_chat)
+        self.choices = [Completion(index=index) for index in range(len(self.requests))]
+        self.id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._is_chat = is_chat
+        self._parser = parser if is_chat and body.get("tools") and body.get("tool_choice") != "none" else None
+        self._kind = "chat.completion" if is_chat else "text_completion"
+        self._facts = {"id": self.id, "created": int(time.time()), "model": model}
+        # Tokens and characters of each choice that the stream has.
+        self._told: dict[int, tuple[int, int]] = {}
+
+    def add(self, index: int, chunk: Chunk) -> None:
+        if not all(map(math.isfinite, chunk.log_probs)):
+            raise RuntimeError(
+                f"a log probability of weights {max(chunk.versions)} is no finite number: training has diverged"
+            )
+        self.choices[index].add(chunk)
+
+    @property
+    def is_complete(self) -> bool:
+        return all(choice.finish_reason is not None for choice in self.choices)
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for index, each in enumerate(self.choices):
+            content, calls = self._parse(each.text)
+            choice = self._choice(index, each, bool(calls))
+            if self._is_chat:
+                message = {"role": "assistant", "content": content}
+                choice["message"] = message | {"content": content or None, "tool_calls": calls} if calls else message
+            else:
+                choice["text"] = content
+            choices.append(choice | {"prompt_token_ids": each.prompt_tokens})
+        return {**self._facts, "object": self._kind, "choices": choices, "usage": self._usage()}
+
+    def part(self, index: int, chunk: Chunk) -> dict[str, Any]:
+        """Return a stream's part of a chunk that was added.
+
+        Raises:
+            ClosedError: the chunk takes the place of one that the stream has.
+        """
+        tokens, characters = self._told.get(index, (0, 0))
+        if chunk.start < tokens:
+            raise ClosedError("the engine was lost, and its tokens cannot be taken back: ask again")
+        text, calls = self.choices[index].text, list[dict[str, Any]]()
+        if chunk.finish_reason is not None:
+            text, calls = self._parse(text)
+        elif self._parser is not None:  # in other formats than the default's, a call may begin with any text
+            text = text[: settled_length(text) if self._parser is parse_tool_calls else 0]
+        choice = self._choice(index, chunk, bool(calls))
+        if self._is_chat:
+            choice["delta"] = {"content": text[characters:]}
+            if index not in self._told:
+                choice["delta"]["role"] = "assistant"
+            if calls:
+                choice["delta"]["tool_calls"] = [{"index": number, **call} for number, call in enumerate(calls)]
+        else:
+            choice["text"] = text[characters:]
+        if chunk.prompt_tokens is not None:
+            choice["prompt_token_ids"] = chunk.prompt_tokens
+        self._told[index] = chunk.start + len(chunk.tokens), len(text)
+        return self._part([choice])
+
+    def usage_part(self) -> dict[str, Any] | None:
+        """Return the last part of a stream that asks for its usage."""
+        is_asked_for = self.body.get("stream_options", {}).get("include_usage")
+        return self._part([]) | {"usage": self._usage()} if is_asked_for else None
+
+    def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._facts, "object": self._kind + ".chunk" * self._is_chat, "choices": choices}
+
+    def _parse(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        if self._parser is None:
+            return text, []
+        try:
+            content, calls = self._parser(text)
+            functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
+        except Exception as error:
+            raise RuntimeError(f"tool_parser={self._parser!r} of openai_server() failed on {text!r}") from error
+        return content, [{"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": each} for each in functions]
+
+    def _choice(self, index: int, sampled: Chunk | Completion, has_calls: bool) -> dict[str, Any]:
+        names = [f"token_id:{token}" for token in sampled.tokens]
+        log_probs: dict[str, Any] | None = None
+        if self.body.get("logprobs", False) is not False:
+            log_probs = {"tokens": names, "token_logprobs": sampled.log_probs, "top_logprobs": None, "text_offset": []}
+            if self._is_chat:
+                pairs = zip(names, sampled.log_probs, strict=True)
+                log_probs = {
+                    "content": [
+                        {"token": name, "logprob": each, "bytes": None, "top_logprobs": []} for name, each in pairs
+                    ]
+                }
+        is_call = has_calls and sampled.finish_reason == "stop"
+        return {
+            "index": index,
+            "finish_reason": "tool_calls" if is_call else sampled.finish_reason,
+            "logprobs": log_probs,
+            "token_ids": sampled.tokens,
+            "log_probs": sampled.log_probs,
+            "weight_versions": sampled.versions,
+        }
+
+    def _usage(self) -> dict[str, int]:
+        # The choices of one prompt stand together, and its tokens count once.
+        prompt = sum(len(each.prompt_tokens) for each in self.choices[:: self.body.get("n", 1)])
+        sampled = sum(len(each.tokens) for each in self.choices)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,0 +1,41 @@
+"""Calls of tools in a model's text, as models of the Hermes and Qwen families write them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
+
+ToolParser: TypeAlias = Callable[[str], tuple[str, Sequence[tuple[str, str]]]]
+"""Returns a completion's text without its calls, and the calls: names, and arguments as JSON."""
+
+_BEGIN: Final = "<tool_call>"
+# A stop text may have ended the last call before its end mark.
+_CALL: Final = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return the text around calls ``<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>``, and the calls.
+
+    A text with a malformed call comes back whole and without calls, so that the model's mistake remains visible.
+    """
+    calls = []
+    for body in _CALL.findall(text):
+        try:
+            call = json.loads(body)
+            if not (isinstance(call["name"], str) and isinstance(call["arguments"], dict)):
+                return text, []
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return text, []
+        calls.append((call["name"], json.dumps(call["arguments"], ensure_ascii=False)))
+    return (_CALL.sub("", text).strip(), calls) if calls else (text, [])
+
+
+def settled_length(text: str) -> int:
+    """Return how many characters of an unfinished text ``parse_tool_calls`` keeps, whatever comes behind them."""
+    end = text.find(_BEGIN)
+    if end < 0:
+        begun = next((count for count in range(len(_BEGIN) - 1, 0, -1) if text.endswith(_BEGIN[:count])), 0)
+        end = len(text) - begun
+    return len(text[:end].rstrip())

@@ -1,0 +1,91 @@
+"""``Engine``: pauses, stalls and ends, which all kinds of engine have in common."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from rlinf_async.engines.engine import Engine, EngineSettings, Trainer
+from rlinf_async.engines.generation import Chunk, Request
+
+
+class IdleEngine(Engine):
+    version = 0
+    tokenizer = None
+
+    def __init__(self, stop: Callable[[], Any], stall_timeout: float | None = None) -> None:
+        super().__init__(EngineSettings("", {}, stall_timeout=stall_timeout), "llm:0")
+        self._stop = stop
+        self.calls: list[str] = []
+
+    def _title(self) -> str:
+        return f"the model of {self._name}"
+
+    async def _run(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    async def _follow(self, trainer: Trainer) -> None: ...
+
+    async def _stop_sampling(self) -> None:
+        self.calls.append("stop")
+        await self._stop()
+
+    async def _start_sampling(self) -> None:
+        self.calls.append("start")
+
+    async def generate(
+        self, request: Request, prompt: Sequence[int], prefix: Sequence[int] = ()
+    ) -> AsyncIterator[Chunk]:
+        with self._progress.of_one():
+            await asyncio.get_running_loop().create_future()
+            yield Chunk(0, [], [], [])
+
+    async def checksums(self) -> dict[str, str]:
+        return {}
+
+    async def stats(self) -> dict[str, float]:
+        return {}
+
+    async def close(self) -> None: ...
+
+
+async def at_once() -> None: ...
+
+
+async def for_ever() -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def test_the_last_of_two_pauses_ends_the_pause() -> None:
+    engine = IdleEngine(at_once)
+    await engine.pause()
+    await engine.pause()
+    await engine.resume()
+    assert not engine._resumed.is_set()
+    await engine.resume()
+    assert engine._resumed.is_set()
+    assert engine.calls == ["stop", "stop", "start"]
+
+
+async def test_a_cancelled_pause_is_no_pause_and_asks_the_engine_nothing() -> None:
+    engine = IdleEngine(for_ever)
+    pause = asyncio.ensure_future(engine.pause())
+    await asyncio.sleep(0)
+    pause.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pause
+    assert engine._resumed.is_set()
+    assert engine.calls == ["stop"]
+
+
+async def test_a_silent_engine_ends_with_a_stall_while_requests_are_open() -> None:
+    engine = IdleEngine(at_once, stall_timeout=0.05)
+    request = asyncio.ensure_future(anext(engine.generate(Request([1]), [1])))
+    with pytest.raises(RuntimeError, match=r"the model of llm:0 has given no token for 0\.05 s .* to 1 open request"):
+        await engine.serve()
+    request.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await request
