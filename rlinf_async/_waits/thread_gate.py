@@ -145,11 +145,9 @@ def wait_at(make: Callable[[], Gate]) -> None:
 
 
 def awaiting_loop() -> AbstractEventLoop | None:
-    """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well.
-
-    Even under those rules, code that handles received frames must await: functions given to ``then``, callbacks of a
-    group.
-    """
+    """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well."""
+    # Even under those rules, code that handles received frames must await: functions given to `then`, callbacks of a
+    # group.
     return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
 
