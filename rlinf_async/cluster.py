@@ -50,7 +50,7 @@ from rlinf_async._inspection import responder
 from rlinf_async._recorder.user_metrics import METRICS, Metrics
 from rlinf_async._trace import recorder
 from rlinf_async._waits import loop_watch, slow_waits
-from rlinf_async._waits.thread_gate import may_wait, must_await
+from rlinf_async._waits.thread_gate import awaiting_loop, may_wait, must_await
 from rlinf_async._wire.lifeline import Lifeline
 from rlinf_async._wire.local_socket import connect
 from rlinf_async._wire.terminal import Terminal
@@ -176,7 +176,7 @@ class Cluster:
         self._verdict: Work[None] | None = None
         joins = self._attached or "RLINF_NODE_SOCKET" in os.environ
         self._fake_gpus = declared_gpus(fake_gpus, joins=joins, environ=os.environ)
-        running = running_loop() if must_await() else None
+        running = awaiting_loop()
         self._client = self._make_client(running, log_to_driver) if context.client is None else context.client
         if fails_fast:
             self._client.unobserved.fail_fast()
@@ -718,7 +718,7 @@ class Cluster:
     def _close_here(self) -> Work[None] | None:
         if self._client.pid != process.pid:
             return None
-        running = running_loop() if must_await() else None
+        running = awaiting_loop()
         if running is not None:
             if self._client.user_loop in (None, running):
                 return self._start_closing()

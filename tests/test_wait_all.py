@@ -105,7 +105,8 @@ async def test_what_has_arrived_goes_back_when_the_wait_is_cancelled_before_it_h
             super()._lose_interest()
 
     parts = [Receiving(), Receiving()]
-    waiting = asyncio.ensure_future(wait_all(*parts))
+    both = wait_all(*parts)
+    waiting = asyncio.ensure_future(both)
     await asyncio.sleep(0)
     for part in parts:
         part._settle(1)
@@ -113,3 +114,5 @@ async def test_what_has_arrived_goes_back_when_the_wait_is_cancelled_before_it_h
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert [part.given_back for part in parts] == [1, 1]
+    with pytest.raises(ClosedError, match="given up"):
+        await both

@@ -12,7 +12,6 @@ them while more follow. Without a running loop nothing is batched::
 from __future__ import annotations
 
 import asyncio
-from asyncio import _get_running_loop as running_loop
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -20,7 +19,7 @@ from typing import Any, Final, TypeVar
 from rlinf_async._channels.request import Put
 from rlinf_async._core import clock
 from rlinf_async._core.segment import close_fds
-from rlinf_async._waits.thread_gate import must_await
+from rlinf_async._waits.thread_gate import awaiting_loop
 
 T = TypeVar("T")
 
@@ -83,7 +82,7 @@ class Batching:
 
     def gathers(self) -> bool:
         """Schedule a flush at the end of the loop's turn. Return False if no loop runs or a coroutine may block."""
-        loop = running_loop() if must_await() else None
+        loop = awaiting_loop()
         if loop is None:
             return False
         if self._gathering is not loop:

@@ -293,6 +293,7 @@ class ThreadActor:
         self._has_begun = False
         self.has_ended = False
         self.is_stuck = False
+        self.parks = 0
         scheduler.add(self)
 
     def __repr__(self) -> str:
@@ -323,6 +324,7 @@ class ThreadActor:
         if self.process.has_ended:
             raise SimulatedDeath
         self._waiting = waiting
+        self.parks += 1
         self._scheduler.back.release()
         self._go.acquire()
         if self.process.has_ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from asyncio import _get_running_loop as running_loop  # returns None, instead of raising, if no loop runs
+from asyncio import AbstractEventLoop, _get_running_loop as running_loop  # None, and no exception, if no loop runs
 from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Protocol, TypeVar
 
@@ -144,18 +144,20 @@ def wait_at(make: Callable[[], Gate]) -> None:
     _per_thread.make = make
 
 
-def must_await() -> bool:
-    """True in a coroutine, which must await where other code blocks; RLinf's rules let a coroutine block, too.
+def awaiting_loop() -> AbstractEventLoop | None:
+    """Return the loop of a coroutine that has to await where other code blocks; RLinf's rules let it block as well."""
+    # Even under those rules, code that handles received frames must await: functions given to `then`, callbacks of a
+    # group.
+    return running_loop() if not dialect.is_rlinf or _per_thread.reads else None
 
-    Even under those rules, code that handles received frames must await: functions given to ``then``, callbacks of a
-    group.
-    """
-    return running_loop() is not None and (not dialect.is_rlinf or _per_thread.reads)
+
+def must_await() -> bool:
+    return awaiting_loop() is not None
 
 
 def may_wait() -> bool:
     """True if this thread may block: it neither runs a loop nor handles received frames, which end other waits."""
-    return not _per_thread.reads and not must_await()
+    return not _per_thread.reads and (dialect.is_rlinf or running_loop() is None)
 
 
 def check_ended() -> None:

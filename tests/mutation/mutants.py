@@ -15,6 +15,10 @@ from typing import Final
 PACKAGES: Final = (
     *("rlinf_async/_core", "rlinf_async/_client", "rlinf_async/_messaging", "rlinf_async/_group"),
     *("rlinf_async/_cluster", "rlinf_async/_wire", "launcher/daemon"),
+    *("rlinf_async/_channels/state", "rlinf_async/_experience/state", "rlinf_async/_inspection/state"),
+    *("rlinf_async/_recorder/state", "rlinf_async/_trace/state"),
+    *("rlinf_async/weights/state", "rlinf_async/weights/plane", "rlinf_async/weights/waiting"),
+    *("rlinf_async/engines/generation.py", "rlinf_async/engines/token_progress.py"),
 )
 
 _COMPARISONS: Final[dict[type[ast.cmpop], tuple[str, str]]] = {
@@ -219,7 +223,8 @@ def mutants_of(module: str, source: bytes) -> tuple[Mutant, ...]:
 
 def modules(checkout: Path, only: str = "") -> list[str]:
     """Return the modules of ``PACKAGES`` whose paths contain ``only``."""
-    paths = (path for package in PACKAGES for path in sorted((checkout / package).rglob("*.py")))
+    roots = [checkout / package for package in PACKAGES]
+    paths = (path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*.py"))))
     return [name for path in paths if only in (name := path.relative_to(checkout).as_posix())]
 
 

@@ -134,7 +134,19 @@ NEAREST: Final = {
     "launcher/daemon/sub_workers.py": "tests/test_sub_workers.py",
     "launcher/daemon/templates.py": "tests/test_preload.py",
     "launcher/daemon/trace_service.py": "tests/test_tracing.py",
+    "rlinf_async/_recorder/state": "tests/_recorder",
     "rlinf_async/_recorder/state/span_log.py": "tests/launcher/daemon/test_span_tail.py tests/_trace/test_tracer.py",
+    "rlinf_async/_channels/state": "tests/_channels tests/channel",
+    "rlinf_async/_experience/state": "tests/_experience/state tests/experience",
+    "rlinf_async/_inspection/state": "tests/_inspection/state tests/simulation/test_sim_verdicts.py tests/_inspection",
+    "rlinf_async/_trace/state": "tests/_trace tests/test_tracing.py",
+    "rlinf_async/weights/state": "tests/weights/state tests/weights/plane tests/weights/test_contract.py"
+    " tests/weights/machine/test_machine.py",
+    "rlinf_async/weights/plane": "tests/weights/plane tests/weights/test_contract.py"
+    " tests/weights/test_sim_publish.py tests/weights/machine/test_machine.py tests/weights/test_publish.py",
+    "rlinf_async/weights/waiting/conditions.py": "tests/weights/waiting/test_gate.py",
+    "rlinf_async/weights/waiting": "tests/weights/waiting tests/weights/plane tests/weights/test_contract.py"
+    " tests/weights/test_blocking.py tests/weights/machine/test_machine.py",
     "launcher/daemon/worker_output.py": "tests/launcher/daemon/test_run_logs.py tests/test_full_disks.py",
     "launcher/daemon/worker_groups.py": "tests/launcher/daemon/test_worker_process.py tests/test_preload.py"
     " tests/launcher/daemon/test_group_spawns.py tests/launcher/daemon/test_daemon_faults.py tests/test_restarts.py",

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from typing import Any
 
 import pytest
 
 from rlinf_async import Channel, ClosedError, Cluster, NodeLost, NodePlacementStrategy, Worker
+from rlinf_async._inspection import own_threads
 from rlinf_async.testing import SimCluster, sleep
 
 
@@ -58,6 +60,12 @@ def test_the_verdict_is_that_of_a_real_run(method: str, kind: str, told: str) ->
 
     verdict = SimCluster(nodes=2).run(main)
     assert (verdict.kind, told in str(verdict)) == (kind, True), verdict
+
+
+def test_the_kernels_count_of_a_threads_sleeps_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = itertools.count()
+    monkeypatch.setattr(own_threads, "_sleeps", lambda _: next(numbers))
+    test_the_verdict_is_that_of_a_real_run("wait_for_event", "nobody left", "threading.Event.wait()")
 
 
 def test_a_daemon_that_stands_still_for_longer_than_its_lease_is_lost() -> None:

@@ -96,16 +96,3 @@ class Rollout(Worker):
     async def finish(self) -> None:
         await self.scheme.close()
         await asyncio.sleep(0)
-
-
-class Told(Rollout):
-    """Its methods are told the version."""
-
-    async def update_policy_weights_(self, policy_or_weights: Any, version: int | None = None) -> None:
-        await self.scheme.get_receiver().apply_weights(policy_or_weights, version)
-
-    async def update_weights_tensordict(self, params: Any, version: int | None = None) -> None:
-        await self.scheme.get_receiver().apply_weights(params, version)
-
-    async def update_weights_state_dict(self, state_dict: Any, version: int | None = None) -> None:
-        await self.scheme.get_receiver().apply_weights(state_dict, version)

@@ -14,7 +14,7 @@ from rlinf_async import Cluster, NodePlacementStrategy, Worker, WorkerWeightSync
 from rlinf_async.errors import DeadlineExceeded, WorkerDied
 from tests._support.dying_model import Fragile
 from tests.weights.ends import Tied
-from tests.weights.scheme_workers import CALLS, Rollout, Told, Trainer
+from tests.weights.scheme_workers import CALLS, Rollout, Trainer
 
 pytestmark = [pytest.mark.shared_cluster, pytest.mark.slow]
 
@@ -172,47 +172,4 @@ def test_the_driver_sends_by_calling_every_rank(launch: Launch, kind: str, strat
     source.fill(99.0)
     sender.wait_async()
     assert workers.look().wait(20) == [(2, {5.0})] * len(workers)
-    scheme.close()
-
-
-@pytest.mark.parametrize(("kind", "strategy"), [*((kind, "state_dict") for kind in CALLS), ("rpc", "tensordict")])
-def test_called_workers_know_the_senders_version_and_refuse_one_that_is_not_after_theirs(
-    launch: Launch, kind: str, strategy: str
-) -> None:
-    rollout = launch(Told, "rollout", 0, 1)
-    scheme_class, handles = CALLS[kind]
-    scheme, anew = scheme_class(strategy=strategy), scheme_class(strategy=strategy)
-    workers = rollout[0:1] if kind == "module transform" else rollout
-    workers.begin_called(scheme).wait(20)
-    source = Tied(4.0)
-    for each in (scheme, anew):
-        each.init_on_sender("policy", **{handles: workers}, source_model=source)
-    sender, other = scheme.get_sender(), anew.get_sender()
-    sender.send(version=7)
-    assert workers.look().wait(20) == [(7, {4.0})] * len(workers)
-    source.fill(5.0)
-    other.send(version=7)
-    assert workers.look().wait(20) == [(7, {4.0})] * len(workers), "the same for a second time"
-    third = scheme_class(strategy=strategy)
-    third.init_on_sender("policy", **{handles: workers}, source_model=source)
-    with pytest.raises(ValueError, match=r"version 1 of 'policy' is not after version 7.*send\(version=8\)"):
-        third.get_sender().send()
-    assert workers.look().wait(20) == [(7, {4.0})] * len(workers)
-    sender.send_async()
-    assert sender.wait_async().version == 8
-    assert workers.look().wait(20) == [(8, {5.0})] * len(workers)
-    for each in (scheme, anew, third):
-        each.close()
-
-
-@pytest.mark.parametrize("kind", CALLS)
-def test_what_a_called_worker_raises_is_raised_here_and_its_model_is_as_it_was(launch: Launch, kind: str) -> None:
-    rollout = launch(Rollout, "rollout", 0)
-    scheme_class, handles = CALLS[kind]
-    scheme = scheme_class()
-    rollout.begin_called(scheme).wait(20)
-    scheme.init_on_sender("policy", **{handles: rollout})
-    with pytest.raises(KeyError, match="has shape"):
-        scheme.get_sender().send(Tied(1.0, width=4))
-    assert rollout.look().wait(20) == [(0, {0.0})]
     scheme.close()

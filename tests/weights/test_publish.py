@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -341,12 +340,3 @@ def test_wrong_options_and_places_are_refused() -> None:
             publish(Tied(), to)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="this process is none"):
         publish(Tied(), "rollout")
-
-
-def test_options_reach_both_ends(launch: Launch) -> None:
-    trainer, rollout = launch(Trainer, "trainer", 0), launch(Follower, "rollout", 0, 1)
-    collecting = rollout.collect(4, apply="map", verify="sha256")
-    options: dict[str, Any] = {"apply": "map", "verify": "sha256"}
-    assert trainer.train("rollout", 4, **options).wait(60) == [[1, 2, 3, 4]]
-    for seen in collecting.wait(60):
-        assert whole(seen, 4), seen

@@ -1,4 +1,4 @@
-"""Defects of TorchRL's schemes, one test each."""
+"""Defects of TorchRL's schemes that the conformance suite does not claim, one test each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,10 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from rlinf_async import (
     DistributedTransport,
-    DistributedWeightSyncScheme,
     ModuleTransformScheme,
     MPTransport,
     MultiProcessWeightSyncScheme,
-    NoWeightSyncScheme,
-    RPCWeightSyncScheme,
     SharedMemWeightSyncScheme,
-    WeightStrategy,
     WorkerWeightSyncScheme,
 )
 from rlinf_async.errors import DeadlineExceeded
@@ -43,20 +39,6 @@ def pipes() -> Iterator[Pipes]:
 def new_store() -> Any:
     """Not a fixture, which would outlive the test."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-
-
-async def test_d1_no_synchronisation_does_nothing_at_once() -> None:
-    scheme = NoWeightSyncScheme()
-    scheme.init_on_sender("policy")
-    scheme.init_on_worker("policy")
-    sender, receiver = scheme.get_sender(), scheme.get_receiver()
-    for _ in range(2):
-        report = await sender.send({"w": torch.ones(1)}, worker_ids=[3])
-        assert (report.version, dict(report.per_worker)) == (0, {})
-        await sender.send_async()
-        assert (await sender.wait_async()).failed == {}
-        await receiver.apply_weights({"w": torch.ones(1)})
-        assert await receiver.receive() is False
 
 
 @pytest.mark.parametrize("form", ["tensordict", "state_dict"])
@@ -140,20 +122,6 @@ async def test_d7_a_hosted_model_is_updated_without_a_context_and_never_in_silen
     await receiving.close()
 
 
-def test_d8_every_scheme_can_be_initialised_on_both_sides() -> None:
-    store = new_store()
-    rpc, distributed = RPCWeightSyncScheme(), DistributedWeightSyncScheme()
-    rpc.init_on_sender("policy", remote_collectors=[None])
-    rpc.init_on_worker("policy", model=Tied())
-    distributed.init_on_sender("policy", store=store, num_workers=2)
-    distributed.init_on_worker("policy", store=store, rank=1, model=Tied())
-    assert rpc.get_sender().worker_ids == [0]
-    assert distributed.get_sender().worker_ids == [0, 1]
-    assert rpc.get_receiver().version == distributed.get_receiver().version == 0
-    rpc.close()
-    distributed.close()
-
-
 def test_d9_a_worker_that_does_not_answer_is_named_when_its_time_is_over(pipes: Pipes) -> None:
     scheme = MultiProcessWeightSyncScheme(ack_timeout=0.2)
     scheme.init_on_sender("policy", pipes=[pipes[0]])
@@ -166,32 +134,14 @@ def test_d9_a_worker_that_does_not_answer_is_named_when_its_time_is_over(pipes: 
         MPTransport(pipes[0], timeout=0.2).send_weights("policy", {"w": torch.ones(1)})
 
 
-async def test_d9_what_a_worker_could_not_apply_is_raised_at_the_sender() -> None:
-    async with both("multiprocess", source=Tied(1.0, width=4)) as ends:
-        with pytest.raises(Exception, match="head"):
-            await ends.deliver()
-        assert len(ends.errors) == 1
-
-
-@pytest.mark.parametrize("direct", [False, True])
-async def test_d10_a_step_of_the_optimizer_before_the_worker_applies_is_not_seen(pipes: Pipes, direct: bool) -> None:
-    if direct:
-        weights = {"w": torch.ones(1000)}
-        sending, receiving = MPTransport(pipes[0]), MPTransport(pipes[1])
-        await sending.send_weights_async("policy", weights)
-        weights["w"].fill_(99.0)
-        _, found = await receiving.receive_weights(5)
-        assert set(found["w"].tolist()) == {1.0}
-        assert not weights["w"].is_shared()
-        return
-    source = Tied(1.0)
-    async with both("multiprocess", source=source) as ends:
-        await ends.sender.send_async()
-        source.fill(99.0)
-        await ends.take()
-        await ends.sender.wait_async()
-        assert ends.sees == {1.0}
-        assert not any(parameter.is_shared() for parameter in source.parameters())
+async def test_d10_a_change_after_the_send_is_not_seen(pipes: Pipes) -> None:
+    weights = {"w": torch.ones(1000)}
+    sending, receiving = MPTransport(pipes[0]), MPTransport(pipes[1])
+    await sending.send_weights_async("policy", weights)
+    weights["w"].fill_(99.0)
+    _, found = await receiving.receive_weights(5)
+    assert set(found["w"].tolist()) == {1.0}
+    assert not weights["w"].is_shared()
 
 
 async def test_d11_nobody_sees_the_trainers_work_before_it_is_sent() -> None:
@@ -203,16 +153,6 @@ async def test_d11_nobody_sees_the_trainers_work_before_it_is_sent() -> None:
         assert ends.sees == {1.0}
         assert set(shown["layers.0.weight"].flatten().tolist()) == {1.0}
         assert not any(parameter.is_shared() for parameter in source.parameters())
-
-
-def test_d12_an_update_that_fails_leaves_the_model_as_it_was() -> None:
-    model = Tied(1.0)
-    weights = {name: torch.full_like(tensor, 2.0) for name, tensor in model.state_dict().items()}
-    weights["steps"] = torch.zeros(7)
-    with pytest.raises(KeyError, match="Error updating destination"):
-        WeightStrategy("state_dict").apply_weights(model, weights)
-    assert model.values() - {0.0} == {1.0}
-    assert model.values() == {1.0}
 
 
 def test_d13_a_pickled_scheme_holds_no_pipe(pipes: Pipes) -> None:

@@ -134,7 +134,7 @@ async def test_memory_that_a_reader_does_not_leave_stays_as_it_is(how: str) -> N
     destination = weights(0.0)
     options: dict[str, Any] = {"apply": "map", "ack_timeout": 0.05 if how == "late" else 20.0}
     async with pair(weights(0.0), destination, **options) as (publisher, (subscriber,)):
-        await (await publisher.publish(weights(1.0)))
+        await (await publisher.publish(weights(1.0), timeout=20))
         standing = destination["w"].data_ptr()
         async with Reader(subscriber):
             closing = asyncio.create_task(subscriber.close())

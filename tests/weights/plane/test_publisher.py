@@ -150,18 +150,6 @@ async def test_weights_that_differ_from_the_first_are_refused_before_a_byte_is_w
         assert float(destination["a"].min()) == 3.0
 
 
-async def test_unknown_receivers_and_versions_that_go_back_are_refused_and_nobody_gets_anything() -> None:
-    destination = weights(0)
-    async with pair(weights(0), destination) as (publisher, (subscriber,)):
-        await (await publisher.publish(weights(1), version=10))
-        with pytest.raises(ValueError, match="there is no receiver 7 of 'policy'; there are: 0"):
-            await publisher.publish(weights(2), [0, 7])
-        with pytest.raises(ValueError, match="version 10 is not after version 10"):
-            await publisher.publish(weights(2), version=10)
-        assert (subscriber.version, publisher.version) == (10, 10)
-        assert (await (await publisher.publish(weights(2)))).version == 11
-
-
 async def test_what_goes_wrong_in_a_receiver_is_raised_as_itself_and_names_it() -> None:
     def fail(views: Any) -> None:
         raise LookupError("no such thing")

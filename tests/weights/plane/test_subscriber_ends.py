@@ -17,7 +17,7 @@ import torch
 
 from rlinf_async import MultiProcessWeightSyncScheme
 from rlinf_async.errors import ClosedError, DeadlineExceeded, PeerLost
-from rlinf_async.weights import Subscriber
+from rlinf_async.weights import Publisher, Subscriber
 from tests._support.weight_parts import LocalLink
 from tests.weights.ends import both
 from tests.weights.pairs import pair
@@ -127,6 +127,19 @@ async def test_a_closed_one_says_so_at_once() -> None:
                 await use
         with pytest.raises(ClosedError):
             subscriber.serve()
+
+
+async def test_one_that_is_closed_before_it_has_served_meets_nobody() -> None:
+    to_receiver, to_sender = LocalLink.pair()
+    async with Publisher(large(1.0)) as publisher:
+        await publisher.publish(worker_ids=[])
+        subscriber = Subscriber(to_sender, large(0.0))
+        subscriber.serve()
+        publisher.add("it", to_receiver)
+        await subscriber.close()
+        with pytest.raises(ClosedError, match="of 'policy' is closed"):
+            await subscriber.receive(20)
+        assert not subscriber.has_met
 
 
 # -- in another thread ----------------------------------------------------------------------------------------------
