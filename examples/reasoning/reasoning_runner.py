@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from reasoning_config import Configuration, check_batches, last_step
 from responses import describe
 from reward_worker import RewardWorker
-from rollouts import Rollouts
+from problem_rollouts import Rollouts
 from rows import ShuffledRows, read_rows
 from sampler import Sampler
 

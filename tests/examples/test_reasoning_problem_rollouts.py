@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from reasoning_config import SCHEMA
 from responses import Group, Response, describe
-from rollouts import Rollouts
+from problem_rollouts import Rollouts
 from rows import Row
 from sampler import Sampler
 
