@@ -89,7 +89,7 @@ class SlotHeader(NamedTuple):
         """Read a header.
 
         Raises:
-            ValueError: the memory is no slot.
+            ValueError: the memory is not a slot.
         """
         magic, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
@@ -145,7 +145,7 @@ class MemoryName(NamedTuple):
     Attributes:
         path: path of the writer's descriptor.
         inode: inode of the memory, needed because descriptor numbers are reused.
-        on_gpu: how to open the leaves on a GPU: its uuid and a ``Handle``; None if they are only in the slot.
+        on_gpu: the GPU's uuid and a ``Handle`` with which to open the leaves there; None if they are only in the slot.
     """
 
     path: str
@@ -206,7 +206,7 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close the slot. It is unmapped now (use a thread for a large slot), or with the last tensor mapped to it.
+        """Close the slot. It is unmapped immediately, which takes time for a large slot, or with the last tensor in it.
 
         Other processes keep using it. Idempotent.
         """
