@@ -76,7 +76,7 @@ UNCHANGED: Final = Naming()
 
 
 def advice(destination: Collection[Path], weights: Collection[Path]) -> str:
-    """Return advice for names that differ only by a prefix; an empty text for other differences."""
+    """Return advice if the names differ only by a prefix; otherwise an empty text."""
     unknown = [path for path in weights if path not in destination]
     if not unknown:
         return ""
