@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words  # decides the format of errors until the words are parsed
+    as_json = "--json" in words  # decides the format of errors before the words are parsed
     try:
         options = parse(words, os.environ)
         as_json = options.json

@@ -1,4 +1,4 @@
-"""Metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
+"""The metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
 
 No process takes part, so metrics of a stopped process or a blocked loop are readable, too.
 """
@@ -29,7 +29,7 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 1.0
-"""Seconds to wait for the graphics driver; without its answer, only the other metrics are served."""
+"""Seconds to wait for the graphics driver; if it does not answer, only the other metrics are served."""
 
 _PROCESSES_PER_TURN: Final = 32
 

@@ -1,4 +1,4 @@
-"""``DaemonService``: registers the daemon's handlers, and frees dead processes' state.
+"""``DaemonService``: registers the daemon's handlers, and frees the state of dead processes.
 
 It also collects errors that the script has not awaited, for the launcher, and answers ``NodeStatus``.
 """
@@ -72,7 +72,7 @@ class SharedLinkService:
 
 
 class StuckRanks:
-    """Handlers for ranks of this node that are in a collective which a failed rank has left."""
+    """Handlers for this node's ranks in a collective that a failed rank has left."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -154,7 +154,7 @@ class DaemonService:
             forget=self.forget_endpoint,
         )  # fmt: skip
         self.unobserved: dict[tuple[int, str], str] = {}
-        """Errors, by endpoint and key, that the script has not awaited; the launcher reports them at the end."""
+        """Maps endpoint and key to an error that the script has not awaited; the launcher reports these at the end."""
         self._register()
 
     def _register(self) -> None:
@@ -369,7 +369,7 @@ class DaemonService:
 
     def drop_node(self, node: int) -> None:
         """Free what a lost node's endpoints owned here; their later requests are refused."""
-        # A request received earlier runs as a separate task, possibly after this call; ``gone`` makes it fail then.
+        # A request received earlier runs as a separate task, possibly after this call; in that case ``gone`` fails it.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()

@@ -37,7 +37,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Preflights of all hosts: answers by rank, and open lifelines by rank, which the caller must close."""
+    """Preflights of all hosts, with each rank's answer and its open lifeline, which the caller must close."""
 
     def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""
@@ -207,7 +207,7 @@ def own_version() -> str:
 
 
 def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for nodes on one machine; with srun the slurmd's name (a machine may run several)."""
+    """Return a key that is equal for nodes on one machine; with srun, each slurmd counts as a machine."""
     keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
     return tuple(str(answer[key]) for key in keys)
 
