@@ -1,4 +1,4 @@
-"""Stacks of unresponsive processes: a signal makes a handler dump them into a pipe, which the daemon reads.
+"""``StackReader``: reads unresponsive processes' stacks, which a signal handler dumps into a pipe.
 
 A process registers faulthandler's handler when it attaches; its HELLO names its descriptor of the pipe
 (``_inspection/state/stack_dump.py``)::
@@ -31,7 +31,7 @@ _MAX_BYTES: Final = 1 << 20  # largest dump; faulthandler's maximum of 100 threa
 
 @dataclass(frozen=True)
 class Stacks:
-    """Text of a dump, or why there is none."""
+    """The text of a dump, or the reason why there is none."""
 
     text: str = ""
     trouble: str = ""
