@@ -118,7 +118,7 @@ def folder(value: FlagValue) -> Path:
 
 
 def _project(value: FlagValue) -> Path:
-    """Return this folder's nearest ancestor that is a project, below the home folder; else this folder."""
+    """Return the nearest project folder, from this folder upwards and below the home folder; else this folder."""
     folder = Path.cwd().resolve()
     too_large = {Path("/"), Path(os.environ.get("HOME", "/")).resolve()}
     if folder in too_large:

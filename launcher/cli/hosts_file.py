@@ -66,8 +66,7 @@ def read_hosts(
 
 
 def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """Return the hosts of a list such as ``a:8,gpu[01-16],``, with or without the last comma.  Raises like
-    `parse_hosts`."""
+    """Return the hosts in a list like ``a:8,gpu[01-16],``, whose last comma is optional.  Raises like `parse_hosts`."""
     parts = split(SourceSpan(text, source, 1, 0, text))
     if len(parts) > 1 and not parts[-1].text.strip():
         parts.pop()

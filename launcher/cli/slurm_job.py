@@ -37,8 +37,7 @@ def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_jo
     """Return the nodes of the job, in order; an empty tuple outside a job.  Raises ConfigError for malformed variables.
 
     A node gets as many slots as the job has GPUs on it, according to `scontrol`; if scontrol fails, as many as this
-    node
-    has. Nodes of a heterogeneous job are labelled with their component: ``het0``, and its job name if unique.
+    node has. In a heterogeneous job, nodes are labelled with their component: ``het0``, and its job name if unique.
     """
     job = environ.get("SLURM_JOB_ID")
     hosts: dict[str, Host] = {}

@@ -186,8 +186,7 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Maps each group that is local, or that a local experience follows, to publisher, weights' name and
-        version."""
+        """Maps each group that is local or followed by a local experience to publisher, weights' name and version."""
         self._followers: dict[str, set[int]] = {}  # other nodes that have experiences of a group
 
     def _find(self, number: int) -> HostedExperience:

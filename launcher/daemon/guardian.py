@@ -143,8 +143,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """Return the node's folder if the launcher's configuration names a run directory that was made before the
-    daemon."""
+    """Return the node's folder if the launcher's configuration names a run directory made before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         config = json.loads(line.partition(b"\n")[0])
         return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []

@@ -13,8 +13,7 @@ from .handlers import LATER, Requester
 
 
 class NameService:
-    """Handlers of operations on names; ``answer`` answers requests that have waited, unless their process is
-    ``gone``."""
+    """Handlers of operations on names; ``answer`` answers a request that has waited, unless its process is ``gone``."""
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer

@@ -116,8 +116,7 @@ class Router:
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
                 # The worker answered on a direct socket that lost the answer, and then sent SETTLED, so the call is no
                 # longer pending here. Dropping the repeated answer would leave the caller waiting forever. Only a
-                # worker
-                # whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
+                # worker whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
                 return
@@ -401,8 +400,7 @@ class Router:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
-        """Answer a call to a dead or unknown worker; ``method`` was running at the death without this daemon
-        knowing."""
+        """Answer a call to a dead or unknown worker; ``method`` was open at the death without this daemon knowing."""
         if endpoint is not None and endpoint.exit_report is not None:
             status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:

@@ -40,8 +40,7 @@ def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
 def template_command(flags: Sequence[str]) -> list[str]:
     """Return the template's command line after the interpreter, without the template's own arguments.
 
-    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package, so the command adds its
-    folder.
+    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package; so code adds its folder.
     """
     if {"-I", "-E"}.isdisjoint(flags):
         return [*flags, "-P", "-m", "rlinf_async._worker.template"]

@@ -104,8 +104,7 @@ class WorkerOutput:
         return complete and bool(view)
 
     def close(self) -> None:
-        """Read the remaining output, up to a limit because a descendant may keep writing, and close the pipe and
-        log."""
+        """Read the remaining output, up to a limit because a descendant may keep writing; close the pipe and log."""
         if not self._open:
             return
         self._open = False

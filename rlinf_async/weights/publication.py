@@ -196,8 +196,7 @@ class Publication(Scope):
 
         Returns:
             A ``SyncReport`` with names like ``"rollout:0"``, which omits followers that have left. Ranks that do not
-            send
-            immediately get an empty report, whose ``is_known`` is False.
+            send immediately get an empty report, whose ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing has been sent yet.

@@ -241,8 +241,7 @@ class Places:
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
             # Look the key up twice, because writes would be lost if the mapping returned a new tensor each time, as h5
-            # and
-            # views of a TensorDict do.
+            # and views of a TensorDict do.
             elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:

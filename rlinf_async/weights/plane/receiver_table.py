@@ -68,15 +68,13 @@ class ReceiverTable:
         self._lacking: dict[ReceiverState, Any] = {}
         """Receivers waiting for ``filled`` or for the end of packing, each with the memory that it could not open."""
         self._lock = threading.RLock()
-        """Guard of the table, also held while messages are sent, so that they are sent in the order of the
-        decisions."""
+        """Guard of the table, also held while messages are sent, so that their order is that of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Completed versions not yet passed to ``complete``."""
         self._present: dict[ReceiverState, bool] = {}
         """Maps each receiver that was added before the current version's recipients were chosen to True if it has
-        refused
-        the weights since then. ``publish`` then records the failure, because the receiver may never answer."""
+        refused the weights since then. ``publish`` then records the failure, because the receiver may never answer."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -213,8 +211,7 @@ class ReceiverTable:
 
     def ask_again(self) -> None:
         """Offer the latest version again to receivers that refused it; if there is no version yet, ask whether the
-        weights
-        fit now."""
+        weights fit now."""
         with self._settling():
             for receiver in list(self._receivers.values()):
                 if receiver.state is Agreement.REFUSED and receiver.link.error is None:

@@ -250,8 +250,7 @@ class Subscriber(Versioned):
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
     async def begin(self, timeout: float | None) -> None:
-        """Connect, and wait until the first version has been applied; errors as for ``connect`` and
-        ``wait_version``."""
+        """Connect, and wait for the first version; errors as for ``connect`` and ``wait_version``."""
         begun = clock.monotonic()
         await self.connect(timeout)
         await self.wait_version(1, clock.rest(timeout, begun))
@@ -287,8 +286,7 @@ class Subscriber(Versioned):
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Process received messages; also return once ``enough`` is true, because another task may be receiving,
-        too."""
+        """Process received messages; also return once ``enough`` is true, as another task may receive, too."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))

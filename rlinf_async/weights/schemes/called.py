@@ -1,5 +1,4 @@
-"""Schemes that call workers: one calls each worker remotely, another updates a model that one worker hosts for
-all."""
+"""Schemes that call workers: each worker remotely, or one worker that hosts the model for all."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rules for versions: valid numbers at a sender, a receiver's judgement, and a ledger of the version at each
-receiver.
+"""Rules for versions: valid numbers at a sender, a receiver's judgement, and a ledger of receivers' versions.
 
 Plain state without IO.
 """
