@@ -149,7 +149,7 @@ class Job:
 
         Live nodes are asked; the bundle of an ended run contains this machine's files only.
         """
-        from .control.run_bundle import keep_bundle  # imported late, because a successful run needs no bundle
+        from .control.run_bundle import keep_bundle  # imported late, because a successful run does not need a bundle
         from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:

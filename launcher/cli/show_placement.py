@@ -94,7 +94,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plan a placement without contacting any host.  Raises ConfigError, also if the nodes lack resources."""
+    """Plan a placement without contacting any host.  Raises ConfigError, for example if the nodes lack resources."""
     load_extension(environ)
     document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)

@@ -17,8 +17,7 @@ class RecordedRun:
         taken_at: seconds since the epoch.
         is_alive: True if a daemon of the run answered; None if a daemon is silent, or may run on another machine.
         rings: flight recorders of the run's processes, including ended ones.
-        nodes: facts about each node, as its daemon wrote them beside the logs: ``node``, ``name``, ``host``,
-        ``versions`` (of
+        nodes: facts that each daemon wrote about its node: ``node``, ``name``, ``host``, ``versions`` (of
             Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
         deaths: deaths of processes, oldest first: ``time`` (seconds since the epoch), ``node``, ``process``
             ("actor:0"), ``pid``, ``text`` (how it ended), ``last_words``.

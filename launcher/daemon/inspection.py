@@ -66,7 +66,7 @@ _MAX_TOLD_BYTES: Final = 6 << 20  # limit for all activities in one answer; a fr
 
 @dataclass(frozen=True)
 class _ProcessAnswer:
-    """A process's activities as plain data and its open calls; ``trouble`` says why it did not answer, if so."""
+    """A process's activities as plain data, and its open calls; ``trouble`` is the reason if it did not answer."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
@@ -172,7 +172,7 @@ class Inspection:
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _ProcessAnswer]:
-        """Return the processes' answers, or their stacks; takes at most the timeout and 1 s."""
+        """Return the processes' answers, or their stacks; takes at most the timeout plus 1 s."""
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in endpoints}
         # If only the kernel knows of an end so far, wait until this daemon has processed it, to include the exit
         # status.

@@ -1,8 +1,8 @@
 """Out-of-memory diagnosis of a SIGKILL, with evidence from the kernel's log, or from cgroup and machine counters.
 
 The kernel's log names the killed process, and is decisive if it is readable and goes back far enough.  A cgroup's
-counter says only that *some* process in the cgroup was killed, so each counted kill explains one death.  The machine's
-counter is no evidence, only a hint.
+counter says only that *some* process in the cgroup was killed, so each counted kill explains one death. The machine's
+counter is not evidence, but only a hint.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _DEVICE_USE_TIMEOUT_S: Final = 2.0
 
 
 class OperatorRequests:
-    """Handlers of one daemon, none of which waits for a process of the run."""
+    """Handlers of one daemon; none waits for a process of the run."""
 
     def __init__(self, router: Router, probes: Probes, templates: Templates, node: str, log_dir: Path) -> None:
         self._router = router

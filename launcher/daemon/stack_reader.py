@@ -21,7 +21,7 @@ from rlinf_async._inspection.state import stack_dump
 from .endpoint import Endpoint
 from .process_state import catches
 
-TIMEOUT_S: Final = 1.0  # limit for a dump; text received by then is used
+TIMEOUT_S: Final = 1.0  # limit for a dump; after that, the text received so far is used
 
 _QUIET_S: Final = 0.1  # silence after which a dump counts as complete, since nothing marks its end
 

@@ -29,7 +29,7 @@ _PYTHON_MINIMUM: Final = (3, 11)
 _PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 _PACKAGES_BETWEEN_NODES: Final = ("grpc", "cryptography")
 
-_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh still unconnected by then is killed
+_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh that is still connecting is killed
 _NO_TIMEOUT_S: Final = 24 * 3600.0
 _WARN_CLOCK_SKEW_S: Final = 300.0
 _MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days before the start

@@ -94,7 +94,7 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
 
 
 class HostSurvey:
-    """Checks of this host: its facts, and the requirements that it lacks."""
+    """Checks of this host: its facts, and the requirements that it does not meet."""
 
     def __init__(self, request: Request) -> None:
         self.request = request

@@ -397,7 +397,7 @@ def _network() -> int:
 
 def _exit_status(handle: int | None) -> str:
     """Describe how a child of this process exited, without reaping it."""
-    with contextlib.suppress(OSError, ValueError):  # no child of this process, or the signal has no name
+    with contextlib.suppress(OSError, ValueError):  # not a child of this process, or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -166,7 +166,7 @@ class StoreMail:
         Raises:
             PeerLost: the store does not answer.
             ClosedError: the call was interrupted.
-            Exception: there is no memory for the message; the sender gets the same error.
+            Exception: memory for the message could not be allocated; the sender gets the same error.
         """
         self._begin(stop)
         while True:

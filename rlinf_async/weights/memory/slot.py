@@ -122,7 +122,7 @@ class SlotLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the whole slot, of which only the head has memory at first."""
+        """Size of the whole slot; at first, only its head has memory."""
         return self.leaves_offset + _round_up(self.leaves, _LEAVES_ALIGNMENT_BYTES)
 
     def check_room(self, label: str, slots: int = 1) -> None:
@@ -140,7 +140,7 @@ class SlotLayout(NamedTuple):
 
 
 class MemoryName(NamedTuple):
-    """Name by which this machine's other processes find a slot, as plain data.
+    """The name by which this machine's other processes find a slot, as plain data.
 
     Attributes:
         path: path of the writer's descriptor.
@@ -155,7 +155,7 @@ class MemoryName(NamedTuple):
 
 
 class Slot:
-    """A slot in this process, whose head is mapped at once and whose leaves are mapped at first use."""
+    """A slot in this process; its head is mapped immediately, and its leaves are mapped at first use."""
 
     def __init__(self, fd: int, manifest: Manifest, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd

@@ -131,7 +131,7 @@ class Fit:
         """Choose the tensors to write, each once; return problems with shared memory.
 
         Args:
-            others: places without a leaf, each of which gets the values of a place with which it shares memory.
+            others: places without a leaf; each gets the values of a place that shares its memory.
             mapped: ids of tensors that share memory only because they are mapped.
         """
 

@@ -67,7 +67,7 @@ class Manifest:
         """Lay out a model's tensors.
 
         Args:
-            tree: tensors, of which only shapes and dtypes are read.
+            tree: tensors; only their shapes and dtypes are read.
             transport_dtype: dtype of floating-point tensors in memory, its name, or a function of (dotted name, dtype),
             which may return None for no cast. Integers and booleans are never cast.
 

@@ -298,7 +298,7 @@ class Publisher:
             if verifying is not None:
                 self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
-        # Roll back after a cancellation, too, even if everything is packed.
+        # Roll back even after a cancellation, and even if everything is packed.
         except BaseException:
             self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):

@@ -23,7 +23,7 @@ class Sends:
         make: creates the publisher at first use.
 
     Attributes:
-        last: handle of the last version sent.
+        last: handle of the last version sent; None before the first.
         untold: handles of versions whose outcome has not been reported to the user, oldest first.
     """
 

@@ -119,7 +119,7 @@ class Subscriber(Versioned):
         """Versions not yet acknowledged."""
         self._end: Exception | None = None
         self._why = ""
-        """Text of the error with which the sender closed."""
+        """Text of the error because of which the sender closed; empty if it has not failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Function that cancels the release of the leases when this object is dropped."""
@@ -314,8 +314,7 @@ class Subscriber(Versioned):
     def _next(self) -> list[LinkMessage]:
         """Take one message, or several announced versions, of which only the last counts.
 
-        An announcement that names no memory is taken alone, because on another machine an earlier version may arrive
-        after it.
+        An announcement without memory is taken alone: on another machine, an earlier version may arrive after it.
         """
         inbox = self._inbox
         batch = [inbox.popleft()]

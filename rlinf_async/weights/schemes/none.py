@@ -52,7 +52,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
 
 class _SendsNothing(WeightSender):
-    """Sender without receivers."""
+    """Sender that has no receivers."""
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}

@@ -72,7 +72,7 @@ class WeightSender(WorkerRoster):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """Text of the error with which the scheme was closed."""
+        """Text of the error because of which the scheme was closed; empty if there was none."""
         self._adapter = SyncAdapter()
         self._sending = Sends(self._adapter, self._make_publisher)
 

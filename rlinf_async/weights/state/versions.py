@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 _LARGEST: Final = (1 << 63) - 1
-"""Largest version that fits into the 8 bytes in which versions are sent."""
+"""Largest version that fits into 8 bytes, the size in which versions are sent."""
 
 
 def number_of(version: Any) -> int:

@@ -95,7 +95,7 @@ class CallTransport:
 
     @property
     def is_pending(self) -> bool:
-        """True if nobody has awaited the last send's end."""
+        """True if the end of the last send has not been awaited yet."""
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
@@ -181,7 +181,7 @@ def told(method: Any, version: int | None) -> dict[str, int]:
     """Return ``version=`` as an argument if the method has a parameter of that name, else no argument."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # no function, or no signature
+    except (TypeError, ValueError):  # not a function, or without a signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 

@@ -67,7 +67,7 @@ class DistributedTransport:
         self.nbytes = 0
         """Packed size in bytes of the last weights sent."""
         self._adapter = SyncAdapter()
-        # A separate thread, because the other may still be sending the previous version.
+        # Pack in a separate thread, because ``_thread`` may still be sending the previous version.
         self._packing = WorkerThread(f"packing for rank {rank}")
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")

@@ -104,7 +104,7 @@ class Reading:
     A reader inside another block of the same task enters immediately, even while a writer waits.
 
     Args:
-        first: awaitable to await before entering, whose error is raised.
+        first: awaitable to wait for before entering; its error is raised.
         owner: object to keep alive until the block ends, because it may own the memory being read.
     """
 
