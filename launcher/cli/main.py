@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and losses.
+    # The terminal writes in a thread, so that a stderr that nobody reads cannot block handling of signals and losses.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)

@@ -33,9 +33,9 @@ _DEVICE_USE_TIMEOUT_S: Final = 1.0
 
 _PROCESSES_PER_TURN: Final = 32
 
-MAX_CELLS_PER_NODE: Final = 1 << 15  # limit of metric cells served per node, so that they fit into one frame
+MAX_CELLS_PER_NODE: Final = 1 << 15  # limit on metric cells served per node, so that they fit into one frame
 
-Samples = dict[str, list[list[Any]]]  # rows by metric: label values without the node, then the value
+Samples = dict[str, list[list[Any]]]  # maps each metric to rows of label values, without the node's, and the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:

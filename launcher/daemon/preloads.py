@@ -27,7 +27,7 @@ from .process_state import private_bytes, resident_bytes
 MOST_KEPT: Final = 8
 """Limit on preloaded templates per node, because a script that changes its environment would create more and more."""
 
-MOST_REFUSED: Final = 64  # limit of remembered refusals per node, for the same reason
+MOST_REFUSED: Final = 64  # limit on remembered refusals per node, for the same reason
 
 
 @dataclass(frozen=True)

@@ -264,10 +264,10 @@ class DaemonService:
             self.names.rank_returned(requester, op)
             nodes = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
             for node in nodes:
-                # The other daemon handles a request as a task.  A call that the owner sends right after the request,
-                # for example from a restart hook, would overtake it, and the rank would send to the dead process.  So
-                # nodes receive an event, which keeps its place in the stream.  An owner on another node calls over
-                # other links.
+                # The other daemon handles a request as a task. A call that the owner sends right after the request,
+                # for example from a restart hook, would overtake it, and the rank would send to the dead process. So
+                # nodes receive an event, which keeps its place in the stream. An owner on another node sends its
+                # calls over other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):

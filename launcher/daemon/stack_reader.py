@@ -38,7 +38,7 @@ class Stacks:
 
 
 class StackReader:
-    """One daemon's dumps in progress, one per process, shared by simultaneous readers."""
+    """Reader of one daemon's dumps, at most one per process at a time, shared by simultaneous readers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

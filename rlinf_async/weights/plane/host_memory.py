@@ -127,7 +127,7 @@ class Outgoing(RelayJob):
         return self
 
     def pin(self) -> None:
-        # Take the leaves now, because the slot may be closed later, and memory for its leaves may be missing.
+        # Access the leaves now: the slot may be closed later, and allocating memory for its leaves may fail.
         if self.body is None:
             self.body = self.writer.leaves
         self.writer.pin()

@@ -164,7 +164,7 @@ class WeightSyncScheme(Configuration):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
-        if self.options.select != "all":  # the function needs the parameters themselves
+        if self.options.select != "all":  # ``select`` needs the parameters themselves
             sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # checked before
         self._sender = sender
         self._initialized_on_sender = True

@@ -31,7 +31,7 @@ class SendRequest(NamedTuple):
     """Arguments of one send.
 
     Attributes:
-        links: transports, by worker id, to workers that read published weights.
+        links: maps the id of each worker that reads published weights to its transport.
         deliveries: deliveries to the other workers; None if none are possible.
         version: number of the version; None for the next.
         call: counted call, by which ranks of sharded weights recognise that they are in the same call.

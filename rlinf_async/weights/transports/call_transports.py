@@ -132,7 +132,7 @@ class RPCTransport(WorkerTransport):
 
         update = self.how.update_policy_weights_
         args = self._object, detached(weights)
-        # Set no torch deadline, because the transport has its own.
+        # Disable torch's deadline, because the transport has its own.
         future = rpc.rpc_async(callee, update, args=args, kwargs=told(update, version), timeout=0)
         return _TorchCall(future, self._describe())
 
