@@ -1,4 +1,4 @@
-"""``Driver``, the user's script as the launcher's child process: start, interrupt, kill, exit code."""
+"""``Driver``: starts, interrupts and kills the user's script, a child process of the launcher."""
 
 from __future__ import annotations
 

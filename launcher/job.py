@@ -1,4 +1,4 @@
-"""``Job``, a run as an async context manager: preflight, daemons, script, lost nodes, shutdown of all nodes."""
+"""``Job``: a run as an async context manager; runs preflight, daemons and script, and shuts all nodes down."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ INTERRUPTED: Final = 130
 _SCRIPT_GRACE_S: Final = 2.5  # limit for the script after Ctrl-C; the whole shutdown may take five seconds
 _ALL_GRACE_S: Final = 4.0
 _OWN_REPORT_S: Final = 0.5  # limit for a lost node's own lifeline to explain a loss that another node reported
-_CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown, or must not have one
+_CUT_TIMEOUT_S: Final = 1.5  # limit for processes that need no clean shutdown or must not have one
 _BUNDLE_TIMEOUT_S: Final = 3.0
 _VERDICT_TIMEOUT_S: Final = 8.0
-"""Seconds for the bundle of a run that may be stuck: processes are asked twice, silent ones for a second each."""
+"""Limit for the bundle of a run that may be stuck: processes are asked twice, and silent ones take a second each."""
 
 
 def fresh_run_id() -> str:
@@ -70,7 +70,7 @@ class Job:
     ) -> None:
         self.run_id = fresh_run_id()
         self.was_interrupted = False
-        self.unobserved: list[str] = []  # failures that the script did not notice; complete once all nodes have ended
+        self.unobserved: list[str] = []  # failures that the script did not notice; final once all nodes have ended
         self._nodes = nodes
         self._options = options
         self._exported = exported
@@ -149,7 +149,7 @@ class Job:
 
         Live nodes are asked; the bundle of an ended run contains this machine's files only.
         """
-        from .control.run_bundle import keep_bundle  # imported late, because a successful run needs no bundle
+        from .control.run_bundle import keep_bundle  # imported late, because a successful run does not need a bundle
         from .control.snapshot_taking import VERDICT
 
         if (run := self._local_run()) is None or run.logs is None:

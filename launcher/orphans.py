@@ -1,4 +1,4 @@
-"""Processes that the user's script leaves behind, adopted by a subreaper, recognised by the run's id, and killed."""
+"""``Orphans``: adopts the processes that the user's script leaves, recognises them by the run's id, and kills them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Orphans:
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def end(self) -> None:
-        """Kill and reap the orphans, and the orphans that these leave; trackers of shared memory come last."""
+        """Kill and reap the orphans, and the orphans that those leave; trackers of shared memory come last."""
         while found := list(self._find()):
             workers = [pid for pid in found if not _is_tracker(pid)]
             if not workers:
@@ -44,7 +44,7 @@ class Orphans:
                     os.waitpid(pid, 0)
                 # The same pattern as in the guardian's ``remove_cuda_files``.
                 for path in Path("/dev/shm").glob(f"cuda.shm.*.{pid:x}.*"):
-                    # The file may belong to another user's process with the same number in another pid namespace.
+                    # The file may belong to another user's process with the same pid in another pid namespace.
                     with suppress(OSError):
                         path.unlink()
         _prctl(_PR_SET_CHILD_SUBREAPER, 0)

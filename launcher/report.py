@@ -1,4 +1,4 @@
-"""Progress output of ``rlinf-launch`` on stderr: live table, plain lines or JSON; and text tables for other output.
+"""Progress output of ``rlinf-launch`` on stderr as a live table, plain lines or JSON; text tables for other output.
 
 A terminal gets one live table that collapses into one line; other outputs get one line per change, without colours;
 with ``--json`` one JSON object per line.  ``--quiet`` leaves only errors, but JSON still reports the exit code and a
@@ -49,7 +49,7 @@ class Report:
             self._header(run, f"{count}{also}, logs in {logs}", logs)
 
     def node(self, rank: int, state: str, text: str = "", **columns: str | float) -> None:
-        """Report a node as ``reached``, ``up``, ``ready``, ``failed`` or ``lost``; a float column is in seconds."""
+        """Report a node as ``reached``, ``up``, ``ready``, ``failed`` or ``lost``; float columns are in seconds."""
         shown = {key: f"{each:.1f}s" if isinstance(each, float) else str(each) for key, each in columns.items()}
         self._rows[rank].update(shown, state=f"{state}: {text}" if text else state)
         known = " ".join(f"{key} {value}" for key, value in shown.items())

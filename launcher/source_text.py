@@ -33,7 +33,7 @@ class SourceSpan:
         return SourceSpan(self.text[start:stop], self.source, self.number, self.start + start, self.line)
 
     def words(self) -> Iterator[SourceSpan]:
-        """Yield words up to one that begins with ``#``, keeping quotes and the blanks within.  Raises ConfigError."""
+        """Yield words up to one that begins with ``#``, keeping quotes and the blanks in them.  Raises ConfigError."""
         place = 0
         while place < len(self.text):
             if self.text[place].isspace():

@@ -34,8 +34,8 @@ def find_hosts(
         return hosts, f"Slurm ({hosts[0].source.partition(':')[0]})"
     for system, name in (("PBS", "PBS_NODEFILE"), ("LSF", "LSB_DJOB_HOSTFILE")):
         if value := environ.get(name):
-            # The file has one line per slot.  One line for a host leaves its slot count unspecified, because jobs that
-            # ask for whole GPU machines have one task per node.
+            # The file has one line per slot. A host with one line has no slot count, because jobs that ask for whole
+            # GPU machines have one task per node.
             return read_file(Path(value), allow_duplicates=True, named_by=f"${name}"), f"{system} (${name})"
     name = "OMPI_MCA_orte_default_hostfile"
     if value := environ.get(name):
@@ -47,7 +47,7 @@ def find_hosts(
 
 
 def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, str]) -> tuple[Host, ...]:
-    """Return the hosts, each with its place in this Slurm job if the launcher reaches it with srun.
+    """Return the hosts, adding its place in this Slurm job to each that the launcher reaches with srun.
 
     ``"auto"`` chooses srun if all hosts are nodes of the current job and srun is installed.  Raises ConfigError if
     ``"srun"`` cannot reach a host, or if every task of a step would start the same run.
@@ -80,6 +80,6 @@ def with_launcher(hosts: tuple[Host, ...], launcher: str, environ: Mapping[str, 
 
 
 def _in_job(host: Host, nodes: Mapping[str, Host]) -> Host:
-    """Return the host with its place in the job; unchanged if it has none there, or needs ssh for its user or port."""
+    """Return the host with its place in the job; unchanged if it has no place, or needs ssh for its user or port."""
     node = nodes.get(host.name)
     return replace(host, slurm=node.slurm) if node is not None and host.user is None and host.port is None else host

@@ -1,4 +1,4 @@
-"""``--check``: run the preflight on all hosts without starting a node, and report as a table or as JSON."""
+"""``--check``: runs the preflight on all hosts without starting a node, and prints a table or JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..report import Report, grid
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Result of ``--check`` by rank: answers, addresses to bind, error texts, and descriptions of the checks made."""
+    """Result of ``--check``: each rank's answer, address to bind, error text, and description of the checks made."""
 
     nodes: Sequence[PlannedNode]
     answers: Mapping[int, Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""Entry point of ``rlinf-ctl``, an operator's commands on the runs of this user: dispatch, exit codes and errors.
+"""Entry point of ``rlinf-ctl``, with which an operator commands this user's runs: dispatch, exit codes and errors.
 
 Exit codes: 0 for success; 1 if the run is stuck (``stuck``) or the command failed; 2 for wrong usage; 3 if there is no
 such run, group or rank, or no daemon of the run answers; 130 after Ctrl-C.
@@ -110,7 +110,7 @@ async def _on_run(run: LocalRun, options: argparse.Namespace, output: TextOutput
 
 
 async def _command(attachment: Attachment, options: argparse.Namespace, output: TextOutput) -> bool:
-    """Run a command; return False if it failed or the run is stuck."""
+    """Run a command; return False if it failed, or if the run is stuck."""
     match options.command:
         case "status":
             await show_status(attachment, output)

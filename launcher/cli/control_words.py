@@ -1,4 +1,4 @@
-"""Command line of ``rlinf-ctl``: its commands with their arguments, options and ``--help`` texts."""
+"""The command line of ``rlinf-ctl``: its commands with their arguments, options and ``--help`` texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table of ``rlinf-launch``'s flags, hints on flags of other launchers, and the ``--help`` text from the table."""
+"""The table of ``rlinf-launch``'s flags, from which ``--help`` is made, and hints on other launchers' flags."""
 
 from __future__ import annotations
 

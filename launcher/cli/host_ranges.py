@@ -1,4 +1,4 @@
-"""Bracket ranges in host names as in pdsh and Slurm (``gpu[01-03,20]``): expansion, and lists split at commas."""
+"""Expansion of bracket ranges in host names, as in pdsh and Slurm (``gpu[01-03,20]``); lists are split at commas."""
 
 from __future__ import annotations
 

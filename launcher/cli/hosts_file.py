@@ -10,7 +10,7 @@ Each line names one host or one range of hosts; node ranks follow the order of t
     gpu[01-16,20] slots=8
     [fe80::1]:2222
     robot1 slots=0 labels=franka env.ROBOT_IP=10.0.0.2 python=/opt/v/bin/python addr=10.1.0.7 gpus=0,2
-    laptop fake_gpus=4                       pretends to have GPUs, to rehearse a placement
+    laptop fake_gpus=4                       pretends to have GPUs, to try out a placement
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def read_hosts(
     if argument == "-":
         return parse_hosts(_read_text(stdin.read, "stdin", "what stands before the |"), "stdin", allow_duplicates)
     path = Path(argument)
-    is_there = os.path.exists(path)  # noqa: PTH110  # a path would raise for a list that is too long for a name
+    is_there = os.path.exists(path)  # noqa: PTH110  # Path.exists would raise for a list that is too long for a name
     if is_there and not (path.is_dir() and _is_list(argument)):
         return read_file(path, allow_duplicates)
     if not _is_list(argument):
@@ -66,7 +66,7 @@ def read_hosts(
 
 
 def parse_list(text: str, source: str = "--hosts", allow_duplicates: bool = False) -> tuple[Host, ...]:
-    """Return the hosts of a list such as ``a:8,gpu[01-16],``, even with a last comma.  Raises like `parse_hosts`."""
+    """Return the hosts in a list like ``a:8,gpu[01-16],``, whose last comma is optional.  Raises like `parse_hosts`."""
     parts = split(SourceSpan(text, source, 1, 0, text))
     if len(parts) > 1 and not parts[-1].text.strip():
         parts.pop()

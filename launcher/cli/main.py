@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     words = sys.argv[1:] if argv is None else list(argv)
-    as_json = "--json" in words  # decides the format of errors until the words are parsed
+    as_json = "--json" in words  # decides the format of errors before the words are parsed
     try:
         options = parse(words, os.environ)
         as_json = options.json
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _preview(nodes, source, options, variables)
     except ConfigError as error:
         return _refuse(str(error), as_json=as_json)
-    # The terminal writes in a thread, so that an unread stderr cannot block the handling of signals and losses.
+    # The terminal writes in a thread, so that a stderr that nobody reads cannot block handling of signals and losses.
     terminal = Terminal()
     frame = ('{"event": "note", "text": "', '"}') if options.json else ("rlinf-launch: ", "")
     stream: Any = TerminalStream(terminal, sys.stderr, *frame)

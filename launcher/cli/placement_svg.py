@@ -1,4 +1,4 @@
-"""Placement chart as SVG: a box per node, a cell per device, a bar per component with its ranks."""
+"""The placement chart as SVG: a box per node, a cell per device, a bar per component with its ranks."""
 
 from __future__ import annotations
 

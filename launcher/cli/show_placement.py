@@ -1,4 +1,4 @@
-"""``--show-placement``: plan a placement offline from the hosts' declared devices, as a table, JSON or SVG."""
+"""``--show-placement``: plans a placement offline from the hosts' declared devices; shows a table, JSON or SVG."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Shape:
 
 
 def picture(nodes: Sequence[PlannedNode], options: Options, environ: Mapping[str, str]) -> Drawing:
-    """Plan a placement without contacting any host.  Raises ConfigError, also if the nodes lack resources."""
+    """Plan a placement without contacting any host.  Raises ConfigError, for example if the nodes lack resources."""
     load_extension(environ)
     document = _read_configuration(options)
     config = ClusterConfig.from_dict_cfg(document)
@@ -149,7 +149,7 @@ def _devices(host: Host) -> tuple[str, ...] | None:
 
 def _read_configuration(options: Options) -> Document:
     """Return the file named by ``--show-placement`` or the script's arguments, with the arguments' overrides."""
-    # The script's arguments are read like Hydra's and those of this project's examples: a path to a YAML file, --config
+    # The script's arguments are read as Hydra and this project's examples read them: a path to a YAML file, --config
     # NAME or --config-name NAME (in config/ beside the script, or in --config-path), and cluster.key=value.
     named = options.show_placement or None
     path = Path(named) if named else next(_candidates(options), None)

@@ -1,4 +1,4 @@
-"""Nodes of the launcher's own Slurm job: names, components and GPUs, from its variables and ``scontrol``."""
+"""The nodes of the launcher's own Slurm job: names, components and GPUs, from its variables and ``scontrol``."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def show_job(job: str) -> str:
 def slurm_hosts(environ: Mapping[str, str], show: Callable[[str], str] = show_job) -> tuple[Host, ...]:
     """Return the nodes of the job, in order; an empty tuple outside a job.  Raises ConfigError for malformed variables.
 
-    A node gets as many slots as the job has GPUs there, according to `scontrol`; if scontrol fails, as many as on this
-    node.  Nodes of a heterogeneous job are labelled with their component: ``het0``, and its job name if unique.
+    A node gets as many slots as the job has GPUs on it, according to `scontrol`; if scontrol fails, as many as this
+    node has. In a heterogeneous job, nodes are labelled with their component: ``het0``, and its job name if unique.
     """
     job = environ.get("SLURM_JOB_ID")
     hosts: dict[str, Host] = {}
@@ -81,7 +81,7 @@ def _components(environ: Mapping[str, str]) -> list[tuple[int | None, str, str, 
 
 
 def _gpus_by_node(text: str) -> Counter[str]:
-    """Return the job's GPUs by node, from ``scontrol show job -d``; empty if it reports none."""
+    """Return the number of the job's GPUs on each node, from ``scontrol show job -d``; empty if it reports none."""
     # One line for each set of equal nodes: Nodes=n[0-1] CPU_IDs=0-1 Mem=0 GRES=gpu:a100:2(IDX:0-1)
     found: Counter[str] = Counter()
     for match in _ON_NODES.finditer(text):

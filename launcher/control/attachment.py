@@ -67,7 +67,7 @@ class Attachment:
         return next((str(each["name"]) for each in self.nodes if each["node"] == node), f"node {node}")
 
     def unheard_nodes(self) -> dict[int, str]:
-        """Return, by node, why it cannot be asked: the run has lost it, or it did not answer."""
+        """Map each node that cannot be asked to the reason: the run has lost it, or it did not answer."""
         return self.silent | {int(each["node"]): f"it is lost: {each['reason']}" for each in self.welcome["lost"]}
 
     async def greet(self) -> bool:
@@ -103,7 +103,7 @@ class Attachment:
     async def ask_nodes(
         self, operation: Callable[[int], Operation[Answer] | None]
     ) -> tuple[dict[int, Answer], dict[int, str]]:
-        """Send requests to all nodes in parallel; return answers, and reasons for missing answers, by node."""
+        """Send requests to all nodes in parallel; return the nodes' answers, and the reasons for missing answers."""
         answers: dict[int, Answer] = {}
         missing = self.unheard_nodes()
 

@@ -1,4 +1,4 @@
-"""Bundles: a ``RunSnapshot`` as one zip file, readable by its owner only, and parsed as untrusted input.
+"""Bundles: each is a ``RunSnapshot`` in a zip file that only its owner can read; reading treats it as untrusted.
 
 run.json                     the run, its status and verdict, and the list of missing parts
 logs/rollout/rank_0.err      the end of a log
@@ -62,7 +62,7 @@ def _write_files(snapshot: RunSnapshot, archive: zipfile.ZipFile, deadline: floa
 
 
 def read_bundle(path: Path) -> RunSnapshot:
-    """Return the snapshot in a bundle.  Raises BadBundle if it is no bundle or too large, or OSError."""
+    """Return the snapshot in a bundle.  Raises OSError, or BadBundle if the file is not a bundle or is too large."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in _checked(archive)}

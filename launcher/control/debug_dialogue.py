@@ -1,4 +1,4 @@
-"""``Dialogue``: open questions and answers of an operator who debugs several ranks at one prompt."""
+"""``Dialogue``: tracks open questions and answers while an operator debugs several ranks at one prompt."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Dialogue:
         return f"({self._named(self.stopped)}) "
 
     def on_message(self, rank: int, state: str, text: str) -> None:
-        """Process a rank's message; a rank that reports only that it waits stays in ``asked``."""
+        """Process a rank's message; a rank that only reports that it is waiting stays in ``asked``."""
         if rank not in self._names or (rank not in self.asked and rank not in self.stopped):
             return
         self._silent.discard(rank)
@@ -64,7 +64,7 @@ class Dialogue:
         return ranks
 
     def take_answers(self) -> str:
-        """Return the answers since the last call; equal answers once, with the ranks that gave them."""
+        """Return the answers since the last call, each different answer once, with the ranks that gave it."""
         alike: dict[str, list[int]] = {}
         for rank, text in sorted(self._answers.items()):
             if text:

@@ -1,4 +1,4 @@
-"""``rlinf-ctl debug``: pdb of ranks in the operator's terminal, all at one prompt."""
+"""``rlinf-ctl debug``: shows ranks' pdb in the operator's terminal, all at one prompt."""
 
 from __future__ import annotations
 

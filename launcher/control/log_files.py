@@ -1,4 +1,4 @@
-"""``rlinf-ctl logs``: the last lines of ranks' logs, also of ended runs, and new lines as they are written."""
+"""``rlinf-ctl logs``: prints the last lines of ranks' logs, even of ended runs, and new lines as they are written."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _beginning_of_tail(fd: int, size: int, lines: int) -> int:
 
 
 def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail: int | None) -> None:
-    """Print an ended run's local logs of ``GROUP[:RANKS]``, or of all groups.  Raises NoSuchRun."""
+    """Print the local logs of ``GROUP[:RANKS]``, or of all groups, of a run that has ended.  Raises NoSuchRun."""
     if run.logs is None:
         raise NoSuchRun(ended_text(run))
     files = chosen_logs((), run.logs, (), words)
@@ -93,7 +93,7 @@ def show_kept_logs(run: LocalRun, output: TextOutput, words: str | None, *, tail
 
 
 def _lost_nodes(run: LocalRun) -> dict[str, str]:
-    """Return, by node, where logs on other machines are stored."""
+    """Return a map from each node on another machine to the place of its logs."""
     assert run.logs is not None
     files, facts = RunFiles(run.logs), RunSnapshot(run.run, run.since)
     for file in files.listing():

@@ -1,4 +1,4 @@
-"""Data of the page, from successive ``RecordedRun`` objects: complete, or as changes since an earlier snapshot.
+"""The page's data, from successive ``RecordedRun`` objects: complete, or as changes since an earlier snapshot.
 
 A message is a JSON object whose times are microseconds since ``origin``, a time in seconds since the epoch::
 
@@ -45,7 +45,7 @@ class Snapshot:
     end: int
     names: list[str]
     processes: dict[str, dict[str, Any]]
-    latest: dict[str, int]  # time of the last event by process
+    latest: dict[str, int]  # maps each process to the time of its last event
     sections: dict[str, Any]
     logs: dict[str, str]
     known_names: int

@@ -1,7 +1,7 @@
 """The page as one HTML document: markup, style and scripts from ``page/``, and the data.
 
 Workers' output never becomes markup: the data is a JSON block with ``<``, ``>`` and ``&`` escaped, which the scripts
-show by ``textContent`` only.  The content security policy admits only this script and this style, by their digests.
+show through ``textContent`` only. The content security policy admits only this script and style, by their digests.
 """
 
 from __future__ import annotations

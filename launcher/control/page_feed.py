@@ -1,4 +1,4 @@
-"""``PageFeed``: snapshots of a live run for its page, taken while anyone watches and until the run has ended."""
+"""``PageFeed``: takes snapshots of a live run for its page, while anyone watches and until the run has ended."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .snapshot_taking import take_snapshot
 
 INTERVAL_S: Final = 1.0
 _REST: Final = 2
-"""Pause after a snapshot, as a multiple of its duration, so that a large run is not read all the time."""
+"""Pause after a snapshot, as a multiple of its duration, so that a large run is not read constantly."""
 
 _VERDICT_INTERVAL_S: Final = 5.0
 
@@ -92,5 +92,5 @@ class PageFeed:
             return dataclasses.replace(before, is_alive=False)
         if recorded.verdict is not None:
             self._judged_at = time.monotonic()
-        # A silent daemon has not ended: its socket still accepts connections.
+        # A silent daemon has not ended, because its socket still accepts connections.
         return dataclasses.replace(recorded, is_alive=run.is_alive, verdict=recorded.verdict or before.verdict)

@@ -1,4 +1,4 @@
-"""Sections of the page next to the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
+"""The page's sections beside the ranks' timelines: summary, channels, versions, phases, troubles, verdict."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async._recorder.state.timeline import Timeline
 from .recorded_run import RecordedRun
 from .wait_picture import picture_of
 
-MAX_STEPS: Final = 600  # most changes of one series that a chart shows
+MAX_STEPS: Final = 600  # largest number of changes that a chart shows for one series
 
 _WINDOWS: Final = 48
 _MAX_FAILED: Final = 300

@@ -1,10 +1,10 @@
-"""``PageServer``: the page of a run over HTTP on 127.0.0.1, for clients that know its address, with live updates.
+"""``PageServer``: serves a run's page, with live updates, over HTTP on 127.0.0.1 to clients that know its address.
 
     GET /TOKEN/           the page
     GET /TOKEN/events     server-sent events, each a message of ``page_data.py``, then ``end``
 
-All other requests are refused, and so are host names other than this machine's own, because a foreign page could let
-its own name resolve to this address.  A client receives one message at a time, built from the latest snapshot.  A slow
+All other requests are refused, and so are host names other than this machine's own, because a foreign page could make
+its own name resolve to this address. A client receives one message at a time, built from the latest snapshot. A slow
 client skips snapshots, and a client that receives nothing for a minute is disconnected.
 """
 
@@ -68,7 +68,7 @@ class PageServer:
             await asyncio.gather(*clients, return_exceptions=True)
 
     def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # No coroutine function: on Python 3.11 asyncio logs an error when a task that it created for one is cancelled.
+        # Not a coroutine function, because on Python 3.11 asyncio logs an error when it cancels a task created for one.
         client = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._clients.add(client)
         client.add_done_callback(self._clients.discard)

@@ -1,4 +1,4 @@
-"""Runs that have left files on this machine, live or ended; the user chooses one by id or log folder."""
+"""Live and ended runs that have left files on this machine, and the choice of one by its id or log folder."""
 
 from __future__ import annotations
 

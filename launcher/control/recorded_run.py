@@ -17,14 +17,14 @@ class RecordedRun:
         taken_at: seconds since the epoch.
         is_alive: True if a daemon of the run answered; None if a daemon is silent, or may run on another machine.
         rings: flight recorders of the run's processes, including ended ones.
-        nodes: facts by node, as each daemon wrote them next to the logs: ``node``, ``name``, ``host``, ``versions`` (of
+        nodes: facts that each daemon wrote about its node: ``node``, ``name``, ``host``, ``versions`` (of
             Python, torch and the framework), ``resources``, ``began`` (seconds since the epoch), ``config``.
         deaths: deaths of processes, oldest first: ``time`` (seconds since the epoch), ``node``, ``process``
             ("actor:0"), ``pid``, ``text`` (how it ended), ``last_words``.
-        logs: last lines of log files, by path relative to the log folder: ``rollout/rank_0.err``.
+        logs: maps each log's path relative to the log folder, such as ``rollout/rank_0.err``, to its last lines.
         status: as ``rlinf-ctl status --json`` prints it; None for an ended run.
         verdict: as ``rlinf-ctl stuck --json`` prints it; None for an ended run.
-        missing: reasons for missing parts: ``{"node 2 (gpu02)": "its daemon does not answer"}``.
+        missing: maps each missing part to the reason: ``{"node 2 (gpu02)": "its daemon does not answer"}``.
     """
 
     run: str

@@ -16,7 +16,7 @@ from .snapshot_taking import VERDICT, take_snapshot
 from .text_output import TextOutput, size
 
 _ANSWERS, _READ, _WRITTEN = 0.6, 0.75, 0.9
-"""Fractions of ``keep_bundle``'s timeout by which daemons must answer, files be read, and files be written."""
+"""Fractions of ``keep_bundle``'s timeout within which daemons must answer, and files must be read and written."""
 
 
 _UNASKED: Final = "the script had ended before the run could be asked"
@@ -40,7 +40,7 @@ async def show_bundle(run: LocalRun, output: TextOutput, path: Path | None, time
 async def keep_bundle(run: LocalRun, path: Path, timeout: float, *, wants_verdict: bool) -> RunSnapshot:
     """Write a bundle within ``timeout`` seconds, as complete as possible.  Raises OSError.
 
-    ``wants_verdict`` is False if the script has ended, because its processes' waits mean nothing then.
+    ``wants_verdict`` is False if the script has ended, because its processes' waits no longer mean anything.
     """
     began = time.monotonic()
     snapshot = await take_snapshot(

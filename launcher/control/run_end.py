@@ -1,4 +1,4 @@
-"""``rlinf-ctl kill``, ``restart`` and ``down``: daemons kill ranks, and a run shuts down cleanly."""
+"""``rlinf-ctl kill`` and ``restart`` let daemons kill ranks; ``down`` shuts a run down cleanly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _REASON: Final = "was killed by an operator (rlinf-ctl kill)"
 async def kill(attachment: Attachment, output: TextOutput, words: str, *, restart: bool = False) -> bool:
     """Kill the ranks of ``GROUP[:RANKS]``; return False if some survive.  Raises NoSuchRun.
 
-    With ``restart`` their owners restart them, without counting against the restart limit.
+    With ``restart``, their owners restart them, which does not count against the restart limit.
     """
     chosen = (await look(attachment)).choose(words)
     if any(process.role == "driver" for process in chosen):
@@ -56,9 +56,9 @@ async def kill(attachment: Attachment, output: TextOutput, words: str, *, restar
 async def down(attachment: Attachment, output: TextOutput) -> bool:
     """Shut a run down cleanly and wait for its daemons on this machine; return True if they have ended.
 
-    Under ``rlinf-launch`` any node passes the request to the launcher, which reacts as to SIGTERM.  A process whose
-    ``Cluster`` started the nodes itself is not asked: its daemons, all on this machine, end, and it continues without
-    them.
+    Under ``rlinf-launch``, any node passes the request to the launcher, which reacts as to SIGTERM. A process whose
+    ``Cluster`` started the nodes itself is not asked: its daemons, all on this machine, end, and the process continues
+    without them.
     """
     run, by = attachment.run, f"rlinf-ctl down (pid {os.getpid()} on {os.uname().nodename})"
     pidfd = os.pidfd_open(attachment.pid)

@@ -1,4 +1,4 @@
-"""``rlinf-ctl page``: a run or a bundle as a page, served by this command or written to a file."""
+"""``rlinf-ctl page``: shows a run or a bundle as a page, which it serves or writes to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run directories of this user on this machine, of live and ended runs, and the choice of a run by its id."""
+"""This user's run directories on this machine, of live and ended runs, and the choice of a run by its id."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def node_facts(files: RunFiles) -> Iterator[dict[str, Any]]:
 
 
 def by(usage: str) -> str:
-    """Return the command that names a run, as the suffix of an error's first line."""
+    """Return the command with a run's name, as a suffix for the first line of an error."""
     return f": `{usage}`" if usage else ""
 
 

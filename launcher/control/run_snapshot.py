@@ -63,7 +63,7 @@ class RunSnapshot:
         )
 
     def lost_nodes(self) -> dict[str, str]:
-        """Return, by node, where the files are of nodes that other nodes list and that left no file here."""
+        """Map each node that another node lists, and that left no file here, to the place of its files."""
         nodes = list(self._nodes({}))
         known = {node.get("node") for node in nodes}
         return {
@@ -108,7 +108,7 @@ def _why_absent(folder: Path) -> str:
 
 
 def _lines(data: bytes, run: str) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of a black box, skipping lines truncated by a kill or a full disk."""
+    """Yield the complete lines of a black box; skip lines truncated by a kill or a full disk."""
     for line in data.splitlines():
         try:
             facts = json.loads(line)

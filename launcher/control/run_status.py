@@ -1,4 +1,4 @@
-"""``rlinf-ctl ps`` and ``status``: the runs of this machine, and one run's nodes, ranks, devices and channels."""
+"""``rlinf-ctl ps`` lists this machine's runs; ``status`` shows one run's nodes, ranks, devices and channels."""
 
 from __future__ import annotations
 
@@ -230,7 +230,7 @@ def _channel_rows(attachment: Attachment, view: RunView) -> list[list[str]]:
 
 
 def named(view: RunView, endpoints: Sequence[int]) -> str:
-    """Return the names of processes; a process that no daemon names has ended, unless its daemon is silent."""
+    """Return the names of processes. A process that no daemon names has ended, unless its daemon is silent."""
     names = view.report.ended | {process.endpoint: process.name for process in view.report.processes}
     silent = {each for each in endpoints if frames.node_of(each) in view.missing}
     return (

@@ -1,4 +1,4 @@
-"""``RunView``: all daemons' answers about a run at one moment, with the names of endpoints and the choice of ranks."""
+"""``RunView``: all daemons' answers about a run at one moment; it names endpoints and chooses ranks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RANKS: Final = re.compile(r"\d+(-\d+)?(,\d+(-\d+)?)*")
 
 @dataclass(frozen=True)
 class RunView:
-    """The report and ``NodeDetails`` of all nodes that answered; ``missing`` says why the others did not."""
+    """The reports and ``NodeDetails`` of all nodes that answered; ``missing`` says why the others did not."""
 
     report: RunReport
     details: dict[int, dict[str, Any]]

@@ -1,7 +1,7 @@
-"""Snapshots of runs: local files are read directly, files of other machines through their daemons.
+"""Functions that take snapshots of runs: they read local files directly, and other machines' through daemons.
 
-A snapshot waits for no process of the run, and for its daemons no longer than the timeout, after which missing parts
-are named.  Without daemons it contains this machine's files only.
+A snapshot waits for no process of the run, and for its daemons no longer than the timeout; parts missing by then are
+named. If no daemon runs, it contains this machine's files only.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .stuck_verdict import look_twice, verdict_data
 
 LOG_BYTES: Final = 256 << 10  # only the end of each log is copied
 
-VERDICT: Final = "its verdict"  # key of the verdict in missing
+VERDICT: Final = "its verdict"  # key of the verdict in ``missing``
 _NO_TIME: Final = "there was no time to read it"
 
 
@@ -61,7 +61,7 @@ async def take_snapshot(
         snapshot.missing["its logs"] = "it is not known where they are"
     else:
         # Read files last, so that they cover the events of the other parts; in a thread, so that signals are handled
-        # meanwhile.
+        # in the meantime.
         await asyncio.to_thread(_read, RunFiles(logs), snapshot, read_by)
         snapshot.note_absent_files(logs)
     snapshot.taken_at = time.time()

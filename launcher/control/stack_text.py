@@ -1,4 +1,4 @@
-"""``rlinf-ctl stack``: processes' threads and tasks as indented text; ``>`` marks lines of user code."""
+"""``rlinf-ctl stack``: prints processes' threads and tasks as indented text; ``>`` marks lines of user code."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _shape(process: ProcessReport) -> Any:
 
 
 def stack_lines(processes: Sequence[ProcessReport]) -> Iterator[str]:
-    """Yield the text of processes of one shape: the first process's calls, threads, and tasks below their awaiters."""
+    """Yield the text for processes of one shape: the first one's calls, threads, and tasks below their awaiters."""
     process = processes[0]
     where = f"pid {process.pid} on {process.node_name}"
     trouble = f"  {process.trouble}" if process.trouble else ""
@@ -91,7 +91,7 @@ def _headline(activity: Activity) -> str:
     wait = activity.wait
     if wait is not None:
         left = "" if wait.left is None else f", {age(wait.left)} to its deadline"
-        lasting = wait.age or activity.age  # the first report knows no age of an unrecorded wait
+        lasting = wait.age or activity.age  # the first report does not know the age of an unrecorded wait
         waits = f"waits for {age(lasting)}" if lasting else "waits"
         return f"{activity.name}: {waits}: {wait.what}{left}{serves}"
     since = "" if activity.age is None else f" for {age(activity.age)}"

@@ -1,4 +1,4 @@
-"""``rlinf-ctl stuck``: the verdict on two reports of a run, taken half a second apart."""
+"""``rlinf-ctl stuck``: prints a verdict on a run from two reports, taken half a second apart."""
 
 from __future__ import annotations
 

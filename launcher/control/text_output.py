@@ -1,4 +1,4 @@
-"""Output of ``rlinf-ctl``: lines, tables by rich, or JSON; workers' output cannot move the cursor."""
+"""``TextOutput``: prints ``rlinf-ctl``'s lines, tables or JSON; workers' output cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TextOutput:
         self._write(json.dumps(data))
 
     def line(self, text: str = "") -> None:
-        """Print the command's own lines, without colours, as they may contain names from the run."""
+        """Print the command's own lines, without colours, because they may contain names from the run."""
         self._write("\n".join(plain(line) for line in text.split("\n")))
 
     def note(self, text: str) -> None:
@@ -52,7 +52,7 @@ class TextOutput:
         self._write("\n".join(lines))
 
     def _wrapped(self, titles: Sequence[str], cells: Sequence[Sequence[Sequence[str]]]) -> str:
-        # Used only where lines wrap: for hundreds of rows, importing rich and its layout take longer than everything
+        # Use rich only if lines wrap, because for hundreds of rows its import and layout take longer than everything
         # else.
         from rich.console import Console
         from rich.table import Table

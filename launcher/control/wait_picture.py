@@ -1,4 +1,4 @@
-"""Picture of a verdict's wait graph: boxes of similar processes, arrows to awaited objects, and their layout."""
+"""A picture of a verdict's wait graph: boxes of similar processes, arrows to awaited objects, and their layout."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def picture_of(verdict: dict[str, Any]) -> dict[str, Any]:
 
 
 _Waits = list[tuple[str, int | str, bool]]
-"""Kind of the wait, awaited endpoint or resource, and True if the awaited object may be on its way."""
+"""List of waits: the kind, the awaited endpoint or resource, and whether the latter may be on its way."""
 
 
 def _waits_of(needs: Needs, process: ProcessReport) -> _Waits:

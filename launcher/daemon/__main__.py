@@ -1,7 +1,7 @@
 """Entry point of a node daemon: starts the guardian, which forks the daemon with its worker template and event loop.
 
-``rlinf-launch`` or ``Cluster()`` starts this program.  The worker template starts before most other imports, so that
-its import of torch, the slowest, runs in parallel with them.
+``rlinf-launch`` or ``Cluster()`` starts this program. The worker template starts before most other imports, so that
+its import of torch, which is the slowest, runs in parallel with them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Admission of local connections before their HELLO: limited in number and time, the oldest evicted first."""
+"""``HelloAdmission``: limits the number and age of local connections without a HELLO, evicting the oldest first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ logger = own_logger(__name__)
 
 
 class _NewConnection:
-    """Connection without a HELLO; its endpoint is created at the first byte."""
+    """A connection without a HELLO; its endpoint is created when the first byte arrives."""
 
     __slots__ = ("endpoint", "sock", "timer")
 
@@ -28,9 +28,9 @@ class _NewConnection:
 class HelloAdmission:
     """Connections that have not sent a HELLO yet.
 
-    Above the limit the oldest connection is evicted instead of the newest refused, so that silent connections cannot
-    lock out a client that sends its HELLO at once.  The oldest is read before its eviction, because its HELLO may have
-    arrived in this turn of the loop.  A silent connection costs a descriptor and no buffers.
+    Above the limit, the oldest connection is evicted and the newest is accepted, so that silent connections cannot lock
+    out a client that sends its HELLO immediately. The oldest is read before its eviction, because its HELLO may have
+    arrived in this turn of the loop. A silent connection costs a descriptor but no buffers.
 
     Args:
         begin: starts reading a connection and returns its endpoint; raises OSError on failure.

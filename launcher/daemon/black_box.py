@@ -1,4 +1,4 @@
-"""``BlackBox``: facts about a node, its groups and deaths, in files beside its logs that survive a killed run.
+"""``BlackBox``: records a node's facts, groups and deaths in files beside its logs, which survive a killed run.
 
     recorder/node-0.json        the node, once: versions, resources, configuration, the other nodes
     recorder/groups-0.jsonl     a line per launch of workers here: ranks, pids, devices, the cluster's configuration

@@ -1,4 +1,4 @@
-"""Boot configuration of a daemon: ``NodeConfig`` from stdin, run and log directories, and variables for workers."""
+"""A daemon's boot configuration: ``NodeConfig`` from stdin, run and log directories, and variables for workers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def boot_of(config: NodeConfig, rest_of_stdin: bytes) -> Boot:
     """Create a node's directories; return its boot configuration.  Raises LaunchError; AuthError for foreign ones."""
     run_dir = _make_run_dir(config.run_dir, config.run, config.node)
     logs = RunLogs(config.run, config.log_dir, run_dir / "logs")
-    # The link only helps operators to find the logs, so its failure, as on a full disk, is ignored.
+    # The link only helps operators to find the logs, so a failure, for example on a full disk, is ignored.
     with contextlib.suppress(OSError):
         if logs.path != run_dir / "logs":
             (run_dir / "logs").symlink_to(logs.path.absolute())
@@ -86,7 +86,7 @@ def _make_run_dir(prepared: str | None, run: str, node: int) -> Path:
 def _make_private(directory: Path) -> None:
     with contextlib.suppress(FileExistsError):
         directory.mkdir(mode=0o700)
-        directory.chmod(0o700)  # the umask may have masked the mode of mkdir
+        directory.chmod(0o700)  # the umask may have changed the mode given to mkdir
     status = directory.lstat()
     if status.st_uid != os.geteuid() or status.st_mode & 0o077:
         raise AuthError(f"{directory} must be a directory of this user alone (mode 0700)")

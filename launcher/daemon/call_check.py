@@ -1,4 +1,4 @@
-"""Reconciliation of a daemon's pending calls with local callers, who may have received replies on direct sockets.
+"""Reconciliation of a daemon's pending calls with local callers, which may have received replies on direct sockets.
 
 A caller reports a direct call and its answer some milliseconds late.  So before the daemon relies on its list of open
 calls, in ``status()`` and when a worker dies, it waits for the callers' reports: one round trip, or
@@ -34,7 +34,7 @@ class _Check:
 
 
 class CallCheck:
-    """Rounds of requests to callers; a round calls back when all have answered or its timeout expires."""
+    """Rounds of requests to callers; a round calls back when all have answered or the timeout expires."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, router: Router) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""Hosted channels, and replies to their clients: small replies batched by client and loop turn, large items alone."""
+"""Hosted channels, and the replies to their clients: small ones in one frame per client and turn, large ones alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class HostedChannel:
     """A channel's queue on this node."""
 
     noun = "channel"
-    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice for the error raised without descriptors for the items
+    fewer = "fewer: get(), or get_many(n, wait=False)"  # advice in the error about too few descriptors for the items
 
     __slots__ = ("gone_producers", "is_bounded", "name", "number", "owner", "pending", "queue")
 
@@ -52,7 +52,7 @@ class HostedChannel:
         self.is_bounded = is_bounded
         self.pending: dict[int, PendingReplies] = {}  # replies to send at the end of this turn of the loop, by client
         self.gone_producers: dict[str, set[int]] = {}
-        """Ended ranks of this node that have put items here, by group; the latest ``_MAX_GONE_GROUPS`` groups."""
+        """Maps each of the latest ``_MAX_GONE_GROUPS`` groups to this node's ended ranks that have put items here."""
 
     def describe(self, key: bytes) -> str:
         items, (puts, gets) = self.queue.size(key), self.queue.waiting(key)
@@ -135,7 +135,7 @@ class ChannelReplies:
             self._reply(hosted, client, pending)
 
     def _reply(self, hosted: HostedChannel, client: int, pending: PendingReplies) -> None:
-        # Note once for all items of a turn; since each client's first put is answered, every producer is noted.
+        # Note each client once per turn. Each producer's first put is answered, so every producer is noted.
         self._note(hosted, client, has_put=bool(pending.accepted), has_got=bool(pending.given))
         self.send(client, hosted.number, "replies", [pending.accepted, pending.given, pending.freed])
 

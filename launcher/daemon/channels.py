@@ -1,4 +1,4 @@
-"""Queues of the channels that this daemon hosts: handles PUT, GET and QUEUE frames, and closes ownerless queues.
+"""``Channels``: the queues that this daemon hosts. It handles PUT, GET and QUEUE frames, and closes ownerless queues.
 
 The router calls these handlers synchronously, so a frame and all its consequences are processed before the next frame
 is read.  The daemon holds the queued items, as bytes or descriptors of sealed memory, so they outlive their producers.
@@ -189,7 +189,7 @@ class Channels:
         elif kind in ("size", "peek"):
             question, key = facts
             _numbers([question]), _key(key)
-            queue.client(source)  # registered, the client learns of the queue's end even before the answer
+            queue.client(source)  # a registered client learns of the queue's end even before the answer
             self._answer(hosted, source, kind, question, key)
 
     def _answer(self, hosted: HostedChannel, source: int, kind: str, question: int, key: bytes) -> None:
@@ -259,7 +259,7 @@ class Channels:
     # -- what follows -------------------------------------------------------------------------------------------
 
     def follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
-        """Carry out a queue's actions that no request caused: an expired deadline, a finished write."""
+        """Carry out a queue's actions that no request caused, such as an expired deadline or a finished write."""
         self._follow(hosted, steps)
 
     def _follow(self, hosted: HostedChannel, steps: list[Step]) -> None:
@@ -272,7 +272,7 @@ class Channels:
                 except OSError as full:
                     text = self._cannot_give(hosted, full, len(subject.items))
                     self._replies.send(subject.consumer, hosted.number, "failed", [subject.number, *text])
-                    # this loop processes the added steps, too
+                    # This loop processes the added steps, too.
                     steps += hosted.queue.cancel(subject.consumer, subject.number)
                 else:
                     if subject.lease_s:
@@ -343,8 +343,8 @@ class Channels:
             self._closing.append((hosted, drained))
             await drained
         if not (hosted.is_bounded or hosted.queue.closed or op.discard):
-            # From now on these producers wait for the answer to each put, so that a producer that learns of the close
-            # late loses no item.  The flush registers producers whose first put was accepted in this turn of the loop.
+            # From now on, these producers wait for the answer to each put, so that a producer that learns of the close
+            # late loses no item. The flush registers producers whose first put was accepted in this turn of the loop.
             # tests/launcher/daemon/test_channels.py::
             # test_a_put_accepted_in_the_turn_of_close_is_told
             self._replies.flush_all()
@@ -367,8 +367,8 @@ class Channels:
     def drop_client(self, gone: int) -> None:
         """Return a dead process's leased items to the queue and cancel its gets; items that it put stay."""
         # A delivered item is leased until its consumer confirms it, and a consumer passes an item on only after
-        # confirming it.  So the leased item of a dead consumer returns, to its old place and not to the end, so that
-        # the order survives the death.
+        # confirming it. So a dead consumer's leased item returns to the queue, in its old place, so that the order
+        # survives the death.
         # tests/channel/test_ends.py::test_what_a_killed_consumer_had_not_taken_goes_to_the_next_at_its_place
         # tests/channel/test_ends.py::test_what_was_accepted_outlives_its_producer_and_what_waited_does_not
         run_all(f"endpoint {gone}", [partial(self._drop_from, hosted, gone) for hosted in list(self._hosted.values())])
@@ -436,7 +436,7 @@ class Channels:
             yield hosted.name, (sum(map(queue.size, queue.used)), queue.budget.used, puts, gets)
 
     def status(self) -> dict[str, Any]:
-        """Return the queues by name; older queues with a reused name carry their number in the key."""
+        """Return each queue's status by name; the key of an older queue with a reused name includes its number."""
         found: dict[str, Any] = {}
         for hosted in reversed(self._hosted.values()):
             clients = hosted.queue.clients.values()

@@ -1,4 +1,4 @@
-"""Child processes that no daemon knows: data loaders, simulators, and workers before they join."""
+"""Child processes that no daemon knows, such as data loaders, simulators, and workers that have not joined yet."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _HELPERS: Final = ("rlinf_launcher", "multiprocessing.resource_tracker")
 def children_of(known: Collection[int]) -> dict[int, list[ChildProcess]]:
     """Return the live unknown descendants of known processes; scans /proc once."""
     below: dict[int, list[tuple[int, list[str]]]] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):  # noqa: PTH208  a path for each takes as long as all else
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):  # noqa: PTH208  Path objects would double the time
         with contextlib.suppress(OSError, IndexError, ValueError):
             stat = stat_of(pid)
             if stat[_STATE] not in ("Z", "X"):

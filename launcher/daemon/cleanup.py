@@ -1,4 +1,4 @@
-"""Cleanup in parts: an exception of one part is logged, and the other parts still run.
+"""Cleanup in parts: if one part raises, the exception is logged, and the other parts still run.
 
 A dead process leaves entries in many tables: calls, leases, locks, names, ports.  If an exception in one table's
 cleanup skipped the others, locks would stay taken and callers would wait as long as the daemon lives.

@@ -1,4 +1,4 @@
-"""``DaemonControl``, a daemon's connection to its launcher: events, commands, SIGTERM and the shutdown timeout."""
+"""``DaemonControl``: a daemon's connection to its launcher, for events, commands, SIGTERM and the final timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class DaemonControl(Protocol):
     """Interface between a node and the process that started it, and to the node's own process."""
 
     def send(self, event: dict[str, Any]) -> None:
-        """Send an event to the launcher; dropped if the launcher has exited."""
+        """Send an event to the launcher, or drop it if the launcher has exited."""
 
     def commands(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the launcher's commands until the lifeline is cut."""
@@ -31,7 +31,7 @@ class DaemonControl(Protocol):
         """Call back on SIGTERM."""
 
     def end_within(self, seconds: int) -> None:
-        """End the process after that time, even if its shutdown hangs."""
+        """End the process after ``seconds``, even if its shutdown hangs."""
 
 
 class StdioControl:

@@ -19,7 +19,7 @@ _WORDS: Final = frozenset(("attach", "line", "detach"))
 
 
 class DebugRelay:
-    """Handlers of one daemon; ``stopped``: places at which ranks of the whole run are stopped, by endpoint."""
+    """Handlers of one daemon; ``stopped`` maps each of the run's stopped ranks to the place."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router

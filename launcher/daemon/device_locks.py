@@ -1,4 +1,4 @@
-"""Device locks of the run, on node 0: grants locks, queues requesters, frees the locks of dead processes."""
+"""``Locks``: the run's device locks, on node 0; grants them, queues requesters, and frees dead processes' locks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .handlers import LATER, Requester
 
 
 class Locks:
-    """The run's device locks; the requester identifies an acquisition, and ``answer`` grants one that has waited."""
+    """The run's device locks; a requester identifies an acquisition, and ``answer`` grants one that has waited."""
 
     def __init__(self, answer: Callable[[Ticket, Any], None]) -> None:
         self._answer = answer

@@ -1,4 +1,4 @@
-"""``Endpoint``: a driver, worker or sub-worker at a daemon: its socket, pending calls, and limit on queued output."""
+"""``Endpoint``: a driver, worker or sub-worker at a daemon, with its socket, pending calls and queued output."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Endpoint:
         process: the worker process; None for a driver and for a worker's own subprocess.
         root: for a worker's subprocess, the worker from which it descends.
         pending_calls: accepted calls that have no answer yet.
-        exit_report: packed facts of the death, set once the process is dead.
-        journal: progress of its calls at its death; None if the process left no journal.
+        exit_report: packed facts about the death, set once the process is dead.
+        journal: progress of its calls when it died; None if the process left no journal.
         is_known: the process's HELLO was accepted.
-        stacks: the process's own descriptor for stack dumps on ``stack_dump.SIGNAL``, if any.
-        witness: the process's own descriptor of the thread that answers for a blocked loop, if any.
+        stacks: the process's own descriptor to which it dumps stacks on ``stack_dump.SIGNAL``, if any.
+        witness: the process's own descriptor that wakes the thread that answers for a blocked loop, if any.
         has_direct_sockets: the process may hand its own sockets to callers.
-        awaited_by: endpoints that wait for the count of frames received on a direct socket, with the socket's owner.
-        resumed: callers whose direct socket to this worker broke; answers reported as sent may be lost.
+        awaited_by: endpoints that wait to learn how many frames arrived on a direct socket, with the socket's owner.
+        resumed: callers whose direct socket to this worker broke, so that answers reported as sent may be lost.
     """
 
     def __init__(self, node: int, number: int, role: str) -> None:
@@ -96,7 +96,7 @@ class Endpoint:
         """Return the packed answer for a call that was lost when this process died.
 
         Args:
-            method: a method that was open at the death without the daemon's knowledge.
+            method: a method that was running at the death without the daemon knowing.
         """
         assert self.exit_report is not None
         execution = Execution.UNKNOWN if self.journal is None else self.journal.execution(source, call)
@@ -115,7 +115,7 @@ class Endpoint:
             self.connection.send(frame, fds)
 
     def send_lines(self, frame: frames.Frame) -> None:
-        """Send an ``output`` event, or count its lines as dropped while the endpoint reads too slowly.
+        """Send an ``output`` event, or count its lines as dropped if the endpoint reads too slowly.
 
         After the first dropped line all lines are dropped until the socket is empty, so that the note appears where the
         lines are missing.

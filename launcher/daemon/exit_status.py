@@ -1,4 +1,4 @@
-"""Exit status of a process, reaped by pidfd: exit code, signal or out-of-memory kill, as text."""
+"""``ExitStatus`` of a process reaped through its pidfd: exit code, signal or out-of-memory kill, as text."""
 
 from __future__ import annotations
 

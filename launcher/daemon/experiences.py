@@ -1,4 +1,4 @@
-"""Experiences hosted by this daemon: queues in ``Channels`` with deadlines, a trainer, and optionally a file."""
+"""Experiences that this daemon hosts: queues in ``Channels`` with deadlines, a trainer, and optionally a file."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ class Experiences:
         self._gone = gone
         self._budget = budget
         self._published: dict[str, tuple[int, str, int]] = {}
-        """Publisher, weights' name and latest version of each group that is local or followed by a local experience."""
+        """Maps each group that is local or followed by a local experience to publisher, weights' name and version."""
         self._followers: dict[str, set[int]] = {}  # other nodes that have experiences of a group
 
     def _find(self, number: int) -> HostedExperience:

@@ -1,4 +1,4 @@
-"""``ForkServer``, a process that forks workers for this daemon: its requests, timeout and end.
+"""``ForkServer``: a process that forks workers for this daemon, with its requests, its timeout and its end.
 
 ``rlinf_async._worker.template`` is the program that this process runs.
 """
@@ -34,13 +34,13 @@ _REPORTS: Final = frozenset({"ready", "importing", "refused"})  # keys of messag
 
 _Answer = asyncio.Future[dict[str, Any]]
 
-MARKER: Final = "RLINF_WORKER"  # environment variable of all children of daemons and all descendants of workers
+MARKER: Final = "RLINF_WORKER"  # environment variable in all children of daemons and all descendants of workers
 
 PARENT_SOCKET: Final = "RLINF_PARENT_SOCKET"
 """Environment variable with the path of this node's socket, through which a worker's subprocesses can join."""
 
 NO_TOKEN: Final = "0" * 16
-"""Value of ``MARKER`` in templates, where each worker's token overwrites it, and in processes of no worker."""
+"""Value of ``MARKER`` in processes that belong to no worker, and in templates, where a worker's token replaces it."""
 
 _TAIL_BYTES: Final = 16 * 1024
 

@@ -1,4 +1,4 @@
-"""Node guardian: forks the daemon; when the daemon or the lifeline (stdin) ends, removes processes and run folders.
+"""Node guardian: forks the daemon; when the daemon or the lifeline (stdin) ends, it kills and removes leftovers.
 
 The guardian only waits for the daemon's end, or for the end of its own stdin, the *lifeline*, which the kernel closes
 when the launcher, the ssh client or the embedding process ends, even by SIGKILL.  As a subreaper it adopts all
@@ -33,7 +33,7 @@ PREPARED_DIR: Final = "RLINF_PREPARED_DIR"
 """Variable in which a preflight passes its run directory to the guardian that replaces the preflight by exec."""
 
 TRACKERS: Final = (b"resource_tracker import main", b"torch_shm_manager")
-"""Command line parts of processes that remove shared memory after its last user: Python's and joblib's, torch's."""
+"""Parts of the command lines of trackers, which remove shared memory after its last user (Python, joblib, torch)."""
 
 TRACKERS_S: Final = 3.0
 """Seconds that trackers get after all other processes have ended; torch's tracker waits two before its cleanup."""
@@ -90,9 +90,9 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
     # tests/test_environments.py
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     line = read_first_line(os.environ.pop(PREPARED_DIR, ""))
-    # Become a subreaper before the fork, so that the guardian, and not init, adopts whatever the daemon leaves from its
-    # first moment on.  The child checks its parent after setting PDEATHSIG, because a guardian killed before that call
-    # sends no signal.
+    # Become a subreaper before the fork, so that from the start the guardian, and not init, adopts whatever the daemon
+    # leaves. The child checks its parent after setting PDEATHSIG, because the kernel sends no signal if the guardian
+    # was killed before that call.
     # tests/test_orphans.py::test_nothing_is_left_of_a_plain_script
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
@@ -113,7 +113,7 @@ def guard(daemon: Callable[[bytes, int, SignOfLife], int]) -> NoReturn:
         signal.signal(number, lambda *_: _signal(pid, signal.SIGTERM))
     # The preflight, which exec'ed this program, may have left signals blocked.
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    # SIGUSR1 kills the daemon immediately, since a lost daemon may be stopped and unable to handle SIGTERM.
+    # SIGUSR1 kills the daemon immediately, because a lost daemon may be stopped and unable to handle SIGTERM.
     signal.signal(signal.SIGUSR1, lambda *_: _signal(pid, signal.SIGKILL))
     code, lifeline_cut = _watch(pid, sign)
     with open(read_end, "rb") as folder:
@@ -143,7 +143,7 @@ def read_first_line(prepared: str) -> bytes:
 
 
 def made_before(line: bytes) -> list[str]:
-    """Return the node's folder if the launcher's configuration names a run directory that exists before the daemon."""
+    """Return the node's folder if the launcher's configuration names a run directory made before the daemon."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         config = json.loads(line.partition(b"\n")[0])
         return [f"{config['run_dir']}/node-{config['node']}"] if config["run_dir"] else []
@@ -151,7 +151,7 @@ def made_before(line: bytes) -> list[str]:
 
 
 def end_scripts(paths: list[str]) -> None:
-    """Kill processes attached to sockets in these folders, and their descendants, as the launcher may have ended."""
+    """Kill processes attached to sockets in these folders, and their descendants; the launcher may no longer do it."""
     marks = {os.fsencode(f"RLINF_NODE_SOCKET={path}/node.sock") for path in paths}
     for place in Path("/proc").iterdir():
         with contextlib.suppress(OSError):  # the process has ended, or belongs to another user

@@ -1,4 +1,4 @@
-"""Dispatch of control requests to a daemon's handlers, registered by operation, and their ANSWER frames."""
+"""``Handlers``: dispatches control requests to a daemon's handlers by operation, and sends the ANSWER frames."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Op = TypeVar("Op", bound=Operation[Any])
 
 
 class Handlers:
-    """Handlers by operation: run them, send their answers, and refuse waiting requests of ``gone`` endpoints."""
+    """Registered handlers, run by operation; refuses waiting requests of ``gone`` endpoints."""
 
     def __init__(self, router: Router, gone: Container[int]) -> None:
         self._router = router

@@ -1,4 +1,4 @@
-"""Reports on a node's processes: activities that each process sends, and facts from the daemon and the kernel.
+"""``Inspection``: reports on a node's processes, from activities that they send and facts of daemon and kernel.
 
 All processes are asked at the same time.  After ``RLINF_INSPECTION_TIMEOUT_S`` the stacks of silent processes are read,
 also in parallel, within 1 s::
@@ -9,8 +9,8 @@ also in parallel, within 1 s::
     daemon ◄── Inspected: all rounds ───────── its responder thread (_inspection/blocked_loop_responder.py)
     daemon ◄── stacks (stack_reader.py) ────── a process in which no thread answers
 
-A stopped process receives neither the request nor a signal.  Each request has its own round, even if several run at
-once; only a process's stacks are read once for all of them.
+A stopped process receives neither the request nor a signal. Each request has its own round, even if several run at
+once; only the stacks of a process are read once for all rounds.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _MAX_TOLD_BYTES: Final = 6 << 20  # limit for all activities in one answer; a fr
 
 @dataclass(frozen=True)
 class _ProcessAnswer:
-    """A process's activities as plain data, the reason (``trouble``) if it did not answer, and its open calls."""
+    """A process's activities as plain data, and its open calls; ``trouble`` is the reason if it did not answer."""
 
     activities: list[Any] = field(default_factory=list)
     trouble: str = ""
@@ -75,7 +75,7 @@ class _ProcessAnswer:
 
 
 class Inspection:
-    """Handlers of one daemon for reports on its node; ``in_debugger``: places at which ranks are stopped in pdb."""
+    """Handlers of one daemon for reports on its node; ``in_debugger`` maps a rank stopped in pdb to the place."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Inspection:
         self._in_debugger = in_debugger
         self._stacks = StackReader(loop)
         self._left: dict[int, tuple[float, str]] = {}
-        """Departed drivers by pid: time of departure, and the process's start time in kernel ticks."""
+        """Maps the pid of each departed driver to its time of departure and its start time in kernel ticks."""
         self._numbers = itertools.count(1)
         self._rounds: dict[int, dict[int, asyncio.Future[_ProcessAnswer]]] = {}
-        """Futures of answers by round and endpoint, resolved by an answer or by the process's end."""
+        """Maps round and endpoint to the future of the answer, which the answer or the process's end resolves."""
 
     def __repr__(self) -> str:
         return f"<Inspection [{len(self._rounds)} rounds, {self._stacks!r}]>"
@@ -172,7 +172,7 @@ class Inspection:
     # -- asking -------------------------------------------------------------------------------------------------
 
     async def _ask(self, endpoints: list[Endpoint]) -> dict[int, _ProcessAnswer]:
-        """Return the processes' answers, or their stacks; takes at most the timeout and 1 s."""
+        """Return the processes' answers, or their stacks; takes at most the timeout plus 1 s."""
         told = {each.id: _ProcessAnswer(trouble=self.state_of(each)) for each in endpoints}
         # If only the kernel knows of an end so far, wait until this daemon has processed it, to include the exit
         # status.
@@ -213,7 +213,7 @@ class Inspection:
     # -- known state -------------------------------------------------------------------------------------
 
     def _look_up(self, numbers: list[int]) -> tuple[list[Endpoint], dict[int, str]]:
-        """Return the requested processes of the run, and by endpoint how missing processes ended."""
+        """Return the requested processes of the run, and a map from each missing endpoint to how it ended."""
         endpoints = self._router.endpoints
         wanted: Iterable[Endpoint | None] = (
             map(endpoints.get, dict.fromkeys(numbers)) if numbers else endpoints.values()

@@ -1,4 +1,4 @@
-"""``Leftovers``: processes that a dead worker left, found among this daemon's children, killed and reaped.
+"""``Leftovers``: finds the processes that a dead worker left among this daemon's children, kills and reaps them.
 
 Both a worker and this daemon are subreapers.  While the worker is alive, it is an ancestor of all its descendants; at
 its death the kernel makes its orphaned descendants children of this daemon.
@@ -23,7 +23,7 @@ from .process_state import start_of
 logger = own_logger(__name__)
 
 SESSIONS: Final = "sessions"
-"""File in a node's folder with its workers' sessions, one per line: number, start of its leader, boot id."""
+"""File in a node's folder that lists its workers' sessions, one per line: number, leader's start time, boot id."""
 
 _AGAIN_S: Final = 0.1  # seconds until a search that lacked descriptors is repeated
 
@@ -31,7 +31,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def note_session(session: int, pid: int, environment: Mapping[str, str]) -> None:
-    """Record a process's session in its node's folder, for a sweep after all daemons were killed.
+    """Record a process's session in its node's folder, for a sweep after all daemons have been killed.
 
     ``launcher/remote/sweeper.py`` reads the file to find processes that have overwritten their environment.
     """
@@ -55,7 +55,7 @@ class Leftovers:
     """
 
     _workers: ClassVar[set[int]] = set()
-    """Unreaped workers of this daemon, since a worker that overwrites its environment looks like a leftover."""
+    """Unreaped workers of this daemon, kept because a worker that overwrites its environment looks like a leftover."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, worker: int, token: str, on_gone: Callable[[], None]) -> None:
         self._loop = loop
@@ -107,10 +107,10 @@ class Leftovers:
             return False
         if self._marker in variables:
             return True
-        # Every child that this daemon starts has a marker in its environment.  A child without a marker has overwritten
-        # its environment, as setproctitle does, or was started without it.  The child belongs to a dead worker, since
-        # live workers adopt their own descendants.  A zombie has no environment either, but its parent still needs its
-        # exit status.
+        # Every child that this daemon starts has a marker in its environment. A child without a marker has overwritten
+        # its environment, as setproctitle does, or was started without the marker. Such a child belongs to a dead
+        # worker, because live workers adopt their own descendants. A zombie has no environment either, but its parent
+        # still needs its exit status.
         name = f"{MARKER}=".encode()
         if any(variable.startswith(name) for variable in variables) or pid in self._workers or _is_ending(pid):
             return False

@@ -1,8 +1,8 @@
-"""Membership of the run: node 0 decides which nodes are lost and numbers the losses; other nodes report broken links.
+"""Membership in the run: node 0 decides which nodes are lost, and numbers the losses; others report broken links.
 
 A node whose link to another node has ended does not know which of the two is cut off.  So it reports to node 0, and
 frames to the other node wait for the decision.  Node 0 declares a node lost if its own link to the node has ended; if
-it reaches two nodes that do not reach each other, it declares the one with the higher number lost.  The numbered
+it reaches two nodes that do not reach each other, it declares the one with the higher number lost. The numbered
 decision reaches every node before any consequence of the loss, and drivers and the launcher receive it from their own
 node, so all of them see the losses in the same order.
 
@@ -39,7 +39,7 @@ class Membership:
         self.on_lost: Callable[[NodeLink, dict[str, Any]], None]
         self.on_cut_off: Callable[[str], None]
         self._open_checks: dict[asyncio.Future[None], int] = {}
-        """Nodes asked whether they are alive, by the future of their answer."""
+        """Maps the future of each answer to the node that was asked whether it is alive."""
         self._is_closed = False
         self.epoch = 0
 
@@ -68,8 +68,8 @@ class Membership:
         # tests/launcher/daemon/test_membership.py::test_a_report_that_comes_while_node_0_ends_is_ignored
         if self._is_closed or self._is_lost(reporter) or self._is_lost(op.node):
             return
-        # The reported node itself confirms over its link to this node that it is alive.  If it is dead, the end of that
-        # link declares it lost and cancels this wait.
+        # The reported node itself confirms over its link to this node that it is alive. If it is dead, that link ends,
+        # so this node declares it lost, which cancels the wait.
         answer = self._router.ask(op.node, operations.AnswerNode())
         self._open_checks[answer] = op.node
         await asyncio.wait([answer])

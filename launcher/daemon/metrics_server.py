@@ -1,4 +1,4 @@
-"""HTTP server of a run's metrics: one address, ``GET /metrics``, in the daemon's event loop.
+"""The HTTP server of a run's metrics: serves ``GET /metrics`` at one address, in the daemon's event loop.
 
 Imported only on demand, because it imports ``prometheus_client``.
 """

@@ -1,4 +1,4 @@
-"""Prometheus text of all nodes' metrics, rendered by ``prometheus_client``; imported only on demand."""
+"""The Prometheus text of all nodes' metrics, rendered by ``prometheus_client``; imported only on demand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CONTENT_TYPE: Final = exposition.CONTENT_TYPE_LATEST
 
 
 async def text_of(answers: Mapping[str, Mapping[str, Any] | None]) -> bytes:
-    """Return metrics by node's name (None: no answer) as text, letting other tasks run after each family."""
+    """Render the metrics of each named node (None: no answer) as text; let other tasks run after each family."""
     parts = []
     for metric in families(answers):
         parts.append(exposition.generate_latest(_One(metric)))

@@ -1,4 +1,4 @@
-"""Name service for the run's groups, channels and promised channels, on node 0; lookups may wait."""
+"""The name service for the run's groups, channels and promised channels, on node 0; lookups may wait."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .handlers import LATER, Requester
 
 
 class NameService:
-    """Handlers of operations on names; ``answer`` answers a request that waited, unless its process is ``gone``."""
+    """Handlers of operations on names; ``answer`` answers a request that has waited, unless its process is ``gone``."""
 
     def __init__(self, answer: Callable[..., None], gone: Container[int], lost: Sequence[dict[str, Any]]) -> None:
         self._answer = answer
@@ -59,7 +59,7 @@ class NameService:
         return released
 
     async def join_group(self, requester: Requester, op: operations.JoinGroup) -> None:
-        """Add a worker that was not launched to the group of its name; its other ranks may join later."""
+        """Add a worker that was not launched to the group that it names; the group's other ranks may join later."""
         self.groups.join(op.name, op.rank, op.size, requester.endpoint, op.entry)
         self._settle(self.groups)
 

@@ -56,7 +56,7 @@ _HASTY_GRACE_S: Final = 2.0
 """Longest grace of workers when the node ends abnormally; must be below the guardian's ``_ORDERLY_END_S`` (4 s)."""
 
 _END_TIMEOUT_S: Final = 5
-"""Seconds to shut down after SIGTERM or a cut-off, until the kernel ends the process (``signal.alarm``)."""
+"""Seconds to shut down after SIGTERM or a cut-off before the kernel ends the process (``signal.alarm``)."""
 
 
 class Node:
@@ -65,7 +65,7 @@ class Node:
     Lifecycle: up (socket listens, template imports) -> peers known -> links open -> ready -> stop command, cut lifeline
     or SIGTERM -> groups closed, links closed, run directory removed.
 
-    The class has more than 30 methods, because it joins launcher, local socket and links, whose callbacks end here.
+    The class has more than 30 methods, because it connects launcher, local socket and links, and has their callbacks.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class Node:
             self._give_sign(node_link, self._sign_of_life)
 
     def _give_sign(self, root: NodeLink, sign_of_life: SignOfLife) -> None:
-        """Arm the timer by which the guardian kills a silent daemon, about when node 0 declares the node lost."""
+        """Arm the timer after which the guardian kills a silent daemon, about when node 0 declares the node lost."""
         if root.over is not None or self._stop.is_set():
             sign_of_life.wind_up(0)
             return
@@ -371,7 +371,7 @@ class Node:
                 self._loop.call_soon(self._driver_gone, endpoint)
                 return
         elif facts.get("role") == "operator":
-            endpoint.role = "operator"  # operators only observe; they are no processes of the run
+            endpoint.role = "operator"  # operators only observe and are not part of the run
         endpoint.note_hello(facts)
         self._admission.remove(endpoint)
         self._service.greet(endpoint, parent)

@@ -1,4 +1,4 @@
-"""Link to another node's daemon: frames over gRPC, in order per source, and large bodies in pieces on a bulk stream."""
+"""``NodeLink`` to another node's daemon: frames over gRPC, in order per source, and large bodies on a bulk stream."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class NodeLink:
         self._outgoing: deque[tuple[int, int, int]] = deque()
         self._bulk_ready = asyncio.Event()
         self._incoming: dict[int, tuple[PooledSegment | str, int, int]] = {}
-        """Partial bodies by transfer: memory or why it is lacking, total bytes, received bytes."""
+        """Maps each transfer to its partial body: memory (or why there is none), total bytes, received bytes."""
         self._complete: dict[int, int | str] = {}
 
     def __repr__(self) -> str:
@@ -166,8 +166,8 @@ class NodeLink:
             # and must not wait for another stream's body.
             line = (target, number) if kind in _OF_A_DAEMON and not frames.number_of(source) else source
             branch = (target, number) if kind == frames.REPLY else None
-            # GONE and events about a worker must follow everything that the worker sent, because a queue must receive
-            # the worker's last confirmations before it takes back the leases.
+            # GONE and events about a worker must arrive after everything that the worker sent, because a queue must
+            # receive the worker's last confirmations before it takes back the leases.
             is_last = kind in (frames.EVENT, frames.GONE)
             if kind == frames.GONE:
                 line = target
@@ -205,8 +205,8 @@ class NodeLink:
         self._complete[transfer] = self._whole(segment, size)
         self._pass_on(self._holdback.arrived(transfer))
 
-    # A local shortage, as of descriptors, must not end the link to a healthy node.  So only that body is dropped, and
-    # an error text replaces it in its frame, as in a local process's frame.
+    # A local shortage, for example of descriptors, must not end the link to a healthy node. So only the body is
+    # dropped, and an error text replaces it in its frame, as in a local process's frame.
     # tests/launcher/daemon/test_node_link.py::test_a_body_without_memory_is_reported_and_ends_no_link
 
     def _segment_for(self, size: int) -> PooledSegment | str:

@@ -1,4 +1,4 @@
-"""Metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
+"""The metrics of one node, from the daemon, the kernel and the metric cells in processes' rings.
 
 No process takes part, so metrics of a stopped process or a blocked loop are readable, too.
 """
@@ -29,13 +29,13 @@ from .router import Router
 logger = own_logger(__name__)
 
 _DEVICE_USE_TIMEOUT_S: Final = 1.0
-"""Seconds to wait for the graphics driver; without its answer, only the other metrics are served."""
+"""Seconds to wait for the graphics driver; if it does not answer, only the other metrics are served."""
 
 _PROCESSES_PER_TURN: Final = 32
 
-MAX_CELLS_PER_NODE: Final = 1 << 15  # limit of metric cells served per node, so that they fit into one frame
+MAX_CELLS_PER_NODE: Final = 1 << 15  # limit on metric cells served per node, so that they fit into one frame
 
-Samples = dict[str, list[list[Any]]]  # rows by metric: label values without the node, then the value
+Samples = dict[str, list[list[Any]]]  # maps each metric to rows of label values, without the node's, and the value
 
 
 def metrics_in(log_dir: Path, endpoint: int) -> list[RingMetric]:

@@ -1,8 +1,8 @@
-"""Out-of-memory diagnosis of a SIGKILL: evidence from the kernel's log, or from cgroup and machine counters.
+"""Out-of-memory diagnosis of a SIGKILL, with evidence from the kernel's log, or from cgroup and machine counters.
 
 The kernel's log names the killed process, and is decisive if it is readable and goes back far enough.  A cgroup's
-counter says only that *some* process in the cgroup was killed, so each counted kill explains one death.  The machine's
-counter is no evidence, only a hint.
+counter says only that *some* process in the cgroup was killed, so each counted kill explains one death. The machine's
+counter is not evidence, but only a hint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 KERNEL_LOG: Final = Path("/dev/kmsg")
 CGROUPS: Final = Path("/sys/fs/cgroup")
 
-# Initial pid namespace (PROC_PID_INIT_INO), to which the pids in the kernel's log belong.
+# The initial pid namespace (PROC_PID_INIT_INO), to which the pids in the kernel's log belong.
 _INITIAL_PIDS: Final = "pid:[4026531836]"
 _CLOCK_SLACK_S: Final = 0.1  # maximum difference between the kernel log's clock and the monotonic clock
 
@@ -44,7 +44,7 @@ class MemoryKills:
 
 
 def explain_kill(pid: int, at_start: MemoryKills) -> str:
-    """Explain a SIGKILL as an out-of-memory kill; empty if the kernel did not send the signal."""
+    """Explain a SIGKILL as an out-of-memory kill; return an empty text if the kernel did not send the signal."""
     global _explained
     if (logged := _is_in_kernel_log(pid, at_start.when)) is not None:
         return "out of memory, as the kernel's log says" if logged else ""
@@ -62,7 +62,7 @@ def explain_kill(pid: int, at_start: MemoryKills) -> str:
 
 
 def _is_in_kernel_log(pid: int, since: float) -> bool | None:
-    """True if the log names the process since then; None if it is unreadable, uses other pids, or starts later."""
+    """True if the log names the process since ``since``; None if it is unreadable, uses other pids, or starts later."""
     if str(Path("/proc/self/ns/pid").readlink()) != _INITIAL_PIDS:
         return None
     records = _read_kernel_log()

@@ -1,4 +1,4 @@
-"""Requests of operators (``rlinf-ctl``) that a daemon answers itself: its processes' logs and devices, and kills."""
+"""Operators' requests (``rlinf-ctl``) that a daemon answers itself, about processes, logs and devices, and kills."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEVICE_USE_TIMEOUT_S: Final = 2.0
 
 
 class OperatorRequests:
-    """Handlers of one daemon, none of which waits for a process of the run."""
+    """Handlers of one daemon; none waits for a process of the run."""
 
     def __init__(self, router: Router, probes: Probes, templates: Templates, node: str, log_dir: Path) -> None:
         self._router = router
@@ -40,7 +40,7 @@ class OperatorRequests:
         self._files = RunFiles(log_dir)
 
     async def node_details(self, requester: Requester, op: operations.NodeDetails) -> dict[str, Any]:
-        """Return facts about each process, also of restarting ranks, about templates and, on request, device use."""
+        """Return facts about each process, including restarting ranks, about templates and, on request, device use."""
         use = self._probes.device_use(_DEVICE_USE_TIMEOUT_S) if op.devices else None
         processes = {
             str(endpoint.id): _details(endpoint) | {"weights": _weights(self._log_dir, endpoint.id)}
@@ -73,7 +73,7 @@ class OperatorRequests:
         return [list(each) for each in self._files.listing()]
 
     async def read_run_file(self, requester: Requester, op: operations.ReadRunFile) -> bytes:
-        """Return a piece of a run's file; raise ValueError or LaunchError if the file is missing or unreadable."""
+        """Return part of a run's file; raise ValueError or LaunchError if the file is missing or unreadable."""
         try:
             return self._files.read(op.path, op.offset, op.nbytes)
         except OSError as error:
@@ -95,7 +95,7 @@ def _details(endpoint: Endpoint) -> dict[str, Any]:
 
 
 def _weights(log_dir: Path, endpoint: int) -> dict[str, dict[str, int]]:
-    """Return the ``published`` and ``applied`` versions by model, from the process's flight recorder."""
+    """Map each model to its ``published`` and ``applied`` versions, from the process's flight recorder."""
     found: dict[str, dict[str, int]] = {}
     for metric in metrics_in(log_dir, endpoint):
         name, labels = split_cell(metric.name)

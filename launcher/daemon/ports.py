@@ -1,4 +1,4 @@
-"""Port allocator of a node: opens listening sockets, finds free ports, leases ports to processes."""
+"""``Ports``: a node's port allocator; opens listening sockets, finds free ports, and leases ports to processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _KERNELS_CHOICE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 class Ports:
-    """Port allocator; a port leased to a process goes to no other process until the first has ended.
+    """Port allocator; no other process gets a leased port until the lessee has ended.
 
     Args:
         address: this node's address.
@@ -34,7 +34,7 @@ class Ports:
         self._ports = ports
         self._leases = PortLeases()
         self._marks: dict[int, socket.socket] = {}
-        """Sockets, by leased port, that mark the port as taken for other nodes on this machine."""
+        """Maps each leased port to a socket that marks it as taken for other nodes on this machine."""
 
     def listen(self, purpose: str) -> socket.socket:
         """Listen on this node's address, on an unleased port.  Raises LaunchError or OSError."""
@@ -96,7 +96,7 @@ class Ports:
                     probe.bind((address, port))
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):
-                raise  # without descriptors every other port would fail, too
+                raise  # every other port would fail, too, for lack of descriptors
             return False
         return True
 

@@ -1,7 +1,7 @@
-"""Templates that have imported modules besides torch, forked from a plain template per modules and surroundings.
+"""Templates that have also imported other modules than torch; one for each set of modules and surroundings.
 
-The imports run in the child.  A module that raises, hangs, ends its process or cannot be inherited costs only that
-child: the next child imports the other modules, and workers import this module themselves.
+Each is forked from a plain template, and imports the modules itself. A module that raises, hangs, ends its process or
+cannot be inherited costs only that child: the next child imports the other modules, and workers import this one.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from .leftovers import Leftovers
 from .process_state import private_bytes, resident_bytes
 
 MOST_KEPT: Final = 8
-"""Preloaded templates kept per node, since a script that changes its environment would create ever more of them."""
+"""Limit on preloaded templates per node, because a script that changes its environment would create more and more."""
 
-MOST_REFUSED: Final = 64  # limit of remembered refusals per node, for the same reason
+MOST_REFUSED: Final = 64  # limit on remembered refusals per node, for the same reason
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class PreloadRequest:
-    """Modules to import, in order, before a launch's fork; fails if a user-named module (``asked``) is missing."""
+    """Modules to import, in order, before a launch's fork, which fails if a user-named one (``asked``) is missing."""
 
     node: str
     modules: tuple[str, ...]

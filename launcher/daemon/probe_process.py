@@ -1,4 +1,4 @@
-"""Subprocess of a hardware probe: input and output in memfds, awaited by pidfd, killed when closed."""
+"""``ProbeProcess``: a hardware probe's subprocess, with memfds for input and output, awaited through its pidfd."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .fork_server import MARKER, NO_TOKEN
 
 
 class ProbeProcess:
-    """A running probe, whose input and output are memfds, so that no pipe must be serviced.
+    """A running probe, killed when closed; its input and output are memfds, so no pipe has to be serviced.
 
     ``subprocess`` starts it, not ``asyncio``, because the event loop would fork, and this process's gRPC connections do
     not survive a fork.

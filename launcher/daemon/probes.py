@@ -1,4 +1,4 @@
-"""Hardware probes in subprocesses: EGL numbers of GPUs for workers' variables, and inventory of registered hardware."""
+"""``Probes``: finds, in subprocesses, GPUs' EGL numbers for workers' variables, and the registered hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OTHER_RENDERERS: Final = ("osmesa", "glx")
 
 
 class Probes:
-    """Probes of one node, run in its workers' environment; their results correct workers' rendering variables."""
+    """Probes of one node, run in its workers' environment; the results correct the workers' rendering variables."""
 
     def __init__(self, node: str, environment: Mapping[str, str], local_path: Callable[[str], str] = str) -> None:
         self._node = node

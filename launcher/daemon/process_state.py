@@ -1,4 +1,4 @@
-"""State of a process from ``/proc``, as text: stopped, in the kernel, ended, or exec'ed into another program."""
+"""A process's state from ``/proc`` as text: stopped, in the kernel, ended, or running another program after exec."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
-# A process's program and its stack's start address; fork keeps both, exec changes at least the second.
+# A process's program and its stack's start address; fork keeps both, and exec changes at least the second.
 Image = tuple[str, str]
 
 

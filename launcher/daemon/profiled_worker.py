@@ -1,4 +1,4 @@
-"""Start of a worker under a profiler's command line, in a fresh interpreter instead of a fork from the template.
+"""``ProfiledStarter``: starts a worker under a profiler, in a fresh interpreter instead of a fork of the template.
 
 A profiler must see its program start, but a process forked from a template carries the template's history.  So a
 profiled worker imports torch itself.  The worker's parent is the profiler, which this daemon treats as the worker: the

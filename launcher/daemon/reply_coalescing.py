@@ -12,7 +12,7 @@ Answer = tuple[Any, list[int]]  # a REPLY frame and its descriptors
 
 
 class ReplyCoalescing:
-    """State of group calls whose replies are held back, without IO.
+    """Group calls whose replies are held back; plain state without IO.
 
     Only results are held back; a call's first failure, like its last reply, releases all of them.
 
@@ -65,7 +65,7 @@ class ReplyCoalescing:
         return late
 
     def forget(self, source: int, call: int) -> list[Answer]:
-        """Stop holding back a call when one of its ranks is dead; return its replies."""
+        """Stop holding back a call's replies because one of its ranks is dead; return them."""
         entry = self._open.pop((source, call), None)
         return entry[1] if entry is not None else []
 

@@ -1,4 +1,4 @@
-"""Facts about a node, found without torch: CPUs and memory (within cgroup limits), accelerators, IPs, identity."""
+"""Facts about a node, gathered without torch: CPUs and memory (within cgroup limits), accelerators, IPs, identity."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def facts(
 ) -> dict[str, Any]:
     """Return a node's facts for the other nodes, ready for JSON.
 
-    ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (number usable), ``gpus`` (``{"id",
-    "model"}`` of each accelerator, of any vendor), ``accelerator_type`` (their family), ``rehearsed`` (True if they are
-    only declared), ``addresses`` (IPs by interface), ``boot_id`` and ``machine_id`` (empty if the system has none),
-    ``time`` (seconds since 1970, to find skewed clocks).
+    They are ``hostname``, ``python`` ("3.11.7"), ``executable`` (its path), ``cpus`` (number usable), ``gpus``
+    (``{"id", "model"}`` of each accelerator, of any vendor), ``accelerator_type`` (their family), ``rehearsed`` (True
+    if they are only declared), ``addresses`` (IPs by interface), ``boot_id`` and ``machine_id`` (empty if the system
+    has none), and ``time`` (seconds since 1970, to find skewed clocks).
 
     Args:
         gpus: ids from the hosts file, which override ``CUDA_VISIBLE_DEVICES``.
@@ -68,7 +68,7 @@ def addresses() -> dict[str, list[str]]:
 
 
 def count_cpus(root: Path = Path("/")) -> int:
-    """Return how many CPUs this process may use: its affinity, limited by its cgroups' quotas; at least 1."""
+    """Return how many CPUs this process may use, given its affinity and its cgroups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0))
     quotas = list(_quotas(root))
     # Round down: a single thread above the quota makes all threads wait for the next period.
@@ -76,7 +76,7 @@ def count_cpus(root: Path = Path("/")) -> int:
 
 
 def count_memory(root: Path = Path("/")) -> int:
-    """Return how many bytes of memory this process may use: the machine's, limited by its cgroups."""
+    """Return how many bytes of memory this process may use, given the machine's memory and the cgroups' limits."""
     found = [int(line.split()[1]) << 10 for line in _read(root / "proc/meminfo").splitlines()[:1]]
     for folder, is_second in _groups(root, "memory"):
         limit = _read(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
@@ -94,7 +94,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
-    """Yield the folders of this process's cgroup and of its ancestors, with True for version 2."""
+    """Yield the folders of this process's cgroup and its ancestors, each with True for version 2."""
     mounts = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -110,7 +110,7 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
 
 
 def _upwards(mount: Path, path: str) -> Iterator[Path]:
-    """Yield the folders of a group and its ancestors; in a container perhaps only the mount exists."""
+    """Yield the folders of a group and its ancestors; in a container, perhaps only the mount exists."""
     folder = mount / path.lstrip("/")
     while folder != mount:
         yield folder

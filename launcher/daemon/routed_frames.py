@@ -1,4 +1,4 @@
-"""Frames passing through the router: validation, routes split by node, bodies sealed, descriptors duplicated."""
+"""Functions that validate the router's frames, split routes by node, seal bodies, and duplicate descriptors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAX_INLINE_BYTES: Final = 4 << 20  # largest body that may travel inside the fr
 
 
 def parse_hop(hop: Any) -> tuple[int, list[int]]:
-    """Return node and targets of one hop of a route.  Raises FrameError if the hop is malformed."""
+    """Return the node and the targets of one hop of a route.  Raises FrameError if the hop is malformed."""
     is_one = type(hop) is list and len(hop) == 2 and type(hop[0]) is int and type(hop[1]) is list
     if not is_one or len(hop[1]) % 2 or not set(map(type, hop[1])) <= _INT:
         raise FrameError(f"a route with {hop!r}")
@@ -48,7 +48,7 @@ def slots_of(route: list[list[Any]]) -> list[int]:
 
 
 def is_well_formed(frame: list[Any], fds: list[int]) -> bool:
-    """True if a CALL, REPLY or MESSAGE may be forwarded; a malformed frame would fail only in its receiver."""
+    """True if a CALL, REPLY or MESSAGE is well formed; a malformed frame would otherwise fail only at its receiver."""
     body = frame[-1]
     if frame[0] == frames.CALL and not frames.is_call_sound(frame):
         return False

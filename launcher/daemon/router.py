@@ -1,4 +1,4 @@
-"""Frame router of a daemon between local endpoints and other nodes; tracks pending calls, and fails a dead worker's.
+"""A daemon's frame router between local endpoints and other nodes; tracks calls, and fails those to dead workers.
 
 The router reads headers and never bodies.  An *endpoint* is a local process with a socket: a driver or a worker.  The
 source of a frame is the connection on which it arrived, whatever the frame itself claims.
@@ -48,12 +48,12 @@ _STATE_REQUESTS: Final = frozenset(
         operations.ScrapeNode,
     )
 )
-"""Requests about another node's current state, answered with an error while the link to that node is down."""
+"""Requests about another node's current state; they fail while the link to that node is down."""
 
 _SIGNALS: Final = frozenset({frames.CANCEL, frames.CREDIT, frames.FAILED})
 
 MAX_DIRECT_WORKERS: Final = 256
-"""Workers of a node with direct sockets, limited because each of them costs every caller a file descriptor."""
+"""Limit on a node's workers with direct sockets, because each such worker costs every caller a file descriptor."""
 
 
 class Router:
@@ -71,7 +71,7 @@ class Router:
         self._release_timer: asyncio.TimerHandle | None = None
         self.endpoints: dict[int, Endpoint] = {}
         self.replaced: dict[int, Endpoint] = {}
-        """Dead workers whose rank was restarted as another endpoint; late calls are answered with their exit report."""
+        """Dead workers whose rank was restarted as another endpoint; late calls to them get their exit report."""
         self.node_links: dict[int, NodeLink] = {}
         self._on_request = on_request
         self.on_channel: Callable[[list[Any], list[int]], None]
@@ -114,8 +114,8 @@ class Router:
         elif kind == frames.REPLY:
             slot = source.pending_calls.slot(frame[3], frame[4])
             if slot is None and frame[3] in source.resumed and type(frame[5]) is int:
-                # The worker answered on a direct socket that lost the answer, and has sent SETTLED since, so the call
-                # is not pending here.  Dropping the repeated answer would leave the caller waiting forever.  Only a
+                # The worker answered on a direct socket that lost the answer, and then sent SETTLED, so the call is no
+                # longer pending here. Dropping the repeated answer would leave the caller waiting forever. Only a
                 # worker whose socket to this very caller broke (``resumed``) may answer a call that is not pending.
                 # tests/test_broken_sockets.py::test_calls_outlive_their_socket_and_run_once_in_order
                 self.deliver(frame, fds)
@@ -257,14 +257,14 @@ class Router:
             self._release_timer = self._loop.call_later(MAX_DELAY_S, self._release)
 
     def _complete_calls(self, worker: Endpoint, calls: list[int]) -> None:
-        """Mark calls complete that a worker answered on direct sockets; release replies that waited for them."""
+        """Mark the calls that a worker answered on direct sockets as complete; release replies that waited for them."""
         for source, call in zip(calls[::2], calls[1::2], strict=True):
             if worker.pending_calls.complete(source, call):
                 for frame, fds in self._coalescing.skip(source, call):
                     self.deliver(frame, fds)
 
     def settle(self, worker: int, source: int, call: int) -> None:
-        """Mark a call complete whose caller already has the answer."""
+        """Mark a call as complete because its caller already has the answer."""
         endpoint = self.endpoints.get(worker)
         if endpoint is not None:
             self._complete_calls(endpoint, [source, call])
@@ -272,8 +272,8 @@ class Router:
     def _note_pending(self, caller: Endpoint, pending: list[list[Any]], answered: list[int]) -> None:
         """Record direct calls that a caller has reported as open or as answered."""
         # A caller reports direct calls with a delay (``direct_calls.REPORT_DELAY_S``), and the worker may have died in
-        # the meantime.  Its death answered the calls known at that moment; a call added afterwards would never be
-        # answered.  So such a call is refused immediately, with its method among those open at the death.
+        # the meantime. Its death failed the calls known at that moment; a call added afterwards would never be
+        # answered. So such a call is refused immediately, and its method is listed among those open at the death.
         # tests/_client/test_direct_calls.py::test_a_death_before_the_daemon_has_heard_of_the_call_is_told_too
         now = clock.monotonic()
         for number, slot, call, method in pending:
@@ -288,7 +288,7 @@ class Router:
                 worker.pending_calls.complete(caller.id, call)
 
     def _resume(self, source: Endpoint, frame: list[Any]) -> None:
-        """Forward to one side of a broken direct socket how many of its frames the other side has received."""
+        """Tell one side of a broken direct socket how many of its frames the other side has received."""
         if not all(type(field) is int for field in frame[3:]):
             raise FrameError(f"{source!r} sent a frame of kind {frame[0]} that makes no sense")
         peer = self.endpoints.get(frames.number_of(frame[3])) if frames.node_of(frame[3]) == self.node else None
@@ -307,7 +307,7 @@ class Router:
         self.deliver((frames.RESUME, 0, gone, target, owner, -1))
 
     def end_resumptions(self, gone: Endpoint) -> None:
-        """Answer every process that waits for a dead endpoint's count of received frames, or for its lost answers."""
+        """Answer every process that waits for a dead endpoint to report received frames or to repeat lost answers."""
         awaited_by, gone.awaited_by = gone.awaited_by, set()
         for target, owner in awaited_by | {(caller, gone.id) for caller in gone.resumed}:
             self._answer_resume(gone.id, target, owner)
@@ -400,7 +400,7 @@ class Router:
             self.deliver((frames.REPLY, 0, me, frame[2], frame[4], slot, int(status), body))
 
     def _refuse(self, source: int, call: int, slot: int, endpoint: Endpoint | None, method: str = "") -> None:
-        """Answer a call to a dead or unknown worker; ``method`` was open at the death, unknown to this daemon."""
+        """Answer a call to a dead or unknown worker; ``method`` was open at the death without this daemon knowing."""
         if endpoint is not None and endpoint.exit_report is not None:
             status, body = Status.DIED, endpoint.death_of(source, call, method)
         elif endpoint is not None and endpoint.root is not None:

@@ -1,4 +1,4 @@
-"""Log directory of a run: private to the user, locked while the run is alive; prunes older runs' directories."""
+"""``RunLogs``: a run's log directory, private to the user and locked during the run; prunes older directories."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class RunLogs:
             self.note = f"no logs can be kept: {error}; those of this run are in {spare} and end with it"
 
     def _open(self, parent: Path, run: str) -> Path:
-        # A directory is created and locked in one step under the parent's lock, and candidates for removal are locked
-        # under it, too; otherwise a prune could mistake a starting run without its lock for a dead run.
+        # Hold the parent's lock while a directory is created and locked, and while candidates for removal are locked;
+        # otherwise a prune could mistake a starting run that has no lock yet for a dead run.
         with _locked(parent):
             path = parent / run
             # Another node of this run on the same machine may have created the directory.
             with contextlib.suppress(FileExistsError):
                 path.mkdir(mode=0o700)
             self._lock = os.open(path, _DIRECTORY)
-            with contextlib.suppress(OSError):  # where the file system has no locks, nothing is pruned
+            with contextlib.suppress(OSError):  # if the file system has no locks, nothing is pruned
                 fcntl.flock(self._lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             _point(parent / LATEST, run)
         return path

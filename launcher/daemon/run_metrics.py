@@ -1,4 +1,4 @@
-"""Metrics of the whole run, served by node 0, which asks all daemons at each scrape and omits silent ones."""
+"""The metrics of the whole run, served by node 0, which asks all daemons at each scrape and omits silent ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 _NODE_TIMEOUT_S: Final = 2.0
-"""Seconds for all nodes' answers to one scrape; less than a scraper's default timeout (10 s)."""
+"""Seconds to wait for all nodes' answers to one scrape; less than a scraper's default timeout (10 s)."""
 
 
 class RunMetrics:

@@ -1,8 +1,8 @@
 """``SampleStore``: the samples of a durable experience in an SQLite file, written by a dedicated thread.
 
-The daemon's loop never waits for a disk.  It passes changes to the thread, which writes all queued changes in one
-transaction and reports each change back in order.  SQLite preserves everything that a killed process has committed, but
-does not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
+The daemon's loop never waits for a disk. It passes changes to the thread, which writes all queued changes in one
+transaction and reports them back in order. SQLite preserves everything that a killed process has committed, but does
+not wait for the disk (``synchronous=OFF``), so a power failure may lose the last transactions, or the file.
 
 The file is locked while it is open; the kernel releases a killed process's lock.
 """

@@ -1,4 +1,4 @@
-"""``DaemonService``: registers the daemon's handlers, and frees dead processes' state.
+"""``DaemonService``: registers the daemon's handlers, and frees the state of dead processes.
 
 It also collects errors that the script has not awaited, for the launcher, and answers ``NodeStatus``.
 """
@@ -72,7 +72,7 @@ class SharedLinkService:
 
 
 class StuckRanks:
-    """Handlers for ranks of this node that are in a collective which a failed rank has left."""
+    """Handlers for this node's ranks in a collective that a failed rank has left."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -86,7 +86,7 @@ class StuckRanks:
         return calls.is_pending(op.source, op.call) or calls.has_later(op.source, op.after)
 
     async def kill_stuck(self, requester: Requester, op: operations.KillStuck) -> None:
-        """Kill the requester, whose main thread cannot be freed, or one of whose background tasks has failed."""
+        """Kill the requester: its main thread cannot be freed, or one of its background tasks has failed."""
         endpoint = self._router.endpoints.get(frames.number_of(requester.endpoint))
         if frames.node_of(requester.endpoint) != self._router.node or endpoint is None or endpoint.process is None:
             raise ValueError("only a worker of this node can ask for its end")
@@ -154,7 +154,7 @@ class DaemonService:
             forget=self.forget_endpoint,
         )  # fmt: skip
         self.unobserved: dict[tuple[int, str], str] = {}
-        """Errors, by endpoint and key, that the script has not awaited; the launcher reports them at the end."""
+        """Maps endpoint and key to an error that the script has not awaited; the launcher reports these at the end."""
         self._register()
 
     def _register(self) -> None:
@@ -264,10 +264,10 @@ class DaemonService:
             self.names.rank_returned(requester, op)
             nodes = [node_link.node for node_link in self.router.node_links.values() if node_link.over is None]
             for node in nodes:
-                # The other daemon handles a request as a task.  A call that the owner sends right after the request,
-                # for example from a restart hook, would overtake it, and the rank would send to the dead process.  So
-                # nodes receive an event, which keeps its place in the stream.  An owner on another node calls over
-                # other links.
+                # The other daemon handles a request as a task. A call that the owner sends right after the request,
+                # for example from a restart hook, would overtake it, and the rank would send to the dead process. So
+                # nodes receive an event, which keeps its place in the stream. An owner on another node sends its
+                # calls over other links.
                 # tests/simulation/test_sim_restarts.py::test_a_hook_sends_to_the_incarnation_that_is_back
                 self.router.send_event(frames.endpoint(node, 0), "rank_returned", vars(op))
             if not frames.node_of(requester.endpoint):
@@ -369,7 +369,7 @@ class DaemonService:
 
     def drop_node(self, node: int) -> None:
         """Free what a lost node's endpoints owned here; their later requests are refused."""
-        # A request received earlier runs as a separate task, possibly after this call; ``gone`` makes it fail then.
+        # A request received earlier runs as a separate task, possibly after this call; in that case ``gone`` fails it.
         self.gone.add_all(frames.endpoint(node, 0), frames.endpoint(node + 1, 0) - 1)
         owners = self.names.clients() | self.groups.owners()
         owners |= self.router.callers_on(node) | self.channels.clients_and_owners()

@@ -13,7 +13,7 @@ _SPEC: Final = ctypes.c_long * 4
 
 
 class SignOfLife:
-    """A kernel timer (``timerfd``) shared by daemon and guardian, because it is created before the fork.
+    """A kernel timer (``timerfd``), created before the fork so that daemon and guardian share it.
 
     A stopped daemon (SIGSTOP, a debugger) cannot notice that other nodes have declared its node lost.  Its guardian
     can, and kills the daemon before another node restarts its ranks; the daemon's own timer would wait for SIGCONT.

@@ -16,7 +16,7 @@ from rlinf_async._trace.state.tracks import Tracks
 _PIECE_BYTES: Final = 1 << 14  # parsed before other tasks of the loop run; about 200 spans
 
 _OTHER_CLOCK_NS: Final = 500_000_000
-"""Clock difference in nanoseconds that shows that a process has its own monotonic clock (a time namespace)."""
+"""Difference between clocks above which a process has its own monotonic clock (a time namespace)."""
 
 _SERVE, _SPAN = int(EventKind.SERVE), int(EventKind.SPAN)
 _OPERATIONS: Final = {
@@ -28,7 +28,7 @@ _OPERATIONS: Final = {
         (EventKind.WEIGHTS, "weights ", "weights", "version"), (EventKind.WAIT, "", "wait", ""),
     )
 }  # fmt: skip
-"""How each kind is drawn: name prefix, category, and argument name of its value."""
+"""Maps each kind to how it is drawn: name prefix, category, and the name of the argument with its value."""
 
 
 class SpanTail:

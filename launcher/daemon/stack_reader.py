@@ -1,4 +1,4 @@
-"""Stacks of unresponsive processes: a signal makes a handler dump them into a pipe, which the daemon reads.
+"""``StackReader``: reads unresponsive processes' stacks, which a signal handler dumps into a pipe.
 
 A process registers faulthandler's handler when it attaches; its HELLO names its descriptor of the pipe
 (``_inspection/state/stack_dump.py``)::
@@ -21,7 +21,7 @@ from rlinf_async._inspection.state import stack_dump
 from .endpoint import Endpoint
 from .process_state import catches
 
-TIMEOUT_S: Final = 1.0  # limit for a dump; text received by then is used
+TIMEOUT_S: Final = 1.0  # limit for a dump; after that, the text received so far is used
 
 _QUIET_S: Final = 0.1  # silence after which a dump counts as complete, since nothing marks its end
 
@@ -31,14 +31,14 @@ _MAX_BYTES: Final = 1 << 20  # largest dump; faulthandler's maximum of 100 threa
 
 @dataclass(frozen=True)
 class Stacks:
-    """Text of a dump, or why there is none."""
+    """The text of a dump, or the reason why there is none."""
 
     text: str = ""
     trouble: str = ""
 
 
 class StackReader:
-    """One daemon's dumps in progress, one per process, shared by simultaneous readers."""
+    """Reader of one daemon's dumps, at most one per process at a time, shared by simultaneous readers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,4 +1,4 @@
-"""The daemon's side of worker templates, processes that import torch and fork workers on request.
+"""The daemon's side of worker templates: processes that import torch and fork workers on request.
 
 There is one template per interpreter and environment; its program is ``rlinf_async._worker.template``.
 """
@@ -40,7 +40,7 @@ def exec_time(environment: Mapping[str, str]) -> dict[str, str]:
 def template_command(flags: Sequence[str]) -> list[str]:
     """Return the template's command line after the interpreter, without the template's own arguments.
 
-    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package, so code adds its folder.
+    ``-I`` and ``-E`` hide PYTHONPATH, through which a daemon may have found this package; so code adds its folder.
     """
     if {"-I", "-E"}.isdisjoint(flags):
         return [*flags, "-P", "-m", "rlinf_async._worker.template"]

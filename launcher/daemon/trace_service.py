@@ -1,4 +1,4 @@
-"""Trace collection by daemons, one of which writes all processes' spans to a file and compares the nodes' clocks.
+"""Trace collection by daemons: one of them writes all processes' spans to a file and compares the nodes' clocks.
 
 Every daemon reads its processes' span logs four times a second, and on request; the file is valid after each batch::
 
@@ -42,7 +42,7 @@ logger = own_logger(__name__)
 _INTERVAL_S: Final = 0.25  # interval of reads, too short for a process to fill its span log
 
 _CLOCK_SAMPLES: Final = 64
-"""Clock readings in a row, of which the one with the shortest round trip counts.  On busy processors most round trips
+"""Number of clock readings, of which the one with the shortest round trip counts. On busy processors, most round trips
 take longer than a call, which would then be drawn before its caller and without an arrow."""
 
 _CLOCK_TIMEOUT_S: Final = 2.0
@@ -178,11 +178,11 @@ class Traces:
                     await self._router.ask(home, operations.WriteSpans(batch))
 
     def _batches(self) -> Iterator[list[Any]]:
-        # By file, not by endpoint, because a process that came and went since the last round has left its log.
+        # Scan files, not endpoints, because a process that came and went since the last round has left its log.
         with contextlib.suppress(OSError), os.scandir(self._log_dir / DIRECTORY) as entries:
             for entry in entries:
                 if entry.name.endswith(SUFFIX) and entry.name not in self._seen_files:
-                    # The file may be incomplete because its process is just creating it.
+                    # The file may be incomplete because its process is still creating it.
                     with contextlib.suppress(OSError, ValueError):
                         self._find(entry)
         for name, tail in list(self._tails.items()):

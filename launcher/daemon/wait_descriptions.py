@@ -46,7 +46,7 @@ class WaitDescriptions:
         return "" if tell is None else tell(Ticket(requester.endpoint, op.number), waiting)
 
     async def queue_state(self, requester: Requester, op: operations.QueueState) -> str:
-        """Describe a channel's items under a key, and the requests waiting there."""
+        """Describe a channel's items under a key, and the requests waiting for that key."""
         return self._channels.describe(op.number, op.key)
 
     def _live_workers_of(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Environment of a group's workers on a node: variables, interpreter, import paths and network interface, merged."""
+"""``WorkerEnv``: the environment of a group's workers on a node: variables, interpreter and import paths."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``WorkerGroups``: one node's part of the run's worker groups: starts workers, and shuts groups down.
+"""``WorkerGroups``: one node's part of the run's worker groups; starts workers, and shuts groups down.
 
 It also keeps the listening sockets of groups' stores, at MASTER_PORT, until rank 0 takes them over.
 """
@@ -40,7 +40,7 @@ logger = own_logger(__name__)
 _MAX_FORMER: Final = 64
 
 NewProcess = Callable[[asyncio.AbstractEventLoop, WorkerSetup, str, Path], WorkerProcess]
-"""Factory of a worker process that has not started."""
+"""Function that creates a worker process, not yet started."""
 
 
 @dataclass
@@ -105,7 +105,7 @@ class WorkerGroups:
         forget: frees the state of an ended local endpoint.
 
     Attributes:
-        by_number: groups by their name's number.
+        by_number: maps the number of each registered name to its group.
         closing: the node is shutting down and starts no more workers.
     """
 
@@ -287,8 +287,8 @@ class WorkerGroups:
     ) -> Endpoint:
         site = self._site
         environment = place.variables(await self._probes.rendering(worker["env"], place.variables(worker["env"])))
-        # The template's import may have taken long.  If the group was closed during the import, its worker would take
-        # the store of the next group with the same name.
+        # The template's import may have taken a long time. If the group was closed in the meantime, its worker would
+        # take the store of the next group with the same name.
         self._check_wanted(group)
         threads = self._threads(op, worker["env"], environment)
         environment = self._shared_variables(environment, threads)
@@ -341,7 +341,7 @@ class WorkerGroups:
             sock,
             self._loop,
             on_frame=lambda frame, fds: self._router.from_endpoint(endpoint, frame, fds),
-            # The pidfd reports the death, since a child of the process may keep the socket open.
+            # The pidfd reports the death, because a child of the process may keep the socket open.
             on_closed=lambda reason: None,
         )
         self._greet(endpoint)

@@ -16,7 +16,7 @@ from rlinf_async._core.printable import printable
 MAX_LINE_BYTES: Final = 8192
 _MAX_REPORTED_LINE_CHARS: Final = 400
 MAX_LAST_READS: Final = 32
-"""Limit of reads from a dead worker's pipe.  The worker's own output is in the first ones (a pipe holds 64 KiB, or 1
+"""Limit on reads from a dead worker's pipe. The first reads return the worker's own output (a pipe holds 64 KiB, or 1
 MiB if enlarged), and a descendant that writes endlessly must not block the node."""
 
 
@@ -91,7 +91,7 @@ class WorkerOutput:
             self.log_error = _reason(error)
 
     def _write_log(self, data: bytes) -> bool:
-        """Append to the log; return True if output is lost for the first time: a full disk must not stop the run."""
+        """Append to the log; return True if output is lost for the first time. A full disk must not stop the run."""
         complete = not self.lost_bytes
         self.written_bytes += len(data)
         view = memoryview(data)
@@ -104,7 +104,7 @@ class WorkerOutput:
         return complete and bool(view)
 
     def close(self) -> None:
-        """Read the remaining output, with a limit because a descendant may keep writing, and close the pipe and log."""
+        """Read the remaining output, up to a limit because a descendant may keep writing; close the pipe and log."""
         if not self._open:
             return
         self._open = False

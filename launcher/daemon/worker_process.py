@@ -1,4 +1,4 @@
-"""``WorkerProcess``, a worker as the daemon's child: start, output, end by pidfd, exit report, and its leftovers."""
+"""``WorkerProcess``: a worker as the daemon's child, with its start, output, end, exit report and leftovers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .process_state import Image, image_of
 from .worker_output import WorkerOutput, log_lacks
 
 DESCRIPTORS_PER_WORKER: Final = 9
-"""The daemon's descriptors per worker during its start: two socket ends, two pipes, two logs, a pidfd."""
+"""Number of descriptors that the daemon needs to start a worker, for sockets, pipes, logs and a pidfd."""
 
 _SUFFIXES: Final = {"stdout": ".out", "stderr": ".err"}
 

@@ -1,4 +1,4 @@
-"""Archive of the folder that ``--sync`` ships: a compressed tar in memory, of git's files, or of all but caches."""
+"""``Archive``: the folder that ``--sync`` ships, as a compressed tar in memory: git's files, or all but caches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def pack(folder: Path) -> Archive:
         with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1, format=tarfile.PAX_FORMAT) as tar:
             for name in _names(folder, unread):
                 member: Any = tar.gettarinfo(folder / name, name)
-                if member is None:  # tarfile returns None for a socket, which typeshed does not know
+                if member is None:  # tarfile returns None for a socket, which typeshed does not declare
                     left_out.append(name)
                 elif member.isfile() or member.islnk():
                     _add_file(tar, member, folder / name)

@@ -1,4 +1,4 @@
-"""Bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for stdin.
+"""The bootstrap of a host: the ``python -c`` line that runs a program read from stdin, and the bytes for stdin.
 
 The line is the same for every host and run and contains no secrets; the program and all secrets follow on stdin.  The
 line must pass any login shell unchanged (one line; no single quote, doubled backslash or exclamation mark), run on
@@ -33,7 +33,7 @@ g["main"](read)
 
 BOOTSTRAP: Final = 'exec("' + _SOURCE.replace('"', '\\"').replace("\n", "\\n") + '")'  # the argument of python -c
 
-TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, about too old an interpreter
+TOO_OLD: Final = "rlinf: "  # prefix of the bootstrap's only message, that the interpreter is too old
 
 
 def shipment(program: str, request: Mapping[str, Any], archive: bytes = b"") -> Iterator[bytes]:

@@ -54,7 +54,7 @@ OWN_TO_A_MACHINE = (
     "SSH_*",
     "_",
 )
-"""Patterns of variables that describe one machine, exported only by ``-e NAME`` and by no pattern, not even ``*``."""
+"""Patterns of variables that describe one machine; only ``-e NAME`` exports them, and no pattern does, even ``*``."""
 
 RESERVED = ("RLINF_RUN_ID", "RLINF_NODE_SOCKET")  # variables that the launcher sets in each process
 
@@ -97,7 +97,7 @@ def chosen(
 
 
 def read_env_file(path: str | os.PathLike[str]) -> dict[str, str]:
-    """Return the variables of a file of ``NAME=value`` lines, which may have ``export``, comments and quotes.
+    """Return the variables in a file of ``NAME=value`` lines, which may have ``export``, comments and quotes.
 
     Quotes around a whole value are removed; nothing is expanded.  Raises ConfigError with ``file:line:col``.
     """

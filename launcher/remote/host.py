@@ -1,4 +1,4 @@
-"""``Host``: a machine of a run, with its name, address, slots, GPUs, labels, variables, and place in a Slurm job."""
+"""``Host``: a machine of a run, with its name, address, slots, GPUs, labels, variables and place in a Slurm job."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Host:
         gpus: devices to use, by index or UUID; None for all devices found.
         labels: labels for placement.
         env: variables for this host only.
-        fake_gpus: number of GPUs to pretend to have, to rehearse a placement.
+        fake_gpus: number of GPUs to pretend to have, to try out a placement.
         source: location of the entry as ``file:line``.
         max_slots: upper bound of ``slots``, also if ``slots`` is None.
         slurm: its place in the Slurm allocation, if the launcher reaches it with srun.

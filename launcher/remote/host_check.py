@@ -29,7 +29,7 @@ _PYTHON_MINIMUM: Final = (3, 11)
 _PACKAGES: Final = ("rlinf_async", "rlinf_launcher", "torch", "numpy", "msgpack", "cloudpickle", "uvloop")
 _PACKAGES_BETWEEN_NODES: Final = ("grpc", "cryptography")
 
-_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh still unconnected by then is killed
+_CLEANUP_TIMEOUT_S: Final = 1.5  # limit for removing unpacked files; an ssh that is still connecting is killed
 _NO_TIMEOUT_S: Final = 24 * 3600.0
 _WARN_CLOCK_SKEW_S: Final = 300.0
 _MAX_CLOCK_BEHIND_S: Final = 47 * 3600.0  # certificates are valid from two days before the start
@@ -37,7 +37,7 @@ _MAX_CLOCK_AHEAD_S: Final = 360 * 24 * 3600.0
 
 
 class HostCheck:
-    """Preflights of all hosts: answers by rank, and open lifelines by rank, which the caller must close."""
+    """Preflights of all hosts, with each rank's answer and its open lifeline, which the caller must close."""
 
     def __init__(self, nodes: Sequence[PlannedNode], options: Options, run: str, report: Report) -> None:
         self.python_path = ""
@@ -207,7 +207,7 @@ def own_version() -> str:
 
 
 def _machine(node: PlannedNode, answer: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a key that is equal for nodes on one machine; with srun the slurmd's name (a machine may run several)."""
+    """Return a key that is equal for nodes on one machine; with srun, each slurmd counts as a machine."""
     keys = ("slurm_node",) if node.host.slurm is not None else ("machine_id", "boot_id", "hostname")
     return tuple(str(answer[key]) for key in keys)
 

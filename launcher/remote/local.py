@@ -1,4 +1,4 @@
-"""Connector for this machine, without ssh, and the check whether a host is this machine."""
+"""``LocalConnector`` for this machine, without ssh, and a check of whether a host is this machine."""
 
 from __future__ import annotations
 

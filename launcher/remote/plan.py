@@ -1,4 +1,4 @@
-"""Plan of a run's nodes from its hosts and options: the chosen hosts, in rank order, each with a connector."""
+"""Plans a run's nodes from its hosts and options: the chosen hosts, in rank order, each with a connector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preflight program, run on each host: checks Python, packages and paths; unpacks ``--sync``; becomes the daemon.
+"""Preflight program on each host: checks Python, packages and paths, unpacks ``--sync``, and becomes the daemon.
 
 It reports missing requirements, waits for the command, and becomes the node's daemon with the same stdin and stdout.
 The program arrives over the stdin of ssh or srun, so that even a host without an installation answers readably: it is
@@ -87,14 +87,14 @@ def become(order: Dict[str, Any], survey: "HostSurvey") -> None:
         environment["PYTHONPATH"] = os.pathsep.join(survey.python_path)
     environment["RLINF_PREPARED_DIR"] = str(survey.run_dir or "")
     os.chdir(survey.cwd)
-    # Stay blocked until the guardian, which this process becomes, handles the signals:
+    # Keep the signals blocked until the guardian, which this process becomes, handles them:
     # tests/launcher/test_over_slurm.py
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     os.execvpe(order["argv"][0], order["argv"], environment)
 
 
 class HostSurvey:
-    """Checks of this host: its facts, and the requirements that it lacks."""
+    """Checks of this host: its facts, and the requirements that it does not meet."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -319,7 +319,7 @@ def address_towards(address: str) -> Optional[str]:
 
 
 def interface_address(name: str) -> Optional[str]:
-    """Return a network interface's address: IPv4 if it has one, else a global IPv6; None if it has neither."""
+    """Return a network interface's IPv4 address, else its global IPv6 address; None if it has neither."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             packed = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
@@ -332,7 +332,7 @@ def interface_address(name: str) -> Optional[str]:
     except OSError:
         return None
     for digits, _, _, scope, _, interface in rows:
-        if interface == name and scope in ("00", "10"):  # global and loopback: a link-local one needs a zone
+        if interface == name and scope in ("00", "10"):  # global or loopback; a link-local address needs a zone
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits))
     return None
 

@@ -1,4 +1,4 @@
-"""Command line that runs the bootstrap on its host, after the shell commands of ``--prologue``, if any.
+"""The command line that runs the bootstrap on its host, after the shell commands of ``--prologue``, if any.
 
 The commands run in a bash that then execs the interpreter, so the daemon and its workers inherit everything that the
 commands export, load or activate.  Their stdin is empty and their stdout goes to stderr, because both belong to the
@@ -15,8 +15,9 @@ from .bootstrap import BOOTSTRAP
 
 _FAILED: Final = "rlinf-prologue: exit status "
 
-# The trap also reports a prologue that calls `exit`, or fails under `set -e`.  The positional parameters are cleared
-# first, because a sourced script would take them for its own.  Without single quotes the script passes any login shell.
+# The trap also reports a prologue that calls `exit`, or fails under `set -e`. The positional parameters are cleared
+# first, because a sourced script would take them for its own. The script has no single quotes, so it passes any login
+# shell.
 _SCRIPT: Final = (
     "rlinf_commands=$1 rlinf_python=$2 rlinf_default=$3 rlinf_bootstrap=$4; set --; "
     f'trap "echo {_FAILED}\\$? >&2" EXIT; '

@@ -1,4 +1,4 @@
-"""Connector over Slurm's ``srun``: the command line of a step on one node of the job, and its failures explained.
+"""``SrunConnector``: builds the command line of a Slurm step on one node of the job, and explains its failures.
 
 Each node gets a step.  ``--overlap`` admits the step next to other steps; without ``--exact`` it has all the job's CPUs
 on the node; GPUs must be requested.  ``--unbuffered`` must not be used, because it would replace the daemon's stdin and
@@ -66,8 +66,8 @@ def srun_connector(host: Host, options: Options, default: str) -> SrunConnector:
     place = host.slurm or SlurmNode()
     step = [*_STEP, f"--nodelist={host.name}"]
     step += [] if place.component is None else [f"--het-group={place.component}"]
-    # In a job that requested GPUs in total or per task, a step without its own number asks for too many GPUs, or too
-    # few.  Such a job refuses a step with `--gres` or `--gpus-per-node`.
+    # If the job requested GPUs in total or per task, a step that gives no number requests too many GPUs, or too few.
+    # Such a job refuses a step with `--gres` or `--gpus-per-node`.
     step += [f"--gpus={place.gpus}"] if place.gpus else []
     python = host.python or options.python
     python = str(Path(python).expanduser()) if python else None

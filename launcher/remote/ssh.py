@@ -1,4 +1,4 @@
-"""Connector over the system's ``ssh``: the command line for a host, and its failures explained, with fixes."""
+"""``SshConnector``: builds the command line of the system's ``ssh`` for a host, and explains its failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NO_COMMAND: Final = re.compile(r"Command not found\.?$", re.IGNORECASE)
 
 _ALWAYS: Final = ("BatchMode=yes", "ForwardAgent=no", "ClearAllForwardings=yes")
 _UNLESS_SAID: Final = ("ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3")
-"""Options after the user's arguments, which act as defaults because ssh uses an option's first value."""
+"""Options placed after the user's arguments, so that they act as defaults: ssh uses an option's first value."""
 
 
 @dataclass(frozen=True)

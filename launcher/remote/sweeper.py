@@ -67,7 +67,7 @@ def main(read: Callable[[int], bytes]) -> None:
 def wait(is_over: Callable[[], bool], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while not is_over() and time.monotonic() < deadline:
-        time.sleep(0.05)  # they are no children of this process, and Python before 3.9 has no pidfd
+        time.sleep(0.05)  # these are not children of this process, and Python before 3.9 has no pidfd
 
 
 def tell(request: Dict[str, Any], message: Dict[str, Any]) -> None:
@@ -110,7 +110,7 @@ def leave_notes(nodes: List[Path], found: "Dict[int, List[bytes]]", by: str) -> 
 
 
 def processes_of(run: str, sessions: "Dict[int, int]") -> "Dict[int, List[bytes]]":
-    """Return environments by pid of this user's processes with the run's id in them, or in one of these sessions.
+    """Map pids to environments of this user's processes that contain the run's id, or are in one of these sessions.
 
     This process is omitted.  ``sessions`` maps session numbers to the start time of their first process.
     """
@@ -137,7 +137,7 @@ def remove_cuda_files(pids: Iterable[int]) -> None:
 
 
 def sessions_of(run: str, places: List[Path]) -> "Dict[int, int]":
-    """Return sessions of workers and their descendants by number, with the start time of their first process.
+    """Map the sessions of workers and their descendants to the start time of their first process.
 
     Daemons have recorded the workers' sessions.  A session that contains a worker's descendant belongs entirely to the
     run.  Sessions lead to processes that have overwritten their environment, as setproctitle does.

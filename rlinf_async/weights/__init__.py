@@ -1,7 +1,7 @@
 """Complete versions of the trainer's weights for rollout workers.
 
 ``publish`` and ``follow`` transfer weights from one worker group to others; the schemes are TorchRL's, and also serve
-other processes. Each name is loaded at its first use, and torch not before.
+other processes. Each name is loaded at its first use, and torch is not imported before.
 """
 
 from typing import TYPE_CHECKING

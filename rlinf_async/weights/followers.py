@@ -41,18 +41,18 @@ class _FollowerLink(WorkerLink):
             self._followers._joined(self)
 
     def on_end(self, error: Exception) -> None:
-        """Do nothing: ``_end`` handles the end, whoever listens."""
+        """Do nothing, because ``_end`` handles the end for all listeners."""
 
     def _end(self, error: Exception) -> None:
-        # Remove an ended follower from the receivers before the current version learns of its end. Its acknowledgement
-        # is then that of a removed receiver, and only ``check`` reports a death.
+        # Remove a follower that has ended from the receivers before the current version learns of its end. The version
+        # then counts it as a removed receiver, and only ``check`` reports the death.
         # tests/weights/test_publish.py::test_a_follower_that_dies_is_named_once_and_the_others_go_on
         self._followers._ended(self, error)
         super()._end(error)
 
 
 class Followers:
-    """Ranks of some groups that follow. Callbacks run in the threads that read the links.
+    """The ranks of some groups that follow a publication. Callbacks run in the threads that read the links.
 
     Args:
         name: name of the weights.
@@ -66,12 +66,12 @@ class Followers:
         self._exchange = require_exchange()
         self._lock = threading.Lock()
         self._links: dict[str, _FollowerLink | None] = {}
-        """Links by worker name; None while a link is being created."""
+        """Maps each worker's name to its link; None while the link is being created."""
         self._sizes: dict[str, int | None] = dict.fromkeys(groups)
         self._met: set[str] = set()
         """Ranks that have followed at least once."""
         self._failures: dict[str, Exception] = {}
-        """Unreported errors: by group name, if the group was not found; by worker name, if the worker ended."""
+        """Maps the name of each group that was not found, and of each worker that ended, to an unreported error."""
         self._changes = ConditionVar(name)
         self._is_closed = False
         self._forget_introductions = self._exchange.watch_introductions(self._introduced)
@@ -130,7 +130,7 @@ class Followers:
             self._publisher.add(link.worker, link)
         except ClosedError:
             link.close()
-        # Record the worker only now, because waits for it continue with the publisher's receivers.
+        # Record the worker only now, because a task that waits for it continues with the publisher's receivers.
         self._met.add(link.worker)
         # The group appeared after the deadline for its name.
         if self._failures.pop(link.group, None) is not None:
@@ -138,7 +138,7 @@ class Followers:
         self._changes.notify()
 
     def _ended(self, link: _FollowerLink, error: Exception) -> None:
-        """Handle the end of a worker's link, of which a successor with the same name may already exist."""
+        """Handle the end of a worker's link; the next link to that worker may already exist."""
         with self._lock:
             if self._is_closed or self._links.get(link.worker) is not link:
                 return

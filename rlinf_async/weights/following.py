@@ -119,7 +119,7 @@ class Following(Versioned, Scope):
         Raises:
             ClosedError: ``close`` was called.
             WeightMismatch, Exception: on entering: version 1 does not fit, or will not arrive.
-            DeadlineExceeded: on entering: version 1 is late, or an update was being applied for that long.
+            DeadlineExceeded: on entering: version 1 is late, or an update was still being applied at the deadline.
             TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         self._check_open()

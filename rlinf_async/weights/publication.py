@@ -43,7 +43,7 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         a function that returns an iterator of ``(name, tensor)``, which is called on every rank for each version, twice
         for the first; rank 0 sends the tensors that it yields there.
         to: name or names of groups. A group may be launched later, and relaunched under the same name.
-        name: name of the weights, equal at both ends; needed if a worker publishes or follows several models.
+        name: name of the weights, the same at both ends; needed if a worker publishes or follows several models.
         apply: ``"copy"``, or ``"map"`` if followers use ``"map"``.
         slots: number of versions kept in shared memory, 2 to 64; each takes the size of the weights.
         transport_dtype: dtype in which floating-point tensors are sent, ``torch.bfloat16`` or its name, or a function
@@ -53,10 +53,10 @@ def publish(model: Any, to: str | Sequence[str], *, name: str = "policy", **opti
         strip_prefix: prefix to remove from the names of the model's tensors, such as ``"module."``.
         rename: dict from the model's names of tensors or modules to transport names; or a function.
         ack_timeout: seconds within which followers must apply a version (60).
-        behind: earlier versions that may be pending when a version is sent (2). Followers take the newest version and
-        skip the others; the log and ``delivered()`` name a follower that lags further behind, and neither the trainer
-        nor other followers wait for it. With 0, a send waits until the previous version is delivered, so followers skip
-        none.
+        behind: number of earlier versions that may be pending when a version is sent (2). Followers take the newest
+        version and skip the others. The log and ``delivered()`` name a follower that lags further behind, and neither
+        the trainer nor other followers wait for it. With 0, a send waits until the previous version is delivered, so
+        followers skip none.
 
     Experiences ``of`` this group use the same version number (``Experience.create(of=)``).
 
@@ -195,8 +195,8 @@ class Publication(Scope):
             followers have the time limit with which the version was sent.
 
         Returns:
-            A ``SyncReport`` by names like ``"rollout:0"``, without followers that have left. Ranks that do not send
-            immediately get an empty report, whose ``is_known`` is False.
+            A ``SyncReport`` with names like ``"rollout:0"``, which omits followers that have left. Ranks that do not
+            send immediately get an empty report, whose ``is_known`` is False.
 
         Raises:
             RuntimeError: nothing has been sent yet.

@@ -1,4 +1,4 @@
-"""``Scope``: a worker's use of one name of weights, from construction until ``close``."""
+"""``Scope``: a worker's use of one set of named weights, from construction until ``close``."""
 
 from __future__ import annotations
 

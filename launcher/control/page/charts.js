@@ -1,8 +1,8 @@
-// Values over time beside the timelines, in the same range: items in channels, versions of weights by rank.
+// Charts of values over time, in the same range as the timelines: items in channels, and ranks' versions of weights.
 
 const CHART_WIDTH = 1000;
 
-/** The value of steps at a time; undefined before the first. */
+/** Returns the value of a step function at a time; undefined before the first step. */
 function valueAt(steps, time) {
   let found;
   for (const [begin, value] of steps) {
@@ -12,7 +12,7 @@ function valueAt(steps, time) {
   return found;
 }
 
-/** The stretches of steps within a range: begin, end and value. */
+/** Yields begin, end and value of each step within a range. */
 function* stretches(steps, range) {
   for (let at = 0; at < steps.length; at += 1) {
     const begin = Math.max(steps[at][0], range.begin);
@@ -85,7 +85,7 @@ class Charts {
     return [element("h3", {}, model, element("small", {}, ` ${said}`)), body];
   }
 
-  /** A strip that is the darker the more versions a rank is behind. */
+  /** Draws a strip that is darker the more versions a rank is behind. */
   strip(process, behind, most) {
     const made = svg("svg", { class: "chart strip", viewBox: `0 0 ${CHART_WIDTH} 12`, preserveAspectRatio: "none", role: "img", "aria-label": `${process}: versions behind over time` });
     this.painters.get("versions").push(() => {

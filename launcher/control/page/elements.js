@@ -1,4 +1,4 @@
-// Elements of the document.  Text from workers becomes text nodes, and nothing else: there is no markup from data.
+// Creates elements of the document. Workers' text becomes text nodes only, so data never becomes markup.
 
 const byId = (id) => document.getElementById(id);
 
@@ -19,7 +19,7 @@ function filled(made, properties, children) {
   return made;
 }
 
-/** A table with a head; cells are texts or elements, those of columns in `numbers` on the right. */
+/** Returns a table with a head; cells are texts or elements, and columns in `numbers` are right-aligned. */
 function table(caption, titles, rows, numbers = []) {
   const side = (at) => (numbers.includes(at) ? "number" : null);
   return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
@@ -28,7 +28,7 @@ function table(caption, titles, rows, numbers = []) {
       element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map((cell, at) => element("td", { class: side(at) }, cell)))))));
 }
 
-/** Puts new content into a body; what was scrolled, open or focused there stays so, counted from the end. */
+/** Replaces a body's content. Parts keep their scroll position, open state and focus, matched from the end. */
 function renew(body, ...children) {
   const places = () => [...body.querySelectorAll("[tabindex], summary, details")].reverse();
   const before = places().map((each) => ({ left: each.scrollLeft, top: each.scrollTop, open: each.open, focused: each === document.activeElement }));

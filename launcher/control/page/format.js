@@ -1,8 +1,8 @@
-// Numbers as text.  Times of the page are microseconds since its origin.
+// Formats numbers as text. The page's times are microseconds since its origin.
 
 const pad = (number, digits = 2) => String(number).padStart(digits, "0");
 
-/** "14:03:07", with as many digits of a second as a step of so many microseconds needs. */
+/** Formats a time as "14:03:07", with the fraction that a step of this many microseconds needs. */
 function clockText(origin, micros, step = 1e6) {
   const date = new Date(origin * 1000 + Math.floor(micros / 1000));
   const text = `${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
@@ -11,7 +11,7 @@ function clockText(origin, micros, step = 1e6) {
   return `${text}.${fraction.slice(0, step >= 1000 ? 3 : 6)}`;
 }
 
-/** "12 µs", "3.4 ms", "1.20 s", "3 min 20 s". */
+/** Formats a duration as "12 µs", "3.4 ms", "1.20 s" or "3 min 20 s". */
 function durationText(micros) {
   if (micros < 1000) return `${Math.round(micros)} µs`;
   if (micros < 1e6) return `${(micros / 1000).toFixed(micros < 1e4 ? 2 : 1)} ms`;

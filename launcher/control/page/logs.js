@@ -1,4 +1,4 @@
-// Tails of logs, of one file or of all, and the lines of them in which a text is.
+// Shows the last lines of one log or of all logs, or only the lines that contain a text.
 
 const MAX_LINES = 3000;
 
@@ -44,7 +44,7 @@ class Logs {
   }
 }
 
-/** A line as nodes, with what was searched for marked. */
+/** Returns a line as nodes, with matches of the searched text marked. */
 function marked(line, wanted) {
   if (!wanted) return [line];
   const parts = [];

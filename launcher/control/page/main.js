@@ -1,4 +1,4 @@
-// Starts the page: data that is embedded, or messages from its server; the head, the theme.
+// Starts the page from embedded data or from its server's messages; also shows the head and the theme.
 
 const model = new Model();
 const range = new Range();
@@ -62,7 +62,7 @@ function connect() {
     if (model.sections.summary) showSummary();
     else byId("state").textContent = state === "lost" ? "no connection" : "loading";
   };
-  // A new connection begins with all that there is: whatever was known stays until then.
+  // A new connection begins with a complete message, so the page keeps its old data until that arrives.
   events.onopen = () => change("live");
   events.onmessage = (event) => take(JSON.parse(event.data));
   events.addEventListener("end", () => {
@@ -72,7 +72,7 @@ function connect() {
   events.onerror = () => change("lost");
 }
 
-// -- theme: as the system has it, unless one is chosen
+// -- theme: the system's, unless the user chooses one
 
 const THEMES = { system: ["◐", "as the system"], light: ["☀", "light"], dark: ["☾", "dark"] };
 
@@ -99,7 +99,7 @@ dress(theme);
 timelines.onDrawn = () => {
   if (!model.processes.size) return;
   timelines.onDrawn = undefined;
-  requestAnimationFrame(() => performance.mark("drawn")); // the frame after the one that shows it
+  requestAnimationFrame(() => performance.mark("drawn")); // runs in the frame after the one that shows the timelines
 };
 
 const embedded = JSON.parse(byId("data").textContent);

@@ -1,4 +1,4 @@
-// The run as far as it is known here: what messages have brought, and no more than the recorders hold.
+// The run as received in messages so far; it holds no more than the flight recorders hold.
 
 const SPAN = 6; // numbers of a span: begin, duration (-1: open), name, kind (16 more: failed), lane, value
 const BUBBLE = 2; // begin, duration
@@ -13,7 +13,7 @@ class Model {
     this.logs = new Map();
   }
 
-  /** Takes a message in; the names of the sections that it has changed. */
+  /** Applies a message; returns the names of the sections that it has changed. */
   apply(message) {
     Object.assign(this, { origin: message.origin, begin: message.begin, end: message.end });
     message.names.forEach((name, at) => { this.names[message.names_at + at] = name; });
@@ -31,7 +31,7 @@ class Model {
     return new Set(Object.keys(message.sections));
   }
 
-  /** Where a span ends: one that is open at the end of its process, or of what is known. */
+  /** Returns a span's end; an open span ends with its process, or at the latest known time. */
   endOf(process, at) {
     const duration = process.spans[at + 1];
     if (duration >= 0) return process.spans[at] + duration;
@@ -43,7 +43,7 @@ class Model {
   }
 }
 
-/** What is known and has ended before `since`, and what is new, in the order of begins. */
+/** Merges known items that ended before `since` with new items, in order of their begin. */
 function joined(known, added, width, { since, first }) {
   if (!known) return Float64Array.from(added);
   const kept = [];
@@ -67,7 +67,7 @@ function lanesOf(spans) {
   return lanes;
 }
 
-/** Drivers first, then by group and rank. */
+/** Orders drivers first, then workers by group and rank. */
 function compareProcesses(one, other) {
   const role = (process) => (process.name.startsWith("driver") ? 0 : 1);
   return role(one) - role(other) || one.group.localeCompare(other.group) || one.rank - other.rank || one.pid - other.pid;

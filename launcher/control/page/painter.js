@@ -1,7 +1,7 @@
-// Draws the rows into the canvas: the axis on top, labels at the left, spans that can be seen and no others.
+// Draws the rows into the canvas: the axis at the top, labels on the left, and only the visible spans.
 
 const AXIS = 22;
-const MIN_TEXT = 34; // pixels of a span that has its name
+const MIN_TEXT = 34; // smallest width in pixels of a span that shows its name
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6, 2e6, 5e6, 1e7, 1.5e7, 3e7, 6e7, 1.2e8, 3e8, 6e8, 1.8e9, 3.6e9, 7.2e9, 2.16e10];
 
 class Painter {
@@ -92,7 +92,7 @@ class Painter {
     context.fillText(this.fitted(said.join(", "), this.gutter - 10), 6, top + 24);
   }
 
-  /** All spans of a process; those of a lane that fall on the same pixel are drawn once. */
+  /** Draws a process's spans; spans of one lane that fall on the same pixel are drawn once. */
   paintProcess(process, top, height, lane, isStrip) {
     const { context, palette, model, range } = this;
     this.paintBubbles(process, top, height);
@@ -140,7 +140,7 @@ class Painter {
     if (text.length > 1) context.fillText(text, left + 4, y + height / 2 + 0.5);
   }
 
-  /** The part of the range in which a process is in a bubble. */
+  /** Returns the fraction of the range during which a process is in a bubble. */
   idle({ bubbles }) {
     let sum = 0;
     for (let at = 0; at < bubbles.length && bubbles[at] <= this.range.end; at += BUBBLE) {

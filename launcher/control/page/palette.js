@@ -1,4 +1,4 @@
-// Kinds of spans, with their words and colours; the colours are those of the style, in light and dark.
+// The kinds of spans, with their names and colours; the colours come from the style sheet, light or dark.
 
 const KINDS = {
   1: { name: "call", variable: "--call", value: (value) => countText(value, "rank"), about: "call that is made" },
@@ -18,7 +18,7 @@ const kindOf = (number) => KINDS[number % FAILED] ?? UNKNOWN;
 class Palette {
   constructor() { this.read(); }
 
-  /** After a change of the theme. */
+  /** Reads the colours again after a change of theme. */
   read() {
     const style = getComputedStyle(document.documentElement);
     const colour = (name) => style.getPropertyValue(name).trim();

@@ -1,4 +1,4 @@
-// A table of what took how long: calls that were served and spans of the user's, with the median over the run.
+// A table of durations: of served calls and of the user's spans, with the median over the run.
 
 function showPhases(model) {
   const phases = model.sections.phases;
@@ -17,7 +17,7 @@ function showPhases(model) {
   return renew(byId("phases-body"), table("Step time by phase", titles, rows, [2, 3, 4, 5, 6]));
 }
 
-/** Medians of the windows as bars; the tallest is the longest of them. */
+/** Draws the windows' medians as bars, scaled to the longest. */
 function trend({ name, windows }) {
   const most = Math.max(...windows.map((each) => each ?? 0)) || 1;
   const bars = windows.flatMap((each, at) => {

@@ -1,4 +1,4 @@
-// The range of time that is shown; every chart has the same one.
+// The visible time range, which all charts share.
 
 const MIN_RANGE = 20; // microseconds
 
@@ -14,7 +14,7 @@ class Range {
 
   get isAll() { return this.begin <= this.min && this.end >= this.max; }
 
-  /** The run has become longer; a range that showed all of it, or follows it, goes along. */
+  /** Extends the run; a range that showed all of the run, or follows its end, moves along. */
   extend(begin, end) {
     const wasAll = this.isAll;
     const length = this.length;
@@ -32,7 +32,7 @@ class Range {
     for (const listener of this.listeners) listener();
   }
 
-  /** Zooms by a factor, about a place of the range from 0 to 1. */
+  /** Zooms by a factor around a place in the range, from 0 to 1. */
   zoom(factor, place = 0.5) {
     const length = Math.max(this.length * factor, MIN_RANGE);
     const fixed = this.begin + this.length * place;

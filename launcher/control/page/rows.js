@@ -1,13 +1,13 @@
-// Rows of the timelines: one of each process with a lane of what runs at once, one of each folded group.
+// The timelines' rows: one per process, with a lane for each concurrent span, and one per folded group.
 
 const LANE = 14;
 const GAP = 7;
-const STRIP = 5; // of a rank in a folded group
+const STRIP = 5; // height of a rank in a folded group
 const MAX_RANKS_UNFOLDED = 24;
 
 class Rows {
   constructor() {
-    this.folds = new Map(); // by group; absent: as its size has it
+    this.folds = new Map(); // by group; without an entry, the group's size decides
     this.list = [];
     this.height = 0;
   }
@@ -36,7 +36,7 @@ class Rows {
     this.height = top + 4;
   }
 
-  /** The row at a height, the process there, and the lane; in a folded group the lane is 0. */
+  /** Returns the row, the process and the lane at a height; the lane is 0 in a folded group. */
   at(y) {
     const row = this.list.find((each) => y >= each.top - GAP / 2 && y < each.top + each.height + GAP / 2);
     if (!row) return null;

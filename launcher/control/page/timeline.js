@@ -1,4 +1,4 @@
-// The timelines as one sees and steers them: wheel, drag, pinch and keys; what is under the pointer or selected is told.
+// The interactive timelines: wheel, drag, pinch and keys; describes the span under the pointer or selected.
 
 const KEYS = "Wheel or + − zooms, drag or ← → pans, 0 shows all. ↑ ↓ choose a row, N and P the next span, Enter zooms to it, Esc lets go.";
 
@@ -47,13 +47,13 @@ class Timelines {
     byId("spacer").style.height = `${this.rows.height + AXIS}px`;
     const width = this.view.clientWidth;
     if (this.painter.width !== width || this.painter.height !== height) {
-      this.painter.resize(width, height); // which has made it black: not before the next frame, but now
+      this.painter.resize(width, height); // resizing blanks the canvas, so paint now, not in the next frame
       this.painter.paint(this.view.scrollTop, this.selected);
     }
     this.draw();
   }
 
-  /** Draws once in the next frame, however often it is called before. */
+  /** Draws once in the next frame, however often it is called before then. */
   draw() {
     this.frame ??= requestAnimationFrame(() => {
       this.frame = undefined;
@@ -86,7 +86,7 @@ class Timelines {
     if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       event.preventDefault();
       range.pan((event.deltaX || event.deltaY) / 1500);
-    } else if (event.deltaY < 0 || !range.isAll) { // all the way out it scrolls the page
+    } else if (event.deltaY < 0 || !range.isAll) { // fully zoomed out, the wheel scrolls the page
       event.preventDefault();
       range.follows = false;
       range.zoom(Math.exp(Math.max(-120, Math.min(120, event.deltaY)) / 300), this.place(event.offsetX));
@@ -122,7 +122,7 @@ class Timelines {
     if (pointer && Math.abs(pointer.from - event.offsetX) < 4) this.select(this.hit(event), false, event);
   }
 
-  /** The span under the pointer; of several that share a pixel the one that is nearest. */
+  /** Returns the span under the pointer; the nearest, if several share a pixel. */
   hit(event) {
     const found = event.offsetY < AXIS ? null : this.rows.at(event.offsetY - AXIS + this.view.scrollTop);
     if (!found?.process || event.offsetX < this.painter.gutter) return null;
@@ -167,7 +167,7 @@ class Timelines {
     if (row && (row.top < this.view.scrollTop || row.top + row.height > this.view.scrollTop + visible)) this.view.scrollTop = row.top - 10;
   }
 
-  /** The same span after new data, by its process, begin and name. */
+  /** Finds the same span in new data, by its process, begin and name. */
   refound({ process, at }) {
     const same = this.model.processes.get(process.key);
     for (let other = 0; same && other < same.spans.length; other += SPAN) {
@@ -198,7 +198,7 @@ class Timelines {
     return undefined;
   }
 
-  /** The first span that is in sight of the next process that has one. */
+  /** Selects the first visible span of the next process that has one. */
   change(direction) {
     const processes = [...this.model.processes.values()];
     let number = this.selected ? processes.indexOf(this.selected.process) : direction > 0 ? -1 : processes.length;
@@ -211,7 +211,7 @@ class Timelines {
     return undefined;
   }
 
-  // -- words
+  // -- texts
 
   facts({ process, at }) {
     const { spans } = process;

@@ -1,4 +1,4 @@
-// Deaths, failed operations and words about long waits, the latest first.
+// Lists deaths, failed operations and notes about long waits, latest first.
 
 const TROUBLES = { death: "death", failed: "failed", wait: "long wait" };
 

@@ -1,4 +1,4 @@
-// The verdict in words, and the graph of who waits for whom as a drawing with the same boxes in a list of words.
+// The verdict as text, and the graph of who waits for whom, as a drawing and as a list of its boxes.
 
 const BOX = { width: 226, height: 58, across: 84, down: 22, margin: 14 };
 
@@ -73,7 +73,7 @@ function arrowOf({ start, end, kind, is_coming: isComing }, boxes, isBlamed, arr
     path = `M${from.x} ${y1}C${from.x - BOX.across / 2} ${y1} ${to.x + BOX.width + BOX.across / 2} ${y2} ${to.x + BOX.width + 2} ${y2}`;
     at = { x: (to.x + BOX.width + from.x) / 2, y: (y1 + y2) / 2 + (isBack ? 14 : -5) };
   } else {
-    // Down on the right side, up on the left one: of two that wait for each other both are seen.
+    // Draw downward arrows on the right side and upward ones on the left, so that mutual waits show as two arrows.
     const side = from.y < to.y ? 1 : -1;
     const out = side > 0 ? from.x + BOX.width : from.x;
     const [top, bottom] = [from.y + BOX.height * 0.7, to.y + BOX.height * 0.3];

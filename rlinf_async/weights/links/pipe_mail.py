@@ -31,16 +31,16 @@ UPDATE: Final = "update_weights"
 _LENGTH: Final = struct.Struct("!i")
 
 _NOTICE_MARK: Final = b"\x80\x05N0N0N0"
-"""First bytes of a notice's pickle, which push and pop None without effect; no other pickle begins with them."""
+"""First bytes of a notice's pickle. They push and pop None, which has no effect; no other pickle begins so."""
 
 
 class PipeMail:
-    """Pickled messages ``(data, text)``, as ``Connection.send`` and ``recv`` exchange them, without blocking a loop.
+    """Exchange of pickled messages ``(data, text)``, compatible with ``Connection``, that does not block a loop.
 
     All users of one end of a pipe in a process share the instance that ``of`` returns, which refers to the pipe weakly.
 
     Attributes:
-        notices: notices by model, read while searching for another model's notice.
+        notices: maps a model to its notice, if that was read while searching for another model's.
     """
 
     _all: ClassVar[weakref.WeakKeyDictionary[Any, PipeMail]] = weakref.WeakKeyDictionary()
@@ -82,8 +82,8 @@ class PipeMail:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     async def send(self, message: tuple[Any, str], timeout: float | None) -> None:
-        """Send a message; return once it is written. A cancelled message is not sent unless its beginning already was;
-        in that case later messages wait until it has been read.
+        """Send a message; return once it is written. After a cancellation, the message is not sent, unless part of it
+        already was; in that case, later messages wait until it has been read.
 
         Raises:
             DeadlineExceeded: the other side has not read the message within ``timeout`` seconds.
@@ -99,8 +99,8 @@ class PipeMail:
             raise _gone(error) from error
 
     def post(self, notice: Notice, text: str) -> bool:
-        """Send a notice if there is room for it now. A notice is short and written at once, so that its beginning
-        identifies it.
+        """Send a notice if there is room for it now. A notice is short enough to be written in one piece, so its first
+        bytes identify it.
 
         Raises:
             PeerLost: the other side has exited.
@@ -161,7 +161,7 @@ class PipeMail:
             return self.notices.pop(model_id, None)
 
     def take(self, message: tuple[Any, str]) -> bool:
-        """Take the next message if it equals this message as ``Connection.send`` writes it.
+        """Take the next message if it is equal to this one, as ``Connection.send`` would write it.
 
         Raises:
             PeerLost: the other side has exited.

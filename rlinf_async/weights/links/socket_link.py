@@ -1,9 +1,9 @@
-"""``SocketLink`` over a private UNIX socket to another of the user's processes; ``Notice``, its invitation by pipe.
+"""``SocketLink``, over a private UNIX socket to another process of the user, and ``Notice``, an invitation to it.
 
 The sender's end *invites*: it listens at its own abstract address until one receiver has joined. A ``Notice`` carries
-the address to the receiver, so the kernel immediately refuses the notice of an end that is closed or taken. Each end
-watches the other process by the pid that the kernel reports: a link ends with that process, even if others have
-inherited its socket.
+the address to the receiver through a pipe. If the sender's end is already closed or taken, the kernel immediately
+refuses the receiver. Each end watches the other process by the pid that the kernel reports: a link ends with that
+process, even if other processes have inherited its socket.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PART_BYTES: Final = 4 << 20
 """Limit on one frame; a longer message takes several frames."""
 
 _EXIT_STATUS_S: Final = 0.5
-"""Longest delay between a socket's close and its process's exit at which the exit explains the close."""
+"""Seconds to wait for a process's exit after its socket was closed, so that the error can report the exit."""
 
 _MORE, _LAST, _JOIN, _BYE = range(4)
 """Kinds of frames: part of a message, last part of a message, the receiver's model and mode, end of the link."""
@@ -93,7 +93,7 @@ class SocketLink(WeightLink):
         self._sockets: _Sockets | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
         self._sending = threading.Lock()
-        """Lock held while a message is sent, so that its parts are not interleaved with others."""
+        """Lock held while a message is sent, so that its parts are not interleaved with those of others."""
 
     @classmethod
     def invite(cls, name: str, label: str | None = None) -> SocketLink:
@@ -397,7 +397,7 @@ def _network() -> int:
 
 def _exit_status(handle: int | None) -> str:
     """Describe how a child of this process exited, without reaping it."""
-    with contextlib.suppress(OSError, ValueError):  # no child of this process, or the signal has no name
+    with contextlib.suppress(OSError, ValueError):  # not a child of this process, or the signal has no name
         if handle is not None and (ended := os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             exited = ended.si_code == os.CLD_EXITED
             return f": exit code {ended.si_status}" if exited else f": killed by {signal.Signals(ended.si_status).name}"

@@ -105,7 +105,7 @@ class StoreMail:
             stop: event that is set before ``interrupt`` is called.
 
         Raises:
-            DeadlineExceeded: there is no answer in time. Whatever the receiver does with the message, the next message
+            DeadlineExceeded: no answer arrived in time. Whatever the receiver does with the message, the next message
             uses another connection.
             PeerLost: the connection broke.
             ClosedError: the call was interrupted.
@@ -166,7 +166,7 @@ class StoreMail:
         Raises:
             PeerLost: the store does not answer.
             ClosedError: the call was interrupted.
-            Exception: there is no memory for the message; the sender gets the same error.
+            Exception: memory for the message could not be allocated; the sender gets the same error.
         """
         self._begin(stop)
         while True:
@@ -220,7 +220,7 @@ class StoreMail:
         work.wait(timeout)
 
     def answer(self, answer: bytes | BaseException, failed: bytes = _FAILED) -> None:
-        """Answer the last received message: it was applied, or why it was not."""
+        """Tell the sender that its last message was applied, or why it was not."""
         answer = failed + failures.pack_error(answer) if isinstance(answer, BaseException) else _DONE + answer
         if self._group is not None:
             try:
@@ -272,7 +272,7 @@ class StoreMail:
 
             store = _Meeting(self, self._key("at", self._generation), end)
             limit = min(_until(end), timedelta(seconds=_MAX_CONNECT_S))
-            # Gloo waits five times as long for a connection, and the other side may just have exited.
+            # Gloo waits for a connection five times as long as its timeout, and the other side may just have exited.
             self._group = self._carrier = ProcessGroupGloo(store, self._side, 2, limit / 5)
             connection = _find_connection(store, self._side)
             with self._lock:

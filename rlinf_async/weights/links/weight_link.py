@@ -1,4 +1,4 @@
-"""Link between a publisher and one receiver: messages, tensors to other machines, and the error that ended it.
+"""The link between a publisher and one receiver, which carries messages, and tensors to other machines.
 
 A message is a list of plain data (numbers, strings, bytes, lists, None), a few hundred bytes long, without weights. A
 link keeps messages until it has a listener, and has no loop of its own: the thread that reads a message delivers it.
@@ -21,10 +21,10 @@ LinkMessage = list[Any]
 
 
 def no_match(what: str, names: Iterable[str], own: str) -> str:
-    """Return a suffix for a label, which says which names the other side has instead of this side's name.
+    """Return a suffix for a label that lists the other side's names, none of which is this side's.
 
     Args:
-        what: the verb: ``"sends weights of"``.
+        what: the verb, such as ``"sends weights of"``.
     """
     return f", which {what} {', '.join(map(repr, names))} and none of '{own}'"
 
@@ -93,8 +93,8 @@ class WeightLink:
         self._send(message)
 
     def send_tensor(self, tensor: Any, line: int, receiver: Any = None) -> Work[None]:
-        """Send a tensor's memory to another machine; the work is done once it has arrived. The memory must not change
-        before then.
+        """Send a tensor's memory to another machine; the work is done once it has arrived. Until then, the memory must
+        not change.
 
         Args:
             line: stream of tensors, which arrive in order; after a loss, the rest of the stream is unusable.
@@ -107,7 +107,7 @@ class WeightLink:
         raise NotImplementedError(f"{self!r} does not lead to another machine")
 
     def close(self, error: Exception | None = None) -> None:
-        """Close the link with this error as the reason, and notify the other side. Idempotent."""
+        """Close the link, giving this error as the reason, and notify the other side. Idempotent."""
         if self.error is None:
             self._end(error or ClosedError(f"the link to {self.label} is closed"))
         self._close()

@@ -1,4 +1,4 @@
-"""Link between two workers of a run, on a private stream next to their other messages."""
+"""``WorkerLink``: a link between two workers of a run, on a private stream beside their other messages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES_LINE: Final = "names of weights"
 """Stream on which two workers exchange the names of their links."""
 
 _names: dict[tuple[str, int], set[str]] = {}
-"""Names of other workers' current and past links to this worker, for errors."""
+"""Maps each other worker to the names of its current and past links to this worker, for errors."""
 
 
 class LinkEnd:
@@ -66,7 +66,7 @@ class WorkerLink(WeightLink):
 
     Args:
         group, rank: group and rank of the other worker.
-        name: name of the stream, such as the model's name, equal at both ends.
+        name: name of the stream, such as the model's name, the same at both ends.
 
     Raises:
         RuntimeError: this process is not a worker.

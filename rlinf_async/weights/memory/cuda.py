@@ -1,4 +1,4 @@
-"""CUDA for weights: copies in separate streams, registered host memory, device memory shared by IPC handles."""
+"""``Cuda``: copies in separate streams, registers host memory, and shares device memory by IPC handles."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Cuda:
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._exported: dict[bytes, torch.Tensor] = {}
         self._allocated: dict[int, tuple[bytes | None, torch.device]] = {}
-        """Handles of allocated memory by address."""
+        """Maps the address of each allocation to its exported handle, if any, and its device."""
         self._opened: dict[bytes, tuple[CudaMemory, int]] = {}
-        """Opened memory by handle, with its number of users, because closing it affects the whole process."""
+        """Maps each handle to the opened memory and its number of users, as closing it affects the whole process."""
 
     # -- devices of tensors ---------------------------------------------------------------------------------------
 

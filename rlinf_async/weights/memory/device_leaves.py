@@ -51,14 +51,14 @@ _retiring: Final = threading.Lock()
 
 
 def retire(fd: int, leaves: DeviceLeaves) -> None:
-    """Free device leaves without a writer as soon as no other process has them open.
+    """Free device leaves whose slot is no longer written, as soon as no other process has them open.
 
     CUDA does not define the effect of freeing memory that another process has open, so the memory is kept until no
-    process has it open. Only the kernel knows, even of a killed process, but its notification would take a thread that
-    does nothing but wait and cannot be stopped. So the kernel is queried when more is packed or retired here, and the
-    rest is freed when the process exits. Receivers close such memory when they learn that their sender has ended. (A
-    lease on the slot's file, as the message pool uses, would also wait for mappings, and a model on the CPU may stay
-    mapped for long.)
+    process has it open. Only the kernel knows this reliably, even if a process was killed, but waiting for the kernel's
+    notification would occupy a thread that cannot be stopped. So the kernel is queried whenever a version is packed or
+    leaves are retired, and the rest is freed when the process exits. Receivers close such memory when they learn that
+    their sender has ended. (A lease on the slot's file, as the message pool uses, would also wait for mappings, and a
+    model on the CPU may stay mapped for a long time.)
 
     Args:
         fd: descriptor from ``SlotWriter.leave_gpu``; closed when the leaves are freed.

@@ -1,4 +1,4 @@
-"""Interface between weights and GPUs (CUDA or a stand-in), and registration of mapped host memory with GPUs."""
+"""``Gpus``, an interface to GPUs (CUDA or a stand-in), and ``Registrar``, which registers host memory with them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async._transports.devices.device_memory import IpcHandle
 logger = own_logger(__name__)
 
 Marks: TypeAlias = Mapping[torch.device, Any]
-"""Point in the work of the caller's stream, by GPU; None means before all work."""
+"""Maps each GPU to a point in the work of the caller's stream; None means before all work."""
 
 
 class Gpus(Protocol):
@@ -120,7 +120,7 @@ class Registrar:
     def _end(self, address: int, device: torch.device) -> None:
         try:
             self._gpus.unregister(address, device)
-        except Exception as error:  # the driver was unloaded, which ends its registrations
+        except Exception as error:  # the driver was unloaded, which has ended the registration
             logger.info("memory of weights could not be taken back from CUDA: %s", error)
 
     def _register(self, memory: Any, device: torch.device, *, read_only: bool) -> None:

@@ -1,4 +1,4 @@
-"""Leases of a sender's slots in a receiver: maps and leases slots, and keeps a slot while tensors are mapped to it."""
+"""``Leases``: maps and leases a sender's slots in a receiver, and keeps a slot while tensors are mapped to it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = own_logger(__name__)
 
 
 class Leased(NamedTuple):
-    """Version that may be read until its release.
+    """A version that may be read until it is released.
 
     Attributes:
-        views: the leaves; None, without a lease, if they are in GPU memory that is not open here.
+        views: the leaves. None if they are in GPU memory that is not open here; nothing is leased in that case.
         is_on_gpu: True if the views are in a GPU's memory.
     """
 
@@ -48,7 +48,7 @@ class Leases:
         self._layout = SlotLayout(0)
         self._most = 2
         self._known: dict[int, SlotReader] = {}
-        """Readers by inode, least recently used first."""
+        """Maps each slot's inode to its reader, least recently used first."""
         self._kept: SlotReader | None = None
         self._pins: Pins = []
         """Finalizers of released slots that other tensors still use."""
@@ -112,7 +112,7 @@ class Leases:
         """Lease a slot.
 
         Returns:
-            The lease; None if the slot has no version or is being written, in which case a later version will come.
+            The lease; None if the slot has no version or is being written, in which case a later version will follow.
 
         Raises:
             TransferFailed: this process cannot read the slot, or it differs from the announcement.

@@ -89,7 +89,7 @@ class SlotHeader(NamedTuple):
         """Read a header.
 
         Raises:
-            ValueError: the memory is no slot.
+            ValueError: the memory is not a slot.
         """
         magic, *facts = _HEADER.unpack_from(memory)
         if magic != _MAGIC:
@@ -122,7 +122,7 @@ class SlotLayout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Size of the whole slot, of which only the head has memory at first."""
+        """Size of the whole slot; at first, only its head has memory."""
         return self.leaves_offset + _round_up(self.leaves, _LEAVES_ALIGNMENT_BYTES)
 
     def check_room(self, label: str, slots: int = 1) -> None:
@@ -140,12 +140,12 @@ class SlotLayout(NamedTuple):
 
 
 class MemoryName(NamedTuple):
-    """Name by which this machine's other processes find a slot, as plain data.
+    """The name by which this machine's other processes find a slot, as plain data.
 
     Attributes:
         path: path of the writer's descriptor.
         inode: inode of the memory, needed because descriptor numbers are reused.
-        on_gpu: how to open the leaves on a GPU: its uuid and a ``Handle``; None if they are only in the slot.
+        on_gpu: the GPU's uuid and a ``Handle`` with which to open the leaves there; None if they are only in the slot.
     """
 
     path: str
@@ -155,7 +155,7 @@ class MemoryName(NamedTuple):
 
 
 class Slot:
-    """A slot in this process, whose head is mapped at once and whose leaves are mapped at first use."""
+    """A slot in this process; its head is mapped immediately, and its leaves are mapped at first use."""
 
     def __init__(self, fd: int, manifest: Manifest, layout: SlotLayout, *, writable: bool) -> None:
         self._fd = fd
@@ -206,7 +206,7 @@ class Slot:
         return self._head[HEADER_BYTES : HEADER_BYTES + nbytes]
 
     def close(self) -> None:
-        """Close the slot. It is unmapped now (use a thread for a large slot), or with the last tensor mapped to it.
+        """Close the slot. It is unmapped immediately, which takes time for a large slot, or with the last tensor in it.
 
         Other processes keep using it. Idempotent.
         """

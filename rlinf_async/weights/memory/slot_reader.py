@@ -1,4 +1,4 @@
-"""Slot of another process: leases, reads and releases it, and opens its leaves on a GPU."""
+"""``SlotReader``: leases, reads and releases another process's slot, and opens its leaves on a GPU."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class SlotReader(Slot):
         reads the same memory."""
         self._shut: Callable[[], None] | None = None
         self._own_uses: list[tuple[torch.Tensor, int]] = []
-        """Memory of the leaves, here and on a GPU, with the number of this reader's own tensors that share it."""
+        """Memory of the leaves, here and on a GPU, each with the number of this reader's own tensors that share it."""
         self.views_on_gpu: Views | None = None
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ class SlotReader(Slot):
         """Keep the writer out until ``release``.
 
         Returns:
-            The header; None, without a lease, if the slot holds no version or is being written.
+            The header. If the slot holds no version or is being written, None; nothing is leased in that case.
 
         Raises:
             OSError: no file descriptor is free.
@@ -127,7 +127,7 @@ class SlotReader(Slot):
         return bytes(self._extra(header.extra))
 
     def open(self, gpus: Gpus, on_gpu: list[Any], device: torch.device) -> None:
-        """Open leaves on a GPU, if there are any yet, until ``close``; they, too, may be read only under a lease.
+        """Open the leaves on a GPU, if there are any yet, until ``close``. They, too, may be read only under a lease.
 
         Raises:
             Exception: this process cannot open the leaves.

@@ -1,4 +1,4 @@
-"""Slots of a sender: takes a slot for each version, packs, fills and replaces it."""
+"""``Store``: a sender's slots, which it takes, packs, fills and replaces."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ logger = own_logger(__name__)
 class Store:
     """Memory for several versions of one model; not thread-safe.
 
-    A slot that is still leased when its turn comes is left to its readers and replaced by new memory, so that a stopped
-    reader delays no version. The kernel frees the old slot once its last reader has closed it.
+    A slot that is still leased when its turn comes is left to its readers and replaced with new memory, so a stopped
+    reader does not delay any version. The kernel frees the old slot once its last reader has closed it.
 
     A version from a GPU may have its leaves on the GPU, in the slot, or in both; ``fill`` copies them into the slot
     when a receiver needs them there. GPU memory is allocated for the first version that uses it.
@@ -63,7 +63,7 @@ class Store:
         self._registrar = Registrar(gpus, read_only=False)
         self._copy_settled: Copy = functools.partial(copy_settled, gpus)
         self._device: torch.device | None = None
-        """GPU that holds versions."""
+        """The GPU that holds versions."""
         self._is_refused = manifest.nbytes == 0
         self._slots: list[SlotWriter] = []
         self._on_gpu: dict[SlotWriter, DeviceLeaves] = {}

@@ -1,4 +1,4 @@
-"""Copies of many tensors: large tensors as raw memory, by independent threads; small tensors in one call."""
+"""Functions that copy many tensors: large ones as raw memory in independent threads, small ones in one call."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DENSE: Final = frozenset(
 """Dtypes whose values are equal if their bytes are, except for lazily negated tensors."""
 
 INTEGERS: Final = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integer dtype by element size, for bitwise copies."""
+"""Maps each element size to an integer dtype for bitwise copies."""
 
 _TYPES: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 """Tensor types without state beyond their memory."""
@@ -218,8 +218,7 @@ def copy_in_order(
 
 
 def as_integers(targets: Tensors, sources: Tensors) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the same memory, viewed as integers, for a bitwise copy, where both tensors of a pair have the same dtype
-    and are on a GPU.
+    """View each pair as integers, for a bitwise copy, if both tensors have the same dtype and are on a GPU.
 
     On a GPU, torch copies many tensors through its compute dtype, which makes all NaNs equal, and refuses some
     storage-only dtypes.

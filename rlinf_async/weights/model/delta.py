@@ -1,4 +1,4 @@
-"""Binary difference between two versions of packed weights, exact and in the fewest bytes.
+"""The exact binary difference between two versions of packed weights, in as few bytes as possible.
 
 Both regions have the manifest's layout. They are compared as integers, in *pieces*: a leaf, part of a large leaf, or
 neighbouring small leaves of one element size. Each piece takes the smallest of these forms:
@@ -140,7 +140,7 @@ def encode(
         ``new``.
         new: the new version in the same form, or as a model's tensors, on the same device.
         piece: size of a piece, a multiple of 256.
-        snapshot: memory that also receives the new version, while that is in the cache; may be the base.
+        snapshot: memory to which the new version is also copied while it is in the cache; may be the base.
 
     Returns:
         A delta with its own memory. Head and body depend on the piece size but not on the device; every delta turns the

@@ -19,7 +19,7 @@ from rlinf_async.weights.model.places import StackPart, piece_of
 from rlinf_async.weights.model.shards import Slice
 
 _DIGEST_BYTES: Final = 32
-_TOGETHER: Final = 64  # tensors that a thread hashes at a time
+_TOGETHER: Final = 64  # number of tensors that a thread hashes at a time
 
 Parts: TypeAlias = Sequence[StackPart | Slice]
 

@@ -30,8 +30,8 @@ from rlinf_async.weights.model.param_tree import (
 from rlinf_async.weights.model.places import Places, StackPart, TensorPlace, ValuePlace
 from rlinf_async.weights.model.shards import ShardOption, Slice, is_sharded
 
-_NAMED: Final = 5  # problems that an error names at most
-_LISTED: Final = 20  # keys of each side that an error lists at most
+_NAMED: Final = 5  # largest number of problems that an error names
+_LISTED: Final = 20  # largest number of keys that an error lists for each side
 _FORM: Final = (operator.attrgetter("dtype"), operator.attrgetter("device"), operator.attrgetter("shape"))
 
 
@@ -103,7 +103,7 @@ class Fit:
     def _match(
         self, places: Places, leaves: Sequence[torch.Tensor], names: Mapping[Path, int], parts: list[torch.Tensor]
     ) -> Iterator[str]:
-        """Assign its part of a leaf to each place; yield problems with paths that have no place."""
+        """Assign each place its part of a leaf; yield the problems that prevent this."""
         for path, index in names.items():
             leaf, found = leaves[index], places.tensors.get(path)
             # A leaf that a single place takes unchanged is checked together with the place.
@@ -131,7 +131,7 @@ class Fit:
         """Choose the tensors to write, each once; return problems with shared memory.
 
         Args:
-            others: places without a leaf, each of which gets the values of a place with which it shares memory.
+            others: places without a leaf; each gets the values of a place that shares its memory.
             mapped: ids of tensors that share memory only because they are mapped.
         """
 
@@ -249,7 +249,7 @@ class Fit:
 
 
 def _leaves_of(weights: ParamTree | Manifest) -> tuple[list[torch.Tensor], Mapping[Path, int]]:
-    """Return the leaves (without memory for a manifest), and each path's leaf index."""
+    """Return the leaves, and each path's leaf index; the leaves of a manifest have no memory of their own."""
     if isinstance(weights, ParamTree):
         index = {path: number for number, path in enumerate(weights.tensors)}
         names = index | {path: index[owner] for path, owner in weights.aliases.items()}
@@ -304,7 +304,7 @@ def _problem(target: torch.Tensor, source: torch.Tensor, *, maps: bool, strict: 
 
 @functools.cache
 def _can_copy(there: torch.dtype, here: torch.dtype, to: str = "cpu", of: str = "cpu") -> bool:
-    """True if torch can copy one dtype to the other, which ``can_cast`` does not tell."""
+    """True if torch can copy one dtype to the other, which ``can_cast`` does not report."""
     target, source = torch.empty(1, dtype=there, device=to), torch.empty(1, dtype=here, device=of)
     try:
         torch._foreach_copy_(*as_integers([target], [source]))

@@ -1,13 +1,13 @@
-"""Gathering of whole tensors from shards (FSDP, DTensor) on one rank, bucket by bucket.
+"""Functions that combine shards (FSDP, DTensor) into whole tensors on one rank, bucket by bucket.
 
 Every rank sends its shards of a bucket in one message to the gathering rank. No other rank ever holds a whole tensor,
 and the gathering rank holds only one bucket's tensors at a time.
 
-Every message names its call and sender. The gathering rank combines only shards of the same call. It discards shards of
-calls that it refused or that failed there when the next call arrives; until then their ranks wait. A rank that is ahead
-of the others raises ``TransferFailed``, and the next call works again. All of this requires that ranks make the same
-calls, whatever the outcome of each. A rank that omits a call keeps the others waiting until torch's process group times
-out, and its next call is mistaken for the missing one.
+Every message names its call and sender. The gathering rank combines only shards of the same call. If it refused a call,
+or the call failed on it, it discards the call's shards when the next call arrives; until then, the ranks that sent them
+wait. A rank that is ahead of the others raises ``TransferFailed``, and the next call works again. All of this requires
+that ranks make the same calls, whatever the outcome of each. A rank that omits a call keeps the others waiting until
+torch's process group times out, and its next call is mistaken for the missing one.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _local(tensor: Any) -> torch.Tensor:
 
 
 def _shards(path: Path, tensor: Any) -> list[_Shard] | None:
-    """Return the shards and their ranks; one replica sends, if possible the receiver's. None if unsupported."""
+    """Return the shards and their ranks, or None if unsupported. One replica sends: if possible, the receiver's."""
     mesh, placements = tensor.device_mesh.mesh, tensor.placements
     if any(type(placement).__name__ not in ("Shard", "Replicate") for placement in placements):
         return None  # partial sums, and strided shards of tensor parallelism under FSDP

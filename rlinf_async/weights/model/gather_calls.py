@@ -1,8 +1,8 @@
-"""Calls to which shards belong: the header of every message of shards, and handling of messages of ended calls.
+"""The calls to which shards belong, the header of each message, and the handling of messages of ended calls.
 
-Shards are matched by the order in which they are sent, so a call that only one rank refused, or that failed there,
-would leave the ranks out of step forever. Each rank therefore counts each sender's calls, including refused ones, and
-the gathering rank discards shards of calls that have ended there.
+Shards are matched by the order in which they are sent, so a call that was refused or failed on only one rank would
+leave the ranks out of step forever. Each rank therefore counts each sender's calls, including refused ones, and the
+gathering rank discards shards of calls that it has ended.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class GatherCall:
         self._buckets = itertools.count()
 
     def found_sharded(self) -> None:
-        """Record that the sender's weights are sharded, before this rank alone can refuse the call."""
+        """Record that the sender's weights are sharded; do this before any check that may fail on this rank only."""
         _ = self._calls.place
 
     def header(self, *, awaits: bool) -> Header:
@@ -71,7 +71,7 @@ class Header(NamedTuple):
     """Message that precedes one rank's shards in one bucket.
 
     Attributes:
-        sender, call, bucket: the sender, its call and the call's bucket, numbered alike on every rank.
+        sender, call, bucket: numbers of the sender, its call and the call's bucket, the same on every rank.
         nbytes: size of the shards.
         awaits: 1 if the rank waits for permission before it joins a collective of all ranks, or skips the bucket.
     """
@@ -114,7 +114,7 @@ class Header(NamedTuple):
 
 
 _arrived: Final[weakref.WeakKeyDictionary[Any, dict[tuple[int, str], Header]]] = weakref.WeakKeyDictionary()
-"""Headers whose shards have not been received yet, by group, rank and kind of device."""
+"""Maps each group, rank and kind of device to the header whose shards have not been received yet."""
 
 
 def announce(header: Header, device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""A model's own tensors, read and written as if they were one packed region."""
+"""``LeafMemory``: a model's own tensors, read and written as if they were one packed region."""
 
 from __future__ import annotations
 

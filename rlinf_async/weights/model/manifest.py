@@ -1,4 +1,4 @@
-"""Layout of a model's tensors in one block of memory, on which both sides agree once."""
+"""The layout of a model's tensors in one block of memory, on which both sides agree once."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlinf_async.weights.model.param_tree import ParamTree, Path, name_of, why_w
 TransportDtype: TypeAlias = torch.dtype | str | Callable[[str, torch.dtype], torch.dtype | str | None] | None
 
 ALIGNMENT: Final = 256
-"""Alignment in bytes, a multiple of every element size, of cache lines and of GPU memory accesses."""
+"""Alignment in bytes: a multiple of every element size, and of the sizes of cache lines and GPU memory accesses."""
 
 _FORMAT: Final = 1
 _STRINGS, _INTEGERS = frozenset({str}), frozenset({int})
 _DIGEST_SIZE: Final = 16
-_NAMED: Final = 5  # keys that an error names at most
+_NAMED: Final = 5  # largest number of keys that an error names
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Manifest:
 
     Attributes:
         leaves: tensors with their own memory.
-        aliases: for tied tensors, path → path of the leaf.
+        aliases: maps each further path of a tied tensor to the path of its leaf.
         nbytes: size of all leaves' memory, a multiple of 256.
         digest: 16 bytes that are equal only for equal manifests.
     """
@@ -67,7 +67,7 @@ class Manifest:
         """Lay out a model's tensors.
 
         Args:
-            tree: tensors, of which only shapes and dtypes are read.
+            tree: tensors; only their shapes and dtypes are read.
             transport_dtype: dtype of floating-point tensors in memory, its name, or a function of (dotted name, dtype),
             which may return None for no cast. Integers and booleans are never cast.
 
@@ -88,13 +88,13 @@ class Manifest:
 
     @cached_property
     def indices(self) -> Mapping[Path, int]:
-        """Index of every leaf by its path and by its tied paths."""
+        """Maps each path, including tied ones, to the index of its leaf."""
         found = {leaf.path: index for index, leaf in enumerate(self.leaves)}
         return found | {path: found[owner] for path, owner in self.aliases.items()}
 
     @cached_property
     def by_path(self) -> Mapping[Path, Leaf]:
-        """Every leaf by its path; a tied leaf under each of its paths."""
+        """Maps each path, including tied ones, to its leaf."""
         return {path: self.leaves[index] for path, index in self.indices.items()}
 
     def to_bytes(self) -> bytes:
@@ -141,7 +141,7 @@ class Manifest:
         raise WeightMismatch(f"the two sides have different weights: {'; '.join(differences[:_NAMED])}{more}")
 
     def views(self, memory: Any) -> dict[Path, torch.Tensor]:
-        """Return the leaves as tensors in a block of memory, without copying; tied tensors once.
+        """Return the leaves as views of a block of memory, each tied tensor only once.
 
         Args:
             memory: at least ``nbytes`` writable bytes, whose start is a multiple of 16: a one-dimensional uint8 tensor

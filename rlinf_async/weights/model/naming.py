@@ -51,11 +51,11 @@ class Naming:
         return path
 
     def tree_of(self, source: Any, select: Select) -> ParamTree:
-        """Return a source's weights by their transport paths; errors as for ``ParamTree.of``."""
+        """Return a source's weights under their transport paths; errors as for ``ParamTree.of``."""
         return ParamTree.of(source, select, self.all_of) if self else ParamTree.of(source, select)
 
     def all_of(self, found: Mapping[Path, Any]) -> dict[Path, Any]:
-        """Return the same values by their transport paths.
+        """Return the same values under their transport paths.
 
         Raises:
             WeightMismatch: two values would have the same name.
@@ -76,7 +76,7 @@ UNCHANGED: Final = Naming()
 
 
 def advice(destination: Collection[Path], weights: Collection[Path]) -> str:
-    """Return advice for names that differ only by a prefix; an empty text for other differences."""
+    """Return advice if the names differ only by a prefix; otherwise an empty text."""
     unknown = [path for path in weights if path not in destination]
     if not unknown:
         return ""

@@ -1,4 +1,4 @@
-"""Overlap of tensors in memory: groups with intersecting address ranges, and pairs that share elements."""
+"""Functions that find tensors that overlap: groups with intersecting address ranges, and pairs that share elements."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from rlinf_async.errors import WeightMismatch
 Path: TypeAlias = tuple[str, ...]
 Select: TypeAlias = Literal["all", "trainable"] | Callable[[str, Any], bool]
 
-EXTRA_STATE: Final = "_extra_state"  # last key part under which torch stores the result of get_extra_state
+EXTRA_STATE: Final = "_extra_state"  # last part of the key under which torch stores get_extra_state's result
 
 _DENSE: Final = {"quantized": "dequantize()", "nested": "to_padded_tensor()"}
-"""Methods that convert non-dense tensors other than sparse ones to dense tensors."""
+"""Maps each kind of non-dense tensor, other than sparse ones, to the call that returns a dense tensor."""
 
 
 class ParamTree:
-    """Tensors in the order of their paths; tied tensors once.
+    """Tensors sorted by path, each tied tensor only once.
 
     Attributes:
         tensors: tensors with their own memory, sorted by path; the source's objects, not copies.

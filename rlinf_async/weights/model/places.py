@@ -174,8 +174,9 @@ class Places:
     """All places in a destination by path.
 
     Attributes:
-        tensors: places of tensors by path; several if stack members share the path; tied tensors at each path.
-        refused: why paths cannot be written, by path.
+        tensors: maps each path to its tensors' places, several if stack members share the path. A tied tensor is listed
+        at each of its paths.
+        refused: maps each path that cannot be written to the reason.
         holders: ``(owner, key, holder)`` of each module and mapping below the top level.
         stacks: lazy stacks with their members.
     """
@@ -239,8 +240,8 @@ class Places:
                 self._walk(value, path, parts)
             elif not isinstance(value, torch.Tensor):
                 self._add_value(path, holder, key, parts)
-            # Look twice, because writing would be lost on a mapping that returns a new tensor each time (h5, views of a
-            # TensorDict).
+            # Look the key up twice, because writes would be lost if the mapping returned a new tensor each time, as h5
+            # and views of a TensorDict do.
             elif keeps or are_tied(holder.get(key), value):
                 self._add(TensorPlace(path, holder, key, value, parts))
             else:
@@ -276,6 +277,6 @@ class Places:
 
 
 def _local(whole: Any) -> torch.Tensor:
-    """Return the tensor object inside a DTensor, of which ``to_local`` returns a view while gradients are recorded."""
+    """Return the tensor object inside a DTensor; ``to_local`` would return a view while gradients are recorded."""
     local: torch.Tensor = whole._local_tensor
     return local

@@ -1,4 +1,4 @@
-"""Part of a whole tensor that one rank holds, computed from its device mesh and placements."""
+"""Functions that compute, from device mesh and placements, the part of a whole tensor that one rank holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 
 
 def cut(begin: list[int], shape: list[int], placement: Any, index: int, count: int) -> None:
-    """Narrow a rectangle to the chunk at one index of a mesh dimension, divided as by ``torch.chunk``."""
+    """Narrow a rectangle to the chunk at one index of a mesh dimension, with chunks as in ``torch.chunk``."""
     dim = placement.dim
     chunk = -(-shape[dim] // count)
     start = min(index * chunk, shape[dim])
@@ -41,7 +41,7 @@ def slices_of(whole: Sequence[int], spec: Spec) -> tuple[Slice, ...]:
     """Return this rank's slices of a tensor of that shape.
 
     Raises:
-        WeightMismatch: the placements do not describe such slices; the error says why, to follow the tensor's name.
+        WeightMismatch: the placements do not describe such slices; the error's text continues the tensor's name.
     """
     mesh, placements = spec
     begin, shape = [0] * len(whole), list(whole)

@@ -1,5 +1,5 @@
-"""Sources of published versions: models, whose tensors are found quickly after the first time, and functions that yield
-``(name, tensor)``."""
+"""Sources of published versions: models, whose tensors are looked up quickly after the first version, and functions
+that yield ``(name, tensor)``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class WeightSource:
         self._dtypes = [dtype for _, dtype in self._expected]
         self._ties = [(name_of(path), name_of(owner)) for path, owner in self.manifest.aliases.items()]
         self._tied: dict[Path, list[Path]] = {}
-        """Each leaf's further names, by the leaf's path."""
+        """Maps the path of each tied leaf to the leaf's other paths."""
         for path, owner in self.manifest.aliases.items():
             self._tied.setdefault(owner, []).append(path)
         self._has_extra = bool(tree.extra)
@@ -175,7 +175,7 @@ class WeightSource:
         tensors: Sequence[torch.Tensor],
         call: GatherCall | None,
     ) -> None:
-        """Copy sharded tensors, whole, to their places on the gathering rank; other ranks have no targets. Collective.
+        """Combine sharded tensors in their places on the gathering rank; other ranks have no targets. Collective.
 
         Raises:
             TransferFailed: another rank is not in this call.
@@ -214,7 +214,7 @@ def is_streamed(source: Any) -> bool:
 
 
 def items_of(source: Any, select: Select, naming: Naming) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yield each selected tensor, whole, with its transport path.
+    """Yield each selected tensor, unsharded, with its transport path.
 
     DTensors are gathered, so all ranks of their mesh must iterate, too.
 

@@ -1,4 +1,4 @@
-"""Writing of weights to a destination, by copying or mapping: all of them or, if any does not fit, none."""
+"""Functions that copy or map weights to a destination: all of them or, if one does not fit, none."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def copy_in_turn(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor
     with in_turn(gpus), torch.inference_mode(is_inference), torch.no_grad():
         if plain:
             torch._foreach_copy_(*as_integers(*map(list, zip(*plain, strict=True))))
-        for target, source in sharded:  # torch accepts no mix of these and other tensors
+        for target, source in sharded:  # torch does not accept a mix of DTensors and other tensors
             target.copy_(source)
 
 
@@ -99,8 +99,8 @@ def plan_update(destination: Any, weights: Any, *, strict_dtype: bool = False) -
         strict_dtype: refuse other dtypes instead of casting them.
 
     Raises:
-        WeightMismatch: (a KeyError) a key is unknown, has another shape, or a dtype of another kind (floating point for
-        integer, complex for real); or one tied tensor has two values.
+        WeightMismatch: (a KeyError) a key is unknown; a tensor has another shape, or a dtype of another kind (floating
+        point for integer, complex for real); or a tied tensor has two values.
         ValueError: the destination or the weights have an unsupported type.
     """
     if weights is None:

@@ -1,4 +1,4 @@
-"""Application of versions to a receiver's destination: checks, leases and writes each version between readers."""
+"""``Applying``: checks and leases each version, and writes it to a receiver's destination while nobody reads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from rlinf_async.weights.waiting.execution import WorkerThread
 logger = own_logger(__name__)
 
 MAX_PINNED: Final = 2
-"""Versions whose memory other tensors may pin before this receiver copies instead of mapping."""
+"""Number of versions whose memory other tensors may pin before this receiver copies instead of mapping."""
 
 
 class Applying:
-    """One model's destination, the sender's slots, and the version in the model.
+    """Writer of one model's destination, with the sender's slots and the version in the model.
 
     Args:
         maps: remap the destination's tensors to leased slots.
@@ -130,7 +130,7 @@ class Applying:
             return clock.monotonic() - begun
 
     async def overwrite(self, write: Callable[[], Any], version: int | None, sender: Any) -> bool:
-        """Write weights that did not arrive in a slot, without readers; see ``Subscriber.accept``."""
+        """Write weights that did not arrive in a slot, once readers have left; see ``Subscriber.accept``."""
         if not self._is_new(version, sender):
             return False
         async with self.gate.writing(self._patience):

@@ -1,4 +1,4 @@
-"""Destination of a receiver's weights, a module, mappings or a function, found and checked before each write."""
+"""The destination of a receiver's weights (a module, mappings or a function), found and checked before each write."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ _ELSEWHERE: Final = "the sender has them elsewhere"
 
 
 class Destination:
-    """Tensors of a module, of nested mappings or of a TensorDict; or a function of ``{path: tensor}``; or None.
+    """The tensors of a module, nested mappings or a TensorDict; or a function of ``{path: tensor}``; or None.
 
     Args:
-        find: returns the destination, which may change between versions, or raises the reason why there is none.
+        find: function that returns the destination, which may change between versions, or raises an error that says why
+        there is none.
         maps: remap tensors to the sender's memory instead of overwriting them.
         strict_dtype: refuse to cast.
         naming: mapping from the destination's names to the sender's.
@@ -85,7 +86,7 @@ class Destination:
         return self._fit is not None and not self._mapped
 
     def has_moved(self) -> bool:
-        """True if ``find`` returns another object than the checked one; takes microseconds.
+        """True if ``find`` no longer returns the checked object; takes microseconds.
 
         Raises:
             Exception: there is no destination.
@@ -125,7 +126,7 @@ class Destination:
         return len(self._mapped)
 
     def write(self, views: Views, extra: Mapping[Path, Any], *, copies: bool = False) -> None:
-        """Write a compared version, without readers. References to the views are kept only if they are mapped.
+        """Write a compared version while there are no readers. Keep references to the views only if they are mapped.
 
         Args:
             views: all leaves, in the order of the manifest.

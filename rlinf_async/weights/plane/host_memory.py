@@ -1,5 +1,5 @@
-"""Versions in transit between machines: ``Outgoing`` at the sender, ``HostMemory`` at the receiver that receives for
-its whole machine."""
+"""Versions in transit between machines: ``Outgoing`` at the sender, and ``HostMemory`` at the receiver that receives
+on behalf of its whole machine."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _SlotRoom:
         return list(self._store.received(self._slot, version, extra).name)
 
     def abandon(self) -> None:
-        # Transfers may still write to this slot, so pin it permanently; the store replaces it at its turn.
+        # Transfers may still write to this slot, so pin it permanently; the store replaces it when its turn comes.
         self._slot.pin()
         self.memory = None  # an abandoned transfer may still hold a reference to this object
 
@@ -104,7 +104,7 @@ class Outgoing(RelayJob):
 
     Args:
         seconds: time limit for its receivers.
-        may_wait: send it to a machine only once an earlier version has arrived there.
+        may_wait: send it to a machine only once the machine has received the earlier version.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Outgoing(RelayJob):
         return self
 
     def pin(self) -> None:
-        # Take the leaves now, because the slot may be closed later, and memory for its leaves may be missing.
+        # Access the leaves now: the slot may be closed later, and allocating memory for its leaves may fail.
         if self.body is None:
             self.body = self.writer.leaves
         self.writer.pin()

@@ -1,4 +1,4 @@
-"""Packing of a version into a slot, from the CPU, a GPU or many ranks' shards."""
+"""``Packing``: packs a version into a slot, from the CPU, from a GPU, or from many ranks' shards."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Packing:
 
         Args:
             names: names of the recipients.
-            call: the counted call, by which other ranks recognise it.
+            call: the counted call, by which other ranks recognise this version.
         """
         if self.taker.is_sharded and self._places:
             self._gpus.follow(marks)  # shards are combined and sent in this thread's streams
@@ -118,7 +118,7 @@ class Packing:
         *,
         at_once: bool,
     ) -> dict[str, Any]:
-        """Return arguments to pack a version: on the GPU, if all its tensors and a receiver's views are there."""
+        """Return the arguments that pack a version on the GPU if all its tensors and a receiver's views are on it."""
         copy: Copy = functools.partial(self._gpus.copy, after=marks)
         gpu = self._gpus.uuid(device) if self._gpus.only_place(tensors) == device else ""
         is_read_there, is_read_here = self._readers.demand(gpu) if gpu else (False, True)

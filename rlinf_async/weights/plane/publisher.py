@@ -39,14 +39,14 @@ logger = own_logger(__name__)
 class Publisher:
     """Sender of one model's weights to receivers, each at the other end of a link.
 
-    A version is packed into shared memory and then published. Receivers on the same machine read it there, and on each
-    other machine one receiver receives it for all. So every receiver sees complete versions only, and the source may
-    change as soon as ``publish`` returns::
+    Each version is packed into shared memory and then published. Receivers on the same machine read it there; on every
+    other machine, one receiver receives it on behalf of all. So every receiver sees complete versions only, and the
+    source may change as soon as ``publish`` returns::
 
         async with Publisher(model) as publisher:
             publisher.add(0, link)
             await publisher.connect()
-            handle = await publisher.publish(model)      # packed: the model may be trained on
+            handle = await publisher.publish(model)      # packed: training may continue
             optimizer.step()
             report = await handle                        # every receiver has applied it
 
@@ -56,8 +56,10 @@ class Publisher:
     the GPU for this machine's receivers on the same GPU, and in shared memory for all others. If CUDA refuses, this is
     logged once, and the weights then go through CPU memory.
 
-    With sharded weights (FSDP, DTensor), every rank has a publisher, of which rank 0's has all receivers. They publish
-    together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds whole tensors.
+    With sharded weights (FSDP, DTensor), every rank has a publisher, and rank 0's publisher has all receivers. The
+    ranks
+    publish together: shards go straight to their places in rank 0's shared memory, and no other rank ever holds whole
+    tensors.
     A rank that does not take part keeps the others waiting until torch's process group times out.
 
     Args:
@@ -65,15 +67,16 @@ class Publisher:
         passed to ``publish``.
         model_id: name of the weights in errors.
         apply: ``"copy"`` or ``"map"``, as at the receivers; determines the number of slots.
-        slots: number of versions kept in memory; by default 2 to copy and 3 to map.
+        slots: number of versions kept in memory; by default 2 for ``"copy"`` and 3 for ``"map"``.
         transport_dtype: dtype in which floating-point tensors are sent, or a function of (name, dtype).
         ack_timeout: seconds within which receivers must answer.
         verify: ``"sha256"`` compares the receivers' tensors with the packed ones after each version.
         select: ``"all"``, ``"trainable"``, or a function of (name, tensor).
         naming: maps the source's names to transport names.
         chain_from: size in bytes above which receivers' machines forward a version to each other; by default 64 MiB.
-        behind: earlier versions that may be pending when a version is published. A receiver that lacks more of them has
-        failed for the oldest, and the log names the receiver once. With 0, only one version is pending at a time.
+        behind: number of earlier versions that may be pending when a version is published. If a receiver lacks more
+        than that, its oldest pending versions count as failed, and the log names the receiver. With 0, only one version
+        is pending at a time.
         gpus: interface to the GPUs.
     """
 
@@ -110,11 +113,11 @@ class Publisher:
         self._receivers = ReceiverTable(model_id, *told, chain_from=chain_from, verify=verifies, ahead=behind > 0)
         self._behind = behind
         self._named: dict[Hashable, float] = {}
-        """Receivers that were too far behind, with the time at which the log named them."""
+        """Maps each receiver that was too far behind to the time at which the log last named it."""
         self._packing: Packing | None = None
         self.worker_thread = WorkerThread(f"weights of {model_id}")
         self._handles: dict[int, SyncHandle] = {}
-        """Handles of pending versions, oldest first."""
+        """Maps each pending version to its handle, oldest first."""
         self._keep: Callable[[], object] = lambda: None
         """Function that cancels the release of the store when this object is dropped."""
         self._is_packing = False
@@ -171,7 +174,7 @@ class Publisher:
         self._receivers.remove(worker_id)
 
     async def connect(self, timeout: float | None = 60.0, weights: Any = None, *, source: Any = None) -> None:
-        """Wait until every receiver has connected and accepted the weights; receivers that refused them check again.
+        """Wait until every receiver has connected and accepted the weights; ask those that refused to check again.
 
         Args:
             weights: first version; by default receivers keep their own weights.
@@ -213,7 +216,7 @@ class Publisher:
     # -- publishing ---------------------------------------------------------------------------------------------
 
     def next_call(self, *, sharded: bool = False) -> GatherCall:
-        """Count a call before this rank alone can refuse it, because all ranks of sharded weights must count alike."""
+        """Count a call, before any check that may fail on this rank only: all ranks must count the same calls."""
         call = self._calls.next()
         if sharded:
             call.found_sharded()
@@ -236,8 +239,9 @@ class Publisher:
             worker_ids: ids of the recipients; by default all receivers.
             version: must be higher than the last version; by default the next number.
             timeout: seconds within which receivers must answer; by default ``ack_timeout``.
-            call: counted call to which this belongs, if the caller counts calls.
-            deliveries: further receivers, which get the version as a message; without ``worker_ids`` nothing is packed.
+            call: result of ``next_call``, if the caller has already counted this call.
+            deliveries: further receivers, which get the version as a message. If no other receiver gets the version, it
+            is not packed.
 
         Returns:
             A handle that awaits all receivers; with deliveries, call ``collect`` first.
@@ -294,7 +298,7 @@ class Publisher:
             if verifying is not None:
                 self.worker_thread.start(verifying.hash, number, list(self._handles), nbytes=None)
             return handle
-        # Roll back after a cancellation, too, even if everything is packed.
+        # Roll back even after a cancellation, and even if everything is packed.
         except BaseException:
             self._rollback(number)
             if number > self.version and any(delivery.has_begun for delivery in parcels):
@@ -333,7 +337,7 @@ class Publisher:
         self._receivers.abandon(version)
 
     async def catch_up(self, worker_ids: Sequence[Hashable], timeout: float | None) -> dict[Hashable, Ack]:
-        """Return the outcome of the latest version at receivers added since, within ``timeout`` seconds.
+        """Return the outcome of the latest version at receivers added later; wait at most ``timeout`` seconds.
 
         Raises:
             ClosedError: the publisher was closed during the wait.

@@ -36,9 +36,10 @@ class ReceiverTable:
     Args:
         complete: called with each version once all receivers have answered it.
         changed: called after every change.
-        fill: called when a receiver needs the latest version in its slot; must lead to a call of ``filled``.
+        fill: called when a receiver needs the latest version in its slot; must result in a call to ``filled``.
         chain_from: size in bytes above which machines forward a version to each other.
-        verify: called with a receiver that has applied a version, and its digests; must lead to a call of ``verified``.
+        verify: called with a receiver that has applied a version, and its digests; must result in a call to
+        ``verified``.
         ahead: True if versions are published while others are pending.
 
     Attributes:
@@ -67,13 +68,13 @@ class ReceiverTable:
         self._lacking: dict[ReceiverState, Any] = {}
         """Receivers waiting for ``filled`` or for the end of packing, each with the memory that it could not open."""
         self._lock = threading.RLock()
-        """Lock, also held while messages are sent, so that they are sent in the order of the decisions."""
+        """Guard of the table, also held while messages are sent, so that their order is that of the decisions."""
         self._receivers: dict[Hashable, ReceiverState] = {}
         self._completed: list[int] = []
         """Completed versions not yet passed to ``complete``."""
         self._present: dict[ReceiverState, bool] = {}
-        """Receivers added before the current version's recipients were chosen. True: it has refused the weights since
-        then, perhaps for a user that has left, so that no other code would answer for it."""
+        """Maps each receiver that was added before the current version's recipients were chosen to True if it has
+        refused the weights since then. ``publish`` then records the failure, because the receiver may never answer."""
         self._store: Store | None = None
         self._relay = Relay(self, self._lock, chain_from)
         self._plan = self._relay.plan
@@ -108,7 +109,7 @@ class ReceiverTable:
             return self.ledger.pending.get(version, [])
 
     def meant(self, names: Sequence[Hashable] | None) -> list[Hashable]:
-        """Choose the recipients of the next version; later receivers get it, too, but are not waited for.
+        """Choose the recipients of the next version. Receivers added later get it, too, but are not waited for.
 
         Raises:
             ValueError: no receiver has such a name.
@@ -142,8 +143,8 @@ class ReceiverTable:
                 raise ClosedError(f"the publisher of '{self._model_id}' is closed")
             self._receivers[name] = receiver
             self.ledger.add(name)
-        # Listen only now, because messages of a receiver missing in the table are dropped, and its first may have
-        # arrived.
+        # Listen only now, because messages from a receiver that is not in the table are dropped, and its first one may
+        # already have arrived.
         link.listen(receiver)
         link.opened._follow(lambda: self._greet([receiver]))
 
@@ -195,7 +196,7 @@ class ReceiverTable:
                     receiver.state = Agreement.NEW  # the next version tries again
 
     def inform(self, receiver: ReceiverState, memory: Any, version: int) -> None:
-        """Announce to a receiver the weights, and the version in its machine's memory."""
+        """Announce the weights to a receiver, with the version in its machine's memory, if there is one."""
         store = self._store
         assert store is not None
         if memory is not None:
@@ -209,8 +210,8 @@ class ReceiverTable:
         receiver.send_message(messages.HOST, store.manifest.to_bytes(), store.extra, store.slots, None, 0, line)
 
     def ask_again(self) -> None:
-        """Offer the latest version again to receivers that refused it; without a version, ask whether the weights fit
-        now."""
+        """Offer the latest version again to receivers that refused it; if there is no version yet, ask whether the
+        weights fit now."""
         with self._settling():
             for receiver in list(self._receivers.values()):
                 if receiver.state is Agreement.REFUSED and receiver.link.error is None:
@@ -238,15 +239,15 @@ class ReceiverTable:
     # -- on a GPU -----------------------------------------------------------------------------------------------
 
     def demand(self, gpu: str) -> tuple[bool, bool]:
-        """Return two flags: some receiver reads leaves on that GPU; some receiver needs them in the slot."""
+        """Return two flags: whether a receiver reads leaves on that GPU, and whether one needs them in the slot."""
         with self._lock:
             here = [receiver for receiver in self._receivers.values() if receiver.refusal is None]
             there = [receiver for receiver in here if receiver.gpu == gpu]
         return bool(there), len(there) < len(here)
 
     def filled(self, store: Store, error: Exception | None) -> None:
-        """Record that the latest version is in its slot, or that copying failed. For an unpublished version, ``greet``
-        asks again."""
+        """Record that the latest version is in its slot, or that copying failed. If the version is not published yet,
+        ``greet`` asks again."""
         with self._settling():
             latest = store.latest
             if latest is None or not self.is_published(latest):
@@ -385,7 +386,7 @@ class ReceiverTable:
                 self._relay.on_message(receiver, what, *facts)
 
     def _offer(self, receiver: ReceiverState) -> None:
-        """Offer the latest version to a receiver that refused it; without a version, ask whether the weights fit."""
+        """Offer the latest version to a receiver that refused it; if there is none yet, ask whether the weights fit."""
         store = self._store
         latest = None if store is None else store.latest
         if store is None or latest is None:
@@ -466,7 +467,7 @@ class ReceiverTable:
 
     def _gone(self, receiver: ReceiverState, error: Exception) -> None:
         for version in self.ledger.pending:
-            if version not in receiver.verifying:  # others are answered and being compared
+            if version not in receiver.verifying:  # those have been answered and are being verified
                 self._failed_alone(receiver.name, version, error)
 
     def answered(self, name: Hashable, version: int, error: Exception | None) -> None:
@@ -485,7 +486,7 @@ class ReceiverTable:
             return self.ledger.finish(version)
 
     def ack_of(self, name: Hashable, version: int) -> Ack | None:
-        """Return the outcome of a published version at a receiver added since; None while unknown."""
+        """Return the outcome of a published version at a receiver that was added later; None while unknown."""
         with self._lock:
             receiver, target = self._receivers.get(name), self.ledger.targets.get(name)
             if receiver is None or target is None:

@@ -1,4 +1,4 @@
-"""``Sends``: one model's sends, one at a time, and the report on each version."""
+"""``Sends``: runs one model's sends, one at a time, and reports on each version."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sends:
         make: creates the publisher at first use.
 
     Attributes:
-        last: handle of the last version sent.
+        last: handle of the last version sent; None before the first.
         untold: handles of versions whose outcome has not been reported to the user, oldest first.
     """
 
@@ -71,8 +71,8 @@ class Sends:
 
         Args:
             timeout: seconds that this call waits.
-            patience: seconds to wait for receivers added since, if ``timeout`` is None. None does not wait for them,
-            and includes receivers that have left.
+            patience: seconds to wait for receivers that were added later, if ``timeout`` is None. None does not wait
+            for them, and includes receivers that have left.
 
         Raises:
             DeadlineExceeded: some receivers have not answered; the error names them, and the version is still pending.
@@ -94,13 +94,13 @@ class Sends:
                 self.untold.pop(handle, None)
             raise
         if patience is not None:
-            # A rank that has left or was restarted may follow again, so treat it as added since.
+            # A rank that has left or was restarted may follow again, so treat it as if it was added later.
             acks = _staying(report.per_worker)
             if late := [name for name in self.publisher.worker_ids if name not in acks]:
                 rest = patience if timeout is None else clock.rest(timeout, begun)
                 acks |= _staying(await self.publisher.catch_up(late, rest))
             report = dataclasses.replace(report, per_worker=acks)
-        # Remove only this version, because another task may have sent a later version since.
+        # Remove only this version, because another task may have sent a later version in the meantime.
         self.untold.pop(handle, None)
         return report
 
@@ -130,7 +130,7 @@ class Sends:
             acks = {} if handle.report is None else handle.report.per_worker
             report = SyncReport(handle.version, {name: ack for name, ack in acks.items() if not _is_late(ack.error)})
             if handle is not self.last or report.failed:
-                self.untold.pop(handle, None)  # another task may be waiting for its delivery, and report it, too
+                self.untold.pop(handle, None)  # another task may be waiting for its delivery and report it, too
                 report.raise_failures()
 
 

@@ -34,14 +34,14 @@ from rlinf_async.weights.waiting.ownership import OwnerProcess, on_drop
 logger = own_logger(__name__)
 
 _TRIES: Final = 3
-"""Limit on requests for one version, because the hosts of the requests may end one after another."""
+"""Limit on requests for one version, because each host that is asked may end before it answers."""
 
 _LOOK_AGAIN_S: Final = 0.5
 """Interval at which ``close`` checks another thread's loop, which does not report when it stops."""
 
 
 class Subscriber(Versioned):
-    """Receiver of one model's weights, in complete versions only, over a link or through ``accept``.
+    """Receiver of one model's weights over a link or through ``accept``; it applies complete versions only.
 
     With a link, call ``receive`` repeatedly, or ``serve`` once::
 
@@ -58,11 +58,12 @@ class Subscriber(Versioned):
         link: link to the sender; None if weights arrive only through ``accept``.
         destination: a module, nested dicts of tensors, or a TensorDict, whose tensors receive the weights; or a
         function that is called with ``{path: tensor}`` and must not keep the tensors; None discards the weights.
-        apply: ``"copy"`` overwrites the tensors. ``"map"`` remaps them to the sender's memory; writing to them then
-        ends the process by a fault or, on a GPU, changes what other receivers see.
+        apply: ``"copy"`` overwrites the tensors. ``"map"`` remaps them to the sender's memory; writing to them
+        afterwards crashes the process or, on a GPU, changes what other receivers see.
         verify: ``"sha256"`` sends digests of the destination to the sender.
         ack_timeout: seconds to wait for readers to leave before a version is applied.
-        find: returns the destination, which may change between versions, or raises the reason why there is none.
+        find: function that returns the destination, which may change between versions, or raises an error that says why
+        there is none.
         strict_dtype: refuse weights whose dtype differs from the destination's instead of casting them.
         naming: mapping from the destination's names to the sender's.
         shard: mesh and placements of plain tensors that are shards; see ``Fit``.
@@ -118,7 +119,7 @@ class Subscriber(Versioned):
         """Versions not yet acknowledged."""
         self._end: Exception | None = None
         self._why = ""
-        """Text of the error with which the sender closed."""
+        """Text of the error because of which the sender closed; empty if it has not failed."""
         self._host: HostMemory | None = None
         self._keep: Callable[[], object] | None = None
         """Function that cancels the release of the leases when this object is dropped."""
@@ -126,7 +127,7 @@ class Subscriber(Versioned):
         self._is_refused = False
         """True if the announced weights do not fit, or are still being checked."""
         self._lacked: list[int] = []
-        """The last requested version, once for each request."""
+        """The last requested version, repeated once per request."""
         self._is_taking = False
         self._is_closed = False
         self._has_ended = False
@@ -147,14 +148,14 @@ class Subscriber(Versioned):
         The block's value is the version, to be stored with results computed from the weights.
 
         Raises:
-            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            DeadlineExceeded: on entering: an update was still being applied after ``timeout`` seconds.
             TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         self._check_process()
         return Reading(self.gate, timeout, owner=self)
 
     async def wait_version(self, version: int, timeout: float | None = None) -> None:
-        """Wait until this version or a later one has been applied; meanwhile receive, unless ``serve`` does.
+        """Wait until this version or a later one has been applied; receive in the meantime, unless ``serve`` does.
 
         Raises:
             DeadlineExceeded: no such version has arrived within ``timeout`` seconds.
@@ -175,7 +176,7 @@ class Subscriber(Versioned):
             )
 
     async def _until(self, condition: Callable[[], bool], timeout: float | None, what: str) -> bool:
-        """Receive, unless ``serve`` does, until the condition described by ``what`` holds. False at the timeout."""
+        """Receive (unless ``serve`` does) until the condition holds; return False on timeout."""
         self._check_process()
         begun = clock.monotonic()
         while not condition():
@@ -206,7 +207,7 @@ class Subscriber(Versioned):
             self._why = facts[0]
             return
         elif what in TO_HOSTS:
-            # Without a host, this process no longer is one, as the sender may not have known.
+            # If there is no host, this process has stopped being one, and the sender may not have known that yet.
             if self._host is not None:
                 self._host.host.on_message(what, *facts)
             return
@@ -225,7 +226,7 @@ class Subscriber(Versioned):
         self._changes.notify()
 
     def _host_begins(self, facts: list[Any]) -> None:
-        """Become this machine's host if the facts name a stream; the receiver's other work does not delay this."""
+        """Become this machine's host if the message names a stream. Called on arrival, ahead of queued messages."""
         if self._host is not None:
             self._host.close()
             self._host = None
@@ -249,7 +250,7 @@ class Subscriber(Versioned):
             raise DeadlineExceeded(f"{sender} did not connect within {timeout:g} s")
 
     async def begin(self, timeout: float | None) -> None:
-        """Connect, and wait until the first version has been applied; errors as for both."""
+        """Connect, and wait for the first version; errors as for ``connect`` and ``wait_version``."""
         begun = clock.monotonic()
         await self.connect(timeout)
         await self.wait_version(1, clock.rest(timeout, begun))
@@ -285,7 +286,7 @@ class Subscriber(Versioned):
             self.link.listen(self)
 
     async def _receive(self, timeout: float | None, enough: Callable[[], bool] = lambda: False, what: str = "") -> None:
-        """Process received messages; ``enough`` also ends the wait, because another task may receive meanwhile."""
+        """Process received messages; also return once ``enough`` is true, as another task may receive, too."""
 
         def is_there() -> bool:
             return enough() or (not self._is_taking and bool(self._inbox or self._end or self._is_closed))
@@ -313,7 +314,7 @@ class Subscriber(Versioned):
     def _next(self) -> list[LinkMessage]:
         """Take one message, or several announced versions, of which only the last counts.
 
-        A query without memory is taken alone, because on another machine an earlier version may arrive after it.
+        An announcement without memory is taken alone: on another machine, an earlier version may arrive after it.
         """
         inbox = self._inbox
         batch = [inbox.popleft()]
@@ -380,12 +381,12 @@ class Subscriber(Versioned):
             try:
                 leased = await applying.lease(MemoryName(*memory))
             except MemoryGone:
-                # An ended sender's memory vanishes with the sender; the next wait raises the error of that end.
+                # The memory vanishes when its sender ends; the next wait raises the error that reports the end.
                 # tests/weights/test_hosts_that_leave.py::test_memory_that_went_with_its_sender_is_told_as_its_end
                 if self._end is None and not self._lacks(versions[-1], memory):
                     raise
                 return
-            if leased is None:  # the slot is being rewritten, so that version comes next
+            if leased is None:  # the slot is being rewritten, and its new version will be announced next
                 return
             is_published = leased.header.places & PUBLISHED
             if leased.views is None:
@@ -409,7 +410,7 @@ class Subscriber(Versioned):
         self._acknowledge(None, late, clock.monotonic() - received, pause, applying.digests)
 
     def _lacks(self, version: int, memory: Any) -> bool:
-        """Request a version whose memory has vanished, perhaps with its owner; False after too many requests."""
+        """Request a version whose memory has vanished, perhaps with its owner; return False after too many requests."""
         self._lacked = [*(each for each in self._lacked if each == version), version]
         if len(self._lacked) > _TRIES:
             return False
@@ -432,7 +433,7 @@ class Subscriber(Versioned):
             logger.info("%r could not answer: %s", self, error)
 
     async def accept(self, write: Callable[[], Any], version: int | None = None, sender: Any = None) -> bool:
-        """Write weights from a call, a store or a user's transport, without readers.
+        """Write weights from a call, a store or a user's transport once readers have left.
 
         Args:
             version: number of the weights; None keeps the number if a sender on the link counts versions, otherwise
@@ -445,7 +446,7 @@ class Subscriber(Versioned):
         Raises:
             ValueError: the model has a later version, or another sender's version with that number; nothing was
                 written.
-            DeadlineExceeded: readers have not left in time; nothing was written.
+            DeadlineExceeded: readers did not leave in time; nothing was written.
             Exception: raised by ``write``.
         """
         self._check_process()
@@ -509,10 +510,10 @@ class Subscriber(Versioned):
         if self._has_ended:
             return
         self._is_closed = True
-        async with contextlib.AsyncExitStack() as then:  # callbacks run last to first
+        async with contextlib.AsyncExitStack() as then:  # callbacks run in reverse order
             then.callback(self._ended)
             is_copy = self._process is not None and not self._process.is_here
-            # Runs after the host's close, because callbacks run last to first.
+            # Runs after the host's close, because callbacks run in reverse order.
             then.push_async_callback(self._applying.close, is_copy=is_copy)
             then.push_async_callback(self._end_host)
             if self.link is not None:

@@ -1,4 +1,4 @@
-"""Handle of one weight update: acknowledgements, deadline, report, and deliveries as messages."""
+"""``SyncHandle``: the handle of one weight update, with its acknowledgements, deadline, report and deliveries."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Delivery(Protocol):
 
     @property
     def has_begun(self) -> bool:
-        """True if a receiver may know the version, whose number is then used up."""
+        """True if a receiver may know the version, so that its number cannot be used again."""
 
     @property
     def nbytes(self) -> int:
@@ -62,8 +62,9 @@ class Delivery(Protocol):
 class SyncHandle(Work[SyncReport]):
     """A staged version, whose source may change. Awaiting the handle waits until every receiver has applied it.
 
-    Awaiting raises the error of the first receiver that failed; its notes name all failed receivers, and ``report`` has
-    the others' outcome. A receiver that has not answered by the deadline has failed with ``DeadlineExceeded``.
+    Awaiting raises the error of the first receiver that failed. The error's notes name all failed receivers, and
+    ``report`` has the others' outcome. A receiver that has not answered by the deadline fails with
+    ``DeadlineExceeded``.
     Cancelling the last waiter abandons the wait, but the version stays published.
 
     Attributes:
@@ -136,7 +137,7 @@ class SyncHandle(Work[SyncReport]):
                 for delivery in self.deliveries:
                     tasks.create_task(follow(delivery))
         except BaseExceptionGroup as group:
-            # A failed receiver counts as an answer, so this error is an unexpected one.
+            # A receiver's failure counts as an answer, so this error is an unexpected one.
             raise group.exceptions[0] from None
 
     def finish(self, report: SyncReport) -> None:

@@ -1,4 +1,4 @@
-"""Comparison of receivers' tensors with the packed ones after each version."""
+"""``Verifying``: compares receivers' tensors with the packed ones after each version."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlinf_async.weights.memory.store import Store
 from rlinf_async.weights.model.digests import ExpectedDigests
 from rlinf_async.weights.state.sync_report import Ack
 
-_NAMED: Final = 5  # tensors that an error names at most
+_NAMED: Final = 5  # largest number of tensors that an error names
 
 
 class _Held(NamedTuple):
@@ -25,7 +25,7 @@ class _Held(NamedTuple):
 
 
 class Verifying:
-    """Comparison, in the packing thread, that pins the slots of versions that receivers may still answer."""
+    """Comparison in the packing thread; pins the slots of versions that receivers may still answer."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,5 +1,4 @@
-"""Schemes that call their workers: remote calls of each worker, and updates of a model that one worker hosts for
-all."""
+"""Schemes that call workers: each worker remotely, or one worker that hosts the model for all."""
 
 from __future__ import annotations
 
@@ -117,7 +116,7 @@ class WorkerModuleTransformSender(WeightSender):
         return [0]
 
     def _register_worker(self, worker_idx: int, pipe_or_context: Any) -> None:
-        """Add a candidate, since all workers share one host and any of them may lead to it."""
+        """Add a candidate, because all workers share one host, and any of them may be it."""
         self._given.append(pipe_or_context)
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
@@ -166,7 +165,7 @@ class WorkerModuleTransformScheme(CallingScheme):
         if found is None:
             host = _host_in(context, model_id)
             return None if host is None else [host]
-        # Refuse several workers in a context only at first use, because the path may lead to the host by then.
+        # Refuse several workers in a context only at first use, because by then the path may resolve to the host.
         return found if context is not None else [_the_host(found, model_id)]
 
     def create_transport(self, pipe_or_context: Any) -> WorkerActorTransport:

@@ -1,4 +1,4 @@
-"""Configuration of a scheme: its options, and the lookup of its sender's and receiver's models by path."""
+"""``Configuration``: a scheme's options, and the lookup of its sender's and receiver's models by path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``DistributedWeightSyncScheme``: weights between the processes of a torch.distributed job."""
+"""``DistributedWeightSyncScheme``: sends weights between the processes of a torch.distributed job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_WAIT_S: Final = 3600.0
 
 
 class _DistributedReceiver(WeightReceiver):
-    """The worker's end, whose transport is silent before the first weights."""
+    """The worker's end, whose transport carries nothing before the first weights."""
 
     _is_told = False
 

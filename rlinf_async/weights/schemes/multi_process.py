@@ -1,4 +1,4 @@
-"""Schemes for ``multiprocessing`` processes, over their pipes."""
+"""Schemes for processes started with ``multiprocessing``, each of which has a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scheme without synchronisation, behind the usual interface."""
+"""``NoWeightSyncScheme``: the usual interface, but nothing is synchronised."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async.weights.waiting.execution import at_once
 
 
 class NoTransport(SilentTransport):
-    """Transport without effect: its methods immediately return None or, in a coroutine, a ``Work`` of None."""
+    """No-op transport: methods immediately return None or, in a coroutine, a ``Work`` that resolves to None."""
 
     def send_weights(self, model_id: str, weights: Any) -> Any:
         return at_once()
@@ -52,7 +52,7 @@ class NoWeightSyncScheme(WeightSyncScheme):
 
 
 class _SendsNothing(WeightSender):
-    """Sender without receivers."""
+    """Sender that has no receivers."""
 
     def _targets(self, worker_ids: int | Sequence[int] | None) -> dict[int, TransportBackend]:
         return {}

@@ -33,7 +33,7 @@ _AT_ONCE: Final = 0.001
 """Seconds below which a transport that returns nothing is assumed not to have waited."""
 
 _TRIES: Final = 100
-"""Consecutive returns without a wait that ``serve`` allows, because messages for other users come in bursts."""
+"""Number of consecutive immediate returns that ``serve`` tolerates, because messages for other users come in bursts."""
 
 _ENDS: Final = (OSError, EOFError, ClosedError, PeerLost, ConfigError)
 """Errors after which no more weights can arrive."""
@@ -64,7 +64,7 @@ class WeightReceiver(Versioned):
         self._model_ref: Any = None
         self._model_id: str | None = None
         self._strategy = _get_strategy(
-            scheme.strategy,  # type: ignore[arg-type]  # it checks it
+            scheme.strategy,  # type: ignore[arg-type]  # the function checks its argument
             strict_dtype=scheme.options.strict_dtype,
         )
         self._forget()
@@ -117,7 +117,7 @@ class WeightReceiver(Versioned):
             timeout: seconds to wait for weights.
 
         Returns:
-            True if the model has a new version; in a coroutine, a ``Work`` of that.
+            True if the model has a new version; in a coroutine, a ``Work`` that resolves to this flag.
 
         Raises:
             ValueError: there is no model; the weights belong to another model; or the model has a later version, or
@@ -185,10 +185,11 @@ class WeightReceiver(Versioned):
         """Apply weights that arrived outside ``receive``, and acknowledge them (TorchRL's older name).
 
         Args:
-            weights: weights; or a notice that a sender has put into a pipe, in which case its version, or a later one,
-            has been applied when the call ends.
+            weights: the weights; or a notice that a sender has put into a pipe. In that case, the call returns once the
+            notice's version, or a later one, has been applied.
             version: version of the weights, if they arrive only by calls; a repeated version is acknowledged but not
-            applied. By default one more than the last; if a sender on a link counts versions, the number stays.
+            applied. The default is one more than the last, but if a sender on a link counts versions, the number
+            stays the same.
 
         Raises:
             ValueError: there is no model; the model has a later version.
@@ -236,13 +237,13 @@ class WeightReceiver(Versioned):
         find = weakref.WeakMethod(self._resolve_model_ref)
         return Subscriber(
             None,
-            find=lambda: find()(),  # type: ignore[misc]  # a subscriber that is dropped must not keep its receiver
+            find=lambda: find()(),  # type: ignore[misc]  # the subscriber must not keep its receiver alive
             model_id=self._name,
             **self._scheme.options.for_subscriber(),
         )
 
     @property
-    def _reception(self) -> Reception:  # type: ignore[override]  # likewise
+    def _reception(self) -> Reception:  # type: ignore[override]
         return self._subscriber._reception
 
     @property
@@ -261,7 +262,7 @@ class WeightReceiver(Versioned):
         The block's value is the model's version, to be stored with the results.
 
         Raises:
-            DeadlineExceeded: on entering: an update was being applied for ``timeout`` seconds.
+            DeadlineExceeded: on entering: an update was still being applied after ``timeout`` seconds.
             TransferFailed: on entering: the last update failed midway, and no complete version has followed yet.
         """
         return self._standing.reading(timeout)
@@ -310,7 +311,7 @@ class WeightReceiver(Versioned):
 
     @contextlib.contextmanager
     def _watching(self) -> Iterator[None]:
-        """Context manager for waits for the sender, which may not have connected yet; it keeps this receiver alive."""
+        """Context manager around a wait for a sender that may not have connected yet; keeps this receiver alive."""
         with self._transport.watching() if isinstance(self._transport, LinkTransport) else contextlib.nullcontext():
             yield
 

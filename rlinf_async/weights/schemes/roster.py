@@ -1,4 +1,4 @@
-"""Workers of one sender by id, with their transports."""
+"""``WorkerRoster``: the workers of one sender, each with its id and its transport."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _BACKENDS: dict[str, str | type[WeightSyncScheme]] = {
 
 
 class WeightSyncScheme(Configuration):
-    """Synchronisation of one model: a picklable configuration, and one end in each process.
+    """Synchronisation of one model: a picklable configuration, with one end in each process.
 
     ``init_on_sender`` and ``init_on_worker`` only record the other sides; the two sides meet in ``connect``, or at the
     first ``send`` and ``receive``. Both sides use the same scheme, or a pickled copy. In a coroutine, ``connect``,
@@ -92,8 +92,8 @@ class WeightSyncScheme(Configuration):
         Args:
             model_id: id of the model: its path from the context, such as ``"policy"``.
             context: object with the model and the connections to the workers as attributes; held weakly.
-            kwargs: the same values without a context; each scheme documents its own. ``source_model`` (or ``model``) is
-            the model that ``send()`` without weights sends, if the context has none.
+            kwargs: the same values if there is no context; each scheme documents its own. ``source_model`` (or
+            ``model``) is the model that ``send()`` sends by default, if the context has none.
 
         Raises:
             ValueError: there are no workers.
@@ -164,7 +164,7 @@ class WeightSyncScheme(Configuration):
         if context is not None:
             sender._set_context(context, model_id)
         sender._source_model = source_model
-        if self.options.select != "all":  # the function needs the parameters themselves
+        if self.options.select != "all":  # ``select`` needs the parameters themselves
             sender._strategy = _get_strategy(self.strategy, keep_vars=True)  # type: ignore[arg-type]  # checked before
         self._sender = sender
         self._initialized_on_sender = True

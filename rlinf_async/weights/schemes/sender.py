@@ -31,7 +31,7 @@ class SendRequest(NamedTuple):
     """Arguments of one send.
 
     Attributes:
-        links: transports, by worker id, to workers that read published weights.
+        links: maps the id of each worker that reads published weights to its transport.
         deliveries: deliveries to the other workers; None if none are possible.
         version: number of the version; None for the next.
         call: counted call, by which ranks of sharded weights recognise that they are in the same call.
@@ -57,13 +57,13 @@ class WeightSender(WorkerRoster):
 
     Example:
         report = await sender.send(model)          # every worker has applied it
-        await sender.send_async(model)             # every worker will; the model may be trained on
+        await sender.send_async(model)             # every worker will apply it; training may continue
         report = await sender.wait_async()
     """
 
     def __init__(self, scheme: Configuration) -> None:
         super().__init__(scheme)
-        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # it checks it
+        self._strategy = _get_strategy(scheme.strategy)  # type: ignore[arg-type]  # the function checks its argument
         self._context_ref: Callable[[], Any] | None = None
         self._source_model: Any = None
         self._forget()
@@ -72,7 +72,7 @@ class WeightSender(WorkerRoster):
         """Reset the state that belongs to one process."""
         self._is_closed = False
         self._failure = ""
-        """Text of the error with which the scheme was closed."""
+        """Text of the error because of which the scheme was closed; empty if there was none."""
         self._adapter = SyncAdapter()
         self._sending = Sends(self._adapter, self._make_publisher)
 
@@ -121,10 +121,10 @@ class WeightSender(WorkerRoster):
 
         Raises:
             RuntimeError: an earlier send has not ended.
-            ValueError: a worker is not registered, there is nothing to send, or a number is out of range. No worker was
-            sent anything.
+            ValueError: a worker is not registered, there is nothing to send, or a number is out of range. Nothing was
+            sent to any worker.
             TypeError: a version or timeout is not a number.
-            DeadlineExceeded, PeerLost, Exception: the error of a worker; the notes name all failed workers.
+            DeadlineExceeded, PeerLost, Exception: a worker's error, whose notes name all failed workers.
         """
         return self._send_as(self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
 
@@ -163,7 +163,7 @@ class WeightSender(WorkerRoster):
             RuntimeError: an earlier send has not ended; or a transport cannot send without waiting.
 
         Returns:
-            The version; in a coroutine, a ``Work`` of it.
+            The version; in a coroutine, a ``Work`` that resolves to it.
         """
         wanted = (self._sending.publisher.next_call(), weights, worker_ids, version, timeout)
         return self._begin("send_async() again while a previous send", self._send_async, wanted)
@@ -179,8 +179,8 @@ class WeightSender(WorkerRoster):
 
         Raises:
             RuntimeError: nothing is pending.
-            DeadlineExceeded, PeerLost, Exception: as for ``send``. After a wrong acknowledgement the send is still
-            pending, and may be awaited again.
+            DeadlineExceeded, PeerLost, Exception: as for ``send``. After a wrong acknowledgement, the send is still
+            pending and may be awaited again.
         """
         self._check_open()
         if self._pending is None:
@@ -314,7 +314,7 @@ class WeightSender(WorkerRoster):
 
         Raises:
             ValueError: there are neither weights nor a model, and the workers need an announcement.
-            DeadlineExceeded: a worker did not connect, or did not apply the weights; the notes name it.
+            DeadlineExceeded: a worker did not connect, or did not apply the weights; the error's notes name it.
         """
         wanted = self._sending.publisher.next_call(), weights, None, None, timeout
         self._check_open()
@@ -326,7 +326,7 @@ class WeightSender(WorkerRoster):
         return self._adapter.run(self._connect(timeout), f"the workers of '{self._model_id}'")
 
     def _lack(self, weights: Any) -> bool:
-        """True if connecting workers must be sent these weights, or the model's."""
+        """True if connecting must also send weights: these, or else the model's."""
         is_first = not self.version or (self._sending.is_outcome_unknown and not self._publishes)
         return weights is not None or (is_first and self._weights(None) is not None)
 
@@ -338,7 +338,7 @@ class WeightSender(WorkerRoster):
             await self._connect(wanted[-1])
 
     def replace(self, worker_id: int, pipe_or_worker: Any) -> Any:
-        """Replace an ended worker by its successor; in a coroutine, return a ``Work``.
+        """Replace a worker that has ended with its successor; in a coroutine, return a ``Work``.
 
         If weights are published, the successor gets the latest version as soon as it connects, receives or serves.
 

@@ -1,7 +1,7 @@
 """Sharded weights (FSDP, DTensor) in schemes: every rank of the trainer sends its shards, rank 0 sends to the workers.
 
-A publisher gathers bucket by bucket into the published memory.  For other schemes rank 0 gathers a whole copy in CPU
-memory.
+A publisher gathers bucket by bucket into the published memory. For schemes that do not publish, rank 0 gathers a whole
+copy in CPU memory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scheme for processes with pipes, whose sender keeps one buffer per model."""
+"""``SharedMemWeightSyncScheme``: for processes with pipes, with one buffer per model at the sender."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _SharedSender(WeightSender):
 @register_weight_sync_backend("direct")
 @register_weight_sync_backend("shared")
 class SharedMemWeightSyncScheme(PipeScheme):
-    """Scheme for processes on this machine through shared memory, about which pipes notify them.
+    """Scheme for processes on this machine that read weights in shared memory and are notified by pipe.
 
     In contrast to ``MultiProcessWeightSyncScheme``, the sender has one transport for all workers, and shows the last
     packed weights. A worker has new weights once it has called ``receive`` or ``apply_weights``, or serves. The message
@@ -44,7 +44,7 @@ class SharedMemWeightSyncScheme(PipeScheme):
     ``(None, "registered")``.
 
     Args:
-        policy_weights: TensorDicts by model id, which declare the models; sends do not write to them.
+        policy_weights: maps each model id to a TensorDict, which declares the model; sends do not write to it.
         auto_register: True allows unregistered models to be sent.
 
     Raises:
@@ -63,8 +63,8 @@ class SharedMemWeightSyncScheme(PipeScheme):
 
     @property
     def policy_weights(self) -> dict[str, Any]:
-        """Last weights sent, by model id: views of the memory that workers read and that later versions overwrite; do
-        not write to them. Before the first send, the registered weights."""
+        """Maps each model id to the last weights sent; before the first send, to the registered weights. These are
+        views of the memory that workers read and that later versions overwrite; do not write to them."""
         found = dict(self.transport.registered)
         sender = self._sender
         if sender is not None and (shown := sender._shown()) is not None:

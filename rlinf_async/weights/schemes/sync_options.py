@@ -1,5 +1,4 @@
-"""Options of every scheme: apply, dtypes, verification, deadlines; checks them, and refuses unsupported options by
-name."""
+"""``SyncOptions``: the options of all schemes. It checks them, and refuses unsupported options by name."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
 }
 
 MOST_SLOTS: Final = 64
-"""Limit on slots, because each is a file as large as the weights, and slots beyond the number of late receivers stay
-unused."""
+"""Limit on slots: each is a file as large as the weights, and slots beyond the number of late receivers stay unused."""
 
 
 @dataclass(frozen=True)
@@ -31,14 +29,15 @@ class SyncOptions:
     """
     Args:
         apply: ``"copy"`` overwrites a receiver's tensors. ``"map"`` remaps them to the memory that the sender has
-        written: nothing is copied, and writing to them ends the process by a fault or, on a GPU, changes what other
-        receivers see. A model on another GPU than the sender's is copied nevertheless. With
-        ``DistributedWeightSyncScheme``, the memory is the one in which the weights arrived. Weights passed as a call's
-        argument are always copied.
+        written: nothing is copied, and writing to them crashes the process or, on a GPU, changes what other receivers
+        see. If the model is on another GPU than the sender's, its weights are copied nevertheless. With
+        ``DistributedWeightSyncScheme``, tensors are remapped to the memory in which the weights arrived. Weights passed
+        as a call's argument are always copied.
         slots: number of versions kept in memory, at most 64; by default 2 for ``"copy"``, 3 for ``"map"``.
         transport_dtype: dtype in which floating-point tensors are sent: a dtype, its name, or a function of (name,
         dtype); None keeps each tensor's dtype.
-        behind: for ``publish``: earlier versions that may be pending when a version is sent, at most 62; by default 2.
+        behind: for ``publish``: number of earlier versions that may be pending when one is sent, up to 62; by default
+        2.
         ack_timeout: seconds within which a receiver must apply an update.
         verify: ``"sha256"``: receivers hash their models' tensors after applying a version, and the sender compares the
         digests with its own; set it at both ends.

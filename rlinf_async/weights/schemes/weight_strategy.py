@@ -1,4 +1,4 @@
-"""Extraction of weights from a model as a state dict or a TensorDict, and their application to a model."""
+"""``WeightStrategy``: extracts a model's weights as a state dict or a TensorDict, and applies them to a model."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class WeightStrategy:
     """Extracts weights from models and applies them to models (TorchRL's interface).
 
     Args:
-        extract_as: ``"tensordict"`` or ``"state_dict"``; ``apply_weights`` recognises the form of its weights. Without
-        the package tensordict, nested dicts replace TensorDicts.
+        extract_as: ``"tensordict"`` or ``"state_dict"``; ``apply_weights`` recognises the form of its weights. If the
+        package tensordict is not installed, nested dicts replace TensorDicts.
         keep_vars: as for torch's ``state_dict``: include the parameters themselves, which show whether they are
         trained, instead of detached tensors.
         strict_dtype: ``apply_weights`` refuses dtypes that differ from the destination's instead of casting.
@@ -59,7 +59,7 @@ class WeightStrategy:
         module         a TensorDict of parameters, all buffers   ``state_dict()``: dotted keys, persistent buffers
                        and extra state                           only
         TensorDict     as it is                                  nested dicts
-        dict           a TensorDict of it, dotted keys stay so   as it is
+        dict           a TensorDict with the same keys           as it is
         =============  ========================================  =================================================
 
         Raises:
@@ -85,8 +85,8 @@ class WeightStrategy:
 
         Args:
             destination: a module, a TensorDict, or a dict of tensors with dotted or nested keys.
-            weights: a TensorDict, or a dict with dotted or nested keys; None does nothing, and neither does a notice,
-            whose weights the receiver applies.
+            weights: a TensorDict, or a dict with dotted or nested keys. None does nothing; so does a notice, whose
+            weights the receiver applies.
 
         Raises:
             WeightMismatch: (a KeyError) a key is unknown, or a shape or the kind of a dtype differs.

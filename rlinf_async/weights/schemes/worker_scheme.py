@@ -1,4 +1,4 @@
-"""Scheme and transport for weights from one worker group to another."""
+"""The scheme and the transport that send weights from one worker group to another."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class WorkerWeightSyncScheme(CallingScheme):
                     async with scheme.get_receiver().reading() as version:
                         samples = self.collect(), version
 
-    ``init_on_worker`` takes ``sender``, the trainer's group and rank, without which weights arrive only by calls; and
-    ``model``.
+    ``init_on_worker`` takes ``model`` and ``sender``, the trainer's group and rank; without ``sender``, weights arrive
+    only by calls.
 
     A process that holds handles, such as the driver, can send, too: with ``remote_collectors=group``, it calls every
     rank's ``update_policy_weights_(policy_or_weights)``; the weights are sent once to each node. Options for shared
@@ -114,9 +114,9 @@ class WorkerWeightSyncScheme(CallingScheme):
         """Make this the trainer's end.
 
         Args:
-            kwargs: ``receivers``, in a worker: the name of a group, meaning all its current ranks, or a list of
-            ``(group, rank)``, in the order of the workers' ids. Or ``remote_collectors``: a worker group, or a list of
-            groups of one rank. ``source_model``.
+            kwargs: in a worker, ``receivers``: the name of a group, meaning all its current ranks, or a list of
+            ``(group, rank)``, in the order of the workers' ids. Elsewhere ``remote_collectors``: a worker group, or a
+            list of groups of one rank. In both cases ``source_model``.
 
         Raises:
             ValueError: neither was given.

@@ -3,7 +3,7 @@
     sender -> receiver
       HELLO    manifest, extra, slots, memory, version     layout of the versions; the version already available, or 0
       PUBLISH  version, memory, moment                     a version is available in memory of this machine; 0
-                                                           without memory asks: do the weights fit?
+                                                           without memory asks whether the weights fit
       LEAVE    reason                                      no version will follow, because the sender has failed
       HOST      …, line                                     as HELLO; also allocate memory for your machine's receivers
       BRING, WHOLE, PASS, KEEP                             a version for that memory, as in ``RelayPlan``; the facts of
@@ -18,8 +18,8 @@
                                                            memory cannot be opened, and its owner may have ended
       ROOM, LANDED, STUCK                                  the outcome there, as in ``RelayPlan``
 
-A *memory* is a ``MemoryName``, or None; a *failure* is packed, or None; a *moment* is one of the machine's monotonic
-clock, in seconds.
+A *memory* is a ``MemoryName``, or None; a *failure* is a packed error, or None; a *moment* is a time on the machine's
+monotonic clock, in seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Report on one update: each worker's acknowledgement, and the update's size and duration."""
+"""``SyncReport``: the report on one update, with each worker's acknowledgement, the size and the duration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ack:
     Attributes:
         status: ``"applied"``, or ``"failed"``.
         version: the sent version.
-        error: why the worker lacks the version.
+        error: the reason why the worker lacks the version; None if it was applied.
         t_recv, t_apply: seconds from publishing until the worker received it, and seconds to apply it.
         t_pause: seconds during which readers of the worker's weights were kept out.
         digest: with ``verify="sha256"``, SHA-256 over the digests of the worker's tensors, each in its own dtype.
@@ -54,7 +54,7 @@ class SyncReport:
 
     @property
     def failed(self) -> dict[int, BaseException]:
-        """Errors of the workers that do not have this version."""
+        """Maps each worker that does not have this version to its error."""
         return {worker_id: ack.error for worker_id, ack in self.per_worker.items() if ack.error is not None}
 
     def __str__(self) -> str:

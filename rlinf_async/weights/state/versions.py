@@ -1,5 +1,4 @@
-"""Rules of versions: valid numbers at a sender, a receiver's judgement, and the ledger of which receiver has which
-version.
+"""Rules for versions: valid numbers at a sender, a receiver's judgement, and a ledger of receivers' versions.
 
 Plain state without IO.
 """
@@ -14,7 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 _LARGEST: Final = (1 << 63) - 1
-"""Largest version that fits into the 8 bytes in which versions are sent."""
+"""Largest version that fits into 8 bytes, the size in which versions are sent."""
 
 
 def number_of(version: Any) -> int:
@@ -87,11 +86,11 @@ class Reception:
     def judge(self, version: int, sender: Any = None) -> Judgement:
         """Judge a complete version by its number, however it arrived.
 
-        a later version than the applied one                       APPLY
-        the same one, if torn or missing in the destination         APPLY
-        the same one                                               DUPLICATE
-        the same number of another sender, if both are known       STALE
-        an earlier version                                         STALE
+        later than the applied version                             APPLY
+        the applied version, if torn or lost with the destination   APPLY
+        the applied version                                        DUPLICATE
+        the applied number from another sender, if both are known  STALE
+        earlier than the applied version                           STALE
         """
         self.heard(version)
         if version > self.version:
@@ -136,7 +135,7 @@ class Versioned:
 
     @property
     def version(self) -> int:
-        """The version in the model; 0 before the first. It never decreases."""
+        """The version in the model, which never decreases; 0 before the first."""
         return self._reception.version
 
     @property
@@ -172,7 +171,7 @@ class _VersionUnderWay:
 class VersionLedger:
     """Sent versions and their acknowledgements.
 
-    Acknowledgements are matched by version, never by order, so that late, duplicate or unrelated ones do not affect the
+    Acknowledgements are matched by version, never by order, so late, duplicate or unrelated ones do not affect the
     awaited version.
     """
 
@@ -197,11 +196,11 @@ class VersionLedger:
 
     @property
     def pending(self) -> dict[int, list[Any]]:
-        """Receivers without an answer, by pending version."""
+        """Maps each pending version to the receivers that have not answered."""
         return {version: list(sending.waiting) for version, sending in self._pending.items()}
 
     def begin(self, version: int, targets: Iterable[Any], answers: Mapping[Any, Any] = MappingProxyType({})) -> bool:
-        """Record the publication of a version to these receivers; True if it is already complete.
+        """Record the publication of a version to these receivers; return True if it is already complete.
 
         Args:
             answers: answers on behalf of receivers that have already ended.
@@ -234,7 +233,7 @@ class VersionLedger:
         return [each for each in (version, *earlier) if self.settle(target, each, answer, trouble)]
 
     def settle(self, target: Any, version: int, answer: Any, trouble: Any = None) -> bool:
-        """Record a target's outcome for that version alone; True if the version is now complete."""
+        """Record a target's outcome for that version alone; return True if the version is now complete."""
         known = self.targets.get(target)
         if known is None:
             return False

@@ -1,4 +1,4 @@
-"""``SharedMemTransport``: a sender's registered weights, by model, and its workers' pipes."""
+"""``SharedMemTransport``: holds a sender's registered weights and its workers' pipes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 class SharedMemTransport(SilentTransport):
-    """Registered weights by model, and the pipes of the workers to notify.
+    """Transport that holds each model's registered weights, and the pipes of the workers to notify.
 
     Within a scheme the workers read the memory that the sender has packed, which
     ``SharedMemWeightSyncScheme.policy_weights`` shows. By itself this transport writes to the registered weights, in
     the calling thread, and notifies no worker.
 
     Args:
-        policy_weights: TensorDicts by model id.
+        policy_weights: maps each model id to a TensorDict.
         auto_register: True registers a model when it is first sent, with a copy of the sent weights.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Transports that call a worker's method: its collector's, its hosted model's, or one reached by torch's rpc."""
+"""Transports that call a method of a worker: of its collector, of a model that it hosts, or through torch's rpc."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class WorkerActorTransport(WorkerTransport):
     omitted. A method with a parameter ``version`` receives the version.
 
     Args:
-        actor_ref: a group of one rank, or any object with these methods.  Without an actor, a send does nothing.
+        actor_ref: a group of one rank, or any object with these methods. Without an actor, a send does nothing.
         update_method: ``"tensordict"`` or ``"state_dict"``.
         tensor_transport: accepted for TorchRL's callers; the framework chooses how tensors are sent.
         timeout: seconds within which the actor must accept the weights.
@@ -132,7 +132,7 @@ class RPCTransport(WorkerTransport):
 
         update = self.how.update_policy_weights_
         args = self._object, detached(weights)
-        # Set no torch deadline, because the transport has its own.
+        # Disable torch's deadline, because the transport has its own.
         future = rpc.rpc_async(callee, update, args=args, kwargs=told(update, version), timeout=0)
         return _TorchCall(future, self._describe())
 

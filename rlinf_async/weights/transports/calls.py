@@ -23,7 +23,7 @@ _NONE: Final = object()
 
 
 class CallTransport:
-    """Base of transports by call; at most one call may be open.
+    """Base of transports that call a method; at most one call may be open.
 
     The worker's exception is raised here as itself, and its death as ``WorkerDied``. If the worker's method has a
     parameter ``version``, it receives the version of the weights.
@@ -51,7 +51,7 @@ class CallTransport:
 
     @property
     def how(self) -> Any:
-        """The property of a call, besides the callee, in which two transports of one class may differ."""
+        """The property, besides the callee, in which two transports of one class may differ."""
         return None
 
     def call(self, callee: Any, weights: Any, version: int | None = None) -> Any:
@@ -95,7 +95,7 @@ class CallTransport:
 
     @property
     def is_pending(self) -> bool:
-        """True if nobody has awaited the last send's end."""
+        """True if the end of the last send has not been awaited yet."""
         return self._pending is not _NONE
 
     def wait_ack(self) -> Any:
@@ -178,10 +178,10 @@ def cancel(work: Work[Any]) -> None:
 
 
 def told(method: Any, version: int | None) -> dict[str, int]:
-    """Return ``version=`` as an argument for a method with a parameter of that name, else no argument."""
+    """Return ``version=`` as an argument if the method has a parameter of that name, else no argument."""
     try:
         takes_it = version is not None and "version" in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # no function, or no signature
+    except (TypeError, ValueError):  # not a function, or without a signature
         takes_it = False
     return {"version": version} if takes_it and version is not None else {}
 
@@ -201,7 +201,7 @@ def detached(weights: Any) -> Any:
 
 
 def copied(weights: Any) -> Any:
-    """Return copies, which share memory where tensors are tied; other values are copied, too."""
+    """Return a copy of the weights and all other values, in which tied tensors are still tied."""
     clones: dict[Any, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def clone(tensor: torch.Tensor) -> torch.Tensor:
@@ -221,7 +221,7 @@ def copied(weights: Any) -> Any:
             return same
         if isinstance(value, Mapping):
             return {key: copy_of(part) for key, part in value.items()}
-        # Torch's own copy of a parameter refuses sparse parameters, and ignores ties to other tensors.
+        # Torch's own copy of a parameter refuses sparse parameters and ignores ties to other tensors.
         found = value.parameters() if isinstance(value, nn.Module) else ()
         memo = {id(each): nn.Parameter(clone(each), each.requires_grad) for each in found if not is_lazy(each)}
         return copy.deepcopy(value, memo)

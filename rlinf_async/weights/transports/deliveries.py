@@ -1,4 +1,4 @@
-"""Deliveries through transports: one per receiver, or one call for many ranks of a group."""
+"""Deliveries through transports, each to one receiver, or to several ranks of a group in one call."""
 
 from __future__ import annotations
 

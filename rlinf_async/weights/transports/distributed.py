@@ -25,15 +25,15 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _CLOSE_TIMEOUT_S: Final = 10.0
-"""Limit in seconds for the thread to return, which may wait for a stopped store, or for a new store client."""
+"""Seconds to wait for the thread, which may itself be waiting for a stopped store, or for a new store client."""
 
 
 class DistributedTransport:
     """Transport to one worker of a torch.distributed job.
 
-    A store announces weights and their application; a private process group carries the packed weights, because the
-    job's default group may be in use, or may not exist. Weights are copied before they are sent. Without a store or a
-    rank, the transport neither sends nor receives.
+    A store announces weights; a private process group carries the packed weights and the answers, because the job's
+    default group may be in use, or may not exist. Weights are copied before they are sent. Without a store or a rank,
+    the transport neither sends nor receives.
 
     Args:
         store: a ``TCPStore``, or another store that can be cloned.
@@ -63,11 +63,11 @@ class DistributedTransport:
         self.version: int | None = None
         """The last version sent or received."""
         self.sender: str | None = None
-        """Sender of the last received version; another sender's count starts anew."""
+        """Sender of the last received version; each sender counts its own versions."""
         self.nbytes = 0
         """Packed size in bytes of the last weights sent."""
         self._adapter = SyncAdapter()
-        # A separate thread, because the other may still be sending the previous version.
+        # Pack in a separate thread, because ``_thread`` may still be sending the previous version.
         self._packing = WorkerThread(f"packing for rank {rank}")
         self._thread = LazyThread(f"rlinf-weights-{rank}")
         self._interrupting = LazyThread(f"rlinf-weights-{rank}-interrupting")
@@ -91,7 +91,7 @@ class DistributedTransport:
         Args:
             version: version of the weights; by default one more than the last.
             timeout: seconds for this message; by default the transport's timeout. After a cancellation or a close, the
-            caller does not wait for the worker, even if that has stopped.
+            caller does not wait for the worker, even if the worker has stopped.
 
         Raises:
             DeadlineExceeded: the worker has not answered in time.
@@ -252,7 +252,7 @@ class DistributedTransport:
 
 
 class _ThreadCall(Work[Any]):
-    """Blocking call in a thread, however long it takes."""
+    """Blocking call that runs in a thread for as long as it takes."""
 
     def __init__(self, thread: LazyThread, call: Callable[..., Any], *args: Any) -> None:
         super().__init__()

@@ -27,10 +27,10 @@ _FAILED: Final = "failed"
 class MPTransport(LinkTransport):
     """Transport between the sender and one process, over a pipe that both may also use for other messages.
 
-    The sender writes ``((model_id, weights), "update_weights")``, the receiver ``(None, "updated")``, or ``(facts,
-    "failed")`` if it could not apply them; a user's loop may read and write these messages by ``pipe.recv()`` and
-    ``pipe.send()``. Weights are copied into the message, so the receiver does not see later changes. Within a scheme
-    both ends switch to shared memory, and notices replace weights.
+    The sender writes ``((model_id, weights), "update_weights")``; the receiver answers ``(None, "updated")``, or
+    ``(facts, "failed")`` if it could not apply them. A user's loop may read and write these messages with
+    ``pipe.recv()`` and ``pipe.send()``. Weights are copied into the message, so the receiver does not see later
+    changes. Within a scheme, both ends switch to shared memory, and the pipe carries notices instead of weights.
 
     Args:
         pipe_connection: one end of a duplex pipe.
@@ -52,7 +52,7 @@ class MPTransport(LinkTransport):
         self._link: SocketLink | None = None
         self._invites = False
         self._posts: list[tuple[Notice, str]] = []
-        """Notices not yet written."""
+        """Notices not yet written, each with its message's text."""
         self._has_posted = self._has_announced = self._awaits_answer = False
         self._named: set[bytes] = set()
 
@@ -178,7 +178,7 @@ class MPTransport(LinkTransport):
             self._name_others()
 
     def _look(self) -> bool:
-        """Write and read as much as is possible now. Return False if no more messages are expected."""
+        """Write and read as much as possible without waiting. Return False if no more messages are expected."""
         link = self._link
         if link is None or link.error is not None:
             return False

@@ -1,4 +1,4 @@
-"""Interface of transports, which carry weights from a sender to one receiver."""
+"""The interface of transports, which carry weights from a sender to one receiver."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class LinkTransport:
     _link: Any = None
 
     def invite(self, name: str) -> WeightLink:
-        """Return the sender's end for the model of that name, created at first use."""
+        """Return the sender's end of the link for the model with that name, created at first use."""
         return self.open_link(name)
 
     def open_link(self, name: str) -> WeightLink:
-        """Return the receiver's end for the model of that name, created at first use."""
+        """Return the receiver's end of the link for the model with that name, created at first use."""
         if self._link is None:
             self._link = self._make_link(name)
         link: WeightLink = self._link
@@ -83,7 +83,7 @@ class LinkTransport:
 
 
 class SilentTransport:
-    """Base of transports without a reverse direction."""
+    """Base of transports that only send."""
 
     def receive_weights(self, timeout: float = 1.0) -> Any:
         """Return None, because weights do not arrive as messages."""

@@ -1,7 +1,7 @@
-"""Waits in any loop and thread: for a condition, and at the gate between readers and writers of the weights.
+"""Waits that work in any loop and thread: for a condition, and at the gate between the weights' readers and writers.
 
 reading()  any number at a time, in any task and thread
-writing()  one at a time, without readers; a reader that arrives while it waits or writes must wait its turn
+writing()  one at a time, without readers; readers that arrive while a writer waits or writes must wait their turn
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Reading:
     A reader inside another block of the same task enters immediately, even while a writer waits.
 
     Args:
-        first: awaitable to await before entering, whose error is raised.
+        first: awaitable to wait for before entering; its error is raised.
         owner: object to keep alive until the block ends, because it may own the memory being read.
     """
 
@@ -204,7 +204,7 @@ class ReadingGate:
 
     @contextlib.asynccontextmanager
     async def writing(self, timeout: float | None = None) -> AsyncIterator[None]:
-        """Return an ``async with`` block without readers.
+        """Return an ``async with`` block in which there are no readers.
 
         Raises:
             DeadlineExceeded: readers have not left within ``timeout`` seconds.
@@ -232,7 +232,7 @@ class ReadingGate:
         Args:
             outer: the reader's enclosing block; while it is open, no writer runs.
         """
-        with self._lock:  # another thread that leaves that block marks it closed, then takes the lock
+        with self._lock:  # another thread that leaves the outer block marks it closed, then takes the lock
             at_once = outer is not None and outer.is_open
             if at_once or not (self._writes or self._waiting or (writes and self._readers)):
                 self._take(writes)
@@ -267,7 +267,7 @@ class ReadingGate:
         self._next()
 
     def _next(self) -> None:
-        """Wake the waits at the head of the queue whose turn has come."""
+        """Wake all waiters at the head of the queue whose turn has come."""
         coming: list[Any] = []
         with self._lock:
             while self._waiting and not self._writes and not (self._waiting[0].writes and self._readers):

@@ -1,4 +1,4 @@
-"""Coroutines run for blocking callers, and functions that would block a loop run in a thread."""
+"""Runners: of coroutines for blocking callers, and of blocking functions in a thread."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_async.work import Work
 
 
 class SyncAdapter:
-    """Runner of coroutines for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
+    """Runner for methods that return a ``Work`` in a coroutine and block elsewhere; owns their tasks.
 
     In a coroutine, ``run`` starts a task on the running loop. Elsewhere it blocks: the coroutine runs in the calling
     thread, on a loop that this adapter keeps and that is idle between calls. Only one thread at a time may ``run``;
@@ -122,7 +122,7 @@ class Turns:
     def __init__(self, adapter: SyncAdapter) -> None:
         self._adapter = adapter
         self._works: dict[Task, int] = {}
-        """Unfinished coroutines, with their loops' threads; a cancelled coroutine does not end earlier ones."""
+        """Maps each unfinished coroutine to its loop's thread; cancelling a coroutine does not end earlier ones."""
 
     def run(self, begin: Callable[[], Coroutine[Any, Any, Any]], what: str) -> Any:
         """Start a coroutine, as ``SyncAdapter.run`` does, once the earlier coroutines have ended.
@@ -131,7 +131,7 @@ class Turns:
             RuntimeError: it would block the thread whose loop runs an earlier coroutine.
         """
         before = self._works = self._running
-        # Example: a worker's ``def`` method runs after an ``async def`` method was cancelled while packing weights.
+        # Example: a worker runs a ``def`` method after an ``async def`` method was cancelled while packing weights.
         if running_loop() is None and threading.get_ident() in before.values():
             raise RuntimeError(
                 f"{what} would block the event loop of this thread, on which one before it has not ended: "

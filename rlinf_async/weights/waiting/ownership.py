@@ -1,4 +1,4 @@
-"""Ownership of threads, loops and memory: the process to which an object belongs, and release of dropped objects."""
+"""Ownership of threads, loops and memory: ``OwnerProcess`` names an object's process, ``on_drop`` releases it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async.errors import ForkedProcessError
 
 
 class OwnerProcess:
-    """Process that created an object, of which forked children have copies without its threads and loops."""
+    """The process that created an object; the copies in its forked children lack the threads and loops."""
 
     def __init__(self) -> None:
         self.pid = process.pid
@@ -43,7 +43,7 @@ os.register_at_fork(after_in_child=_reset_all)
 
 
 def on_drop(owner: Any, what: str, *releases: Callable[[], object]) -> Callable[[], object]:
-    """Call functions when the owner, which none of them references, is dropped; return a function that cancels this.
+    """Call functions when the owner is dropped; return a function that cancels this. None may reference the owner.
 
     Args:
         what: description of the owner for a ``ResourceWarning``; empty for no warning.
