@@ -249,7 +249,7 @@ class Inbox:
         places: list[list[int]],
         work: Any,
     ) -> None:
-        """Deliver a message with its buffers at ``places`` from a GPU link; ``rest`` is the frame's content or an error."""
+        """Deliver a message with buffers at ``places`` from a GPU link; ``rest`` is the frame's content or an error."""
         try:
             buffers = work._result()
         except Exception as error:

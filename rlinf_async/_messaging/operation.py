@@ -135,7 +135,7 @@ class MessageOperation(Work[T]):
 
 
 class SendWork(MessageOperation[Any]):
-    """The send of one message; done once the caller may change the value.
+    """The send of one message; done once the caller may change the value."""
 
     _kind = "send"
 
@@ -185,7 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it must go back, as the receive is done; raise if its content does not fit."""
+        """Take the message. Return False if it must go back, as the receive is done; raise if it does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:

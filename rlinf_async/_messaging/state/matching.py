@@ -26,7 +26,7 @@ class Message:
         charge: bytes that it takes from the stream's window.
         content: the content once it has arrived; opaque to this module.
         failure: the error if the content is unavailable.
-    failure: the error if the content is unavailable, else None.
+    """
 
     __slots__ = ("_is_requested", "about", "charge", "content", "failure", "is_announced", "kind", "number")
 

@@ -20,8 +20,8 @@ fails, the machines behind it in the chain start again with the first piece, eac
 
 * If a host dies or cannot receive, the hosts behind it get the payload from the host before it, or from the source.
 * STUCK, or LANDED with a failure, means that no piece arrived for a fraction of the time limit: the sender may be
-    stopped, or the two machines may be unable to reach each other. The source itself then serves the machine that lacks
-    the payload, logs a warning, and does not make the two machines neighbours again for a while.
+  stopped, or the two machines may be unable to reach each other. The source itself then serves the machine that lacks
+  the payload, logs a warning, and does not make the two machines neighbours again for a while.
 
 Plain state: methods are events, after which the owner carries out ``actions`` in order. Receivers are objects of the
 owner; a receiver's ``link`` has a ``node``, an ``address`` for other hosts (or None) and a ``label``.
@@ -173,7 +173,7 @@ class RelaySource(Protocol):
         """Notify a receiver, other than the host, of the last payload landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Handle the end of a transfer: the payload is in ``memory`` on these receivers' machine, or ``error`` is set."""
+        """Handle the end of a transfer to these receivers: the payload is in ``memory``, or failed with ``error``."""
 
 
 class RelayActions(RelaySource, Protocol):
@@ -213,7 +213,7 @@ class RelayPlan:
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_stream_id = secrets.randbits(48)
-        """Machines identify neighbours by stream, so ids of different sources must differ; hence the first id is random."""
+        """Machines identify neighbours by stream, so ids of different sources must differ: the first is random."""
 
     def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -319,7 +319,7 @@ class RelayPlan:
     # -- packing and publishing ---------------------------------------------------------------------------------
 
     def begin(self, job: RelayJob, receivers: Iterable[Any]) -> bool:
-        """Start sending a payload that is still being packed. Return False if none of the receivers' machines gets it."""
+        """Start sending a payload that is still being packed. Return False if no machine gets it."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
