@@ -39,8 +39,8 @@ class Relay:
     def act(self, event: Callable[..., T], *facts: Any) -> T:
         with self._lock:
             result = event(*facts)
-            # A message may fail immediately. The failure is another event, whose actions queue behind pending actions, so
-            # that messages are sent in the order in which the plan requested them.
+            # A message may fail immediately. The failure is another event, whose actions queue behind pending actions,
+            # so that messages are sent in the order in which the plan requested them.
             if not self._is_acting:
                 self._is_acting = True
                 try:
