@@ -16,7 +16,7 @@ _SHARE: Final = 32
 """The window of one process is ``max_bytes`` divided by this number."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
-"""Minimum charge for an item in sealed memory, because descriptors in transit are limited for all processes together."""
+"""Minimum charge for an item in sealed memory, because all processes together share a limit on descriptors."""
 
 
 def cost(nbytes: int) -> int:
@@ -74,7 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit the waiting puts and then this one, even beyond the window. Return all, and True if this one had room."""
+        """Admit the waiting puts and then this one, even beyond the window. Return all; True if this one had room."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes
