@@ -149,7 +149,7 @@ class Supervision:
         """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(0, self._changed.set)  # ends manual restarts, which await deaths that are not reported any more
+        self._client.later(0, self._changed.set)  # ends manual restarts, which would await deaths forever
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
