@@ -132,9 +132,8 @@ class Unacknowledged:
     def forfeit(self) -> None:
         """Replace the oldest contents with an error text until the limits hold.
 
-        Otherwise a stalled receiver could exhaust memory.
-
-        All kept frames must have been sent, because a descriptor that is closed here cannot be sent later.
+        Otherwise a stalled receiver could exhaust memory. All kept frames must have been sent, because a descriptor
+        that is closed here cannot be sent later.
         """
         for place in range(len(self._frames)):
             data, fds, nbytes = with_fds(self._frames[place])
