@@ -31,8 +31,7 @@ class QueueDestination:
         name: name of the channel.
         where: the queue's location, for messages.
         channel: number of the channel; 0 for a local channel.
-        has_told_of_loss: True once a warning has been logged that the closed channel refused a put that was not
-            awaited.
+        has_told_of_loss: True once a warning has been logged that the closed channel refused an unawaited put.
     """
 
     name: str
@@ -273,8 +272,7 @@ class Get(QueueRequest[T]):
 
     Attributes:
         target: the target, as in a GET frame: the weight of a batch, in a list if the batch must be available now; None
-            for one item; ``NOW`` for one item available now; ``[count, mode]``, with mode ``SOME`` if fewer items
-            suffice.
+            for one item; ``NOW`` for one item available now; ``[count, mode]``, with ``SOME`` if fewer items suffice.
         redelivered: True if an earlier consumer received one of the items but returned it or died.
         reader: the loop (``ChannelItems``) that takes the items one by one; None if the result has them all.
         brought, had: number of arrived items, and number of items taken by the caller.

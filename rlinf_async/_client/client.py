@@ -376,8 +376,7 @@ class NodeClient:
         Args:
             hold: send the frame together with the next frame that is not held.
             now: send the frame immediately, before the end of this turn of the loop.
-            on_sent: called, on any thread, once the kernel has the whole frame, which is then certain to reach the
-                daemon.
+            on_sent: called, on any thread, once the kernel has the whole frame, so that it will reach the daemon.
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
@@ -622,7 +621,7 @@ class NodeClient:
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""This process's clients, including those that are not yet ready or already closed."""
+"""Clients of this process, including those that are not yet ready or already closed."""
 
 
 def _all_closed() -> bool:

@@ -17,8 +17,7 @@ class LoopThread:
 
     Args:
         loop: the loop, which continues even if user code stops it; by default a new uvloop.
-        on_error: called with an error that escapes the loop, which then continues; if it is None, the error ends the
-            thread.
+        on_error: called with an error that escapes the loop, which then continues; by default, the thread ends.
     """
 
     def __init__(

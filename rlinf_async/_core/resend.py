@@ -154,10 +154,8 @@ class Incoming:
         received: number of received frames.
         acknowledged: number of acknowledged frames.
         descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
-        look_at: number of received frames from which the caller must check ``owes``; also check if ``descriptors`` is
-            not 0.
-        is_strict: True if the next frame must pass through ``take``, because descriptors wait, were lost, or come in
-            pieces.
+        look_at: the caller must check ``owes`` from this number of frames on, or if ``descriptors`` is not 0.
+        is_strict: True if the next frame must pass through ``take``, as descriptors wait, were lost, or come in pieces.
         is_due: True if the next frame that is sent must carry an acknowledgement.
         read_bytes: total bytes read from the socket, counted by the caller.
     """
@@ -199,10 +197,9 @@ class Incoming:
         """Add the descriptors of one read, before its frames are passed to ``take``.
 
         If too few descriptors are free, the kernel delivers the first descriptors of a write and drops the rest. The
-        delivered ones thus belong to the next frames, in order. After a loss, no later descriptor is assigned until the
-        sender starts again; otherwise a frame could get a later frame's descriptor and show its content. One read never
-        extends past a write with descriptors, so if it contains a RESTART, the descriptors belong to the frames after
-        the RESTART.
+        former belong to the next frames, in order. After a loss, no descriptor is assigned until the sender starts
+        again; otherwise a frame could get a later frame's descriptor and show its content. One read never extends past
+        a write with descriptors, so if it contains a RESTART, the descriptors belong to the frames after the RESTART.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows

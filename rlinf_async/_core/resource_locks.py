@@ -33,9 +33,8 @@ class DeviceLocks:
     """Sets of devices, each locked by one holder at a time, any number of times.
 
     A request for devices that its holder already has is granted immediately. Any other request waits until all its
-    devices are free and no earlier request waits for one of them. Requests for a device are thus served in order, and
-    each gets all its devices or none. ``release`` undoes a ticket in any state; ``drop`` undoes all of a holder's
-    tickets.
+    devices are free and no earlier request waits for one of them. Requests for a device are served in order, and each
+    gets all its devices or none. ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
     """
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)

@@ -60,9 +60,7 @@ class Substitutes:
         return chosen
 
     def moved(self, placement: Placement, node: int, neighbours: int) -> Placement:
-        """Return the placement on another node, with the corresponding devices.
-
-        A rank without devices of its own sees all devices.
+        """Return the placement on another node, with the corresponding devices (all, for a rank without its own).
 
         Args:
             neighbours: number of its group's ranks on the node.

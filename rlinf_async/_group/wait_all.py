@@ -17,9 +17,8 @@ def wait_all(*works: Work[Any]) -> Any:
     """Return the results of all handles (or other works) in order; in a coroutine, a ``Work`` that resolves to them.
 
     The first failure ends the wait: the other calls are cancelled and the failure is raised, with further failures in
-    its notes. Any handle's failure is therefore raised immediately, whereas ``env.wait(); actor.wait()`` raises a
-    failure of the second call only after the first call is done. A cancelled or interrupted wait also cancels the
-    calls.
+    its notes. So any handle's failure is raised immediately, whereas ``env.wait(); actor.wait()`` raises a failure of
+    the second call only after the first call is done. A cancelled or interrupted wait also cancels the calls.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())

@@ -39,12 +39,10 @@ RELAY: Final = "relay"
 
 HOST: Final = "host"
 END: Final = "end"
-"""Messages from the source, in addition to those of ``RelayPlan``: HOST (receive for your node) and END (release the
-memory)."""
+"""Messages from the source, in addition to ``RelayPlan``'s: HOST (receive for your node), END (release the memory)."""
 
 STALL_S: Final = 20.0
-"""Seconds, in addition to the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack
-it."""
+"""Seconds, after the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack it."""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S

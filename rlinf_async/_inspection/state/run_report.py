@@ -80,8 +80,8 @@ class Wait:
     """The wait of an activity; ``every`` is True if all ``targets`` must act, False if one suffices.
 
     Attributes:
-        kind: the kind in the table of waits, such as ``call``, ``recv`` or ``get``, or a collective, such as
-            ``all_reduce``.
+        kind: the kind in the table of waits (``call``, ``recv``, ``get``), or the name of a collective
+            (``all_reduce``).
         age: age of the wait in seconds.
         left: seconds left until its deadline; None if it has none.
     """
