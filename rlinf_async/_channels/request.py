@@ -76,7 +76,7 @@ class QueueRequest(Work[T]):
         number: the request's id at the queue.
         key: canonical encoding of the key.
         since: start time, in seconds of the monotonic clock.
-        opening: settled once the channel is known, for requests that wait for that.
+        opening: settled once the channel is known, for requests that wait for the channel.
     """
 
     opening: Work[None] | None = None
@@ -106,7 +106,7 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        # Raise even if the request is done; otherwise a wrong test would pass or fail depending on timing.
+        # Raise even if the request is done; otherwise an `if` without `await` would fail only sometimes.
         raise self._unawaited("asking for its truth")
 
     def _whom(self) -> str:

@@ -78,9 +78,9 @@ class DirectCalls:
         # while that call is unanswered. A relayed call could overtake direct calls only at the worker, which therefore
         # reads the whole socket before it takes a relayed call (``DirectCallers.read_available``). A broken socket
         # still takes calls, which are kept, and relayed in order when the socket is handed over.
-        # tests/_client/test_direct_calls.py:: test_calls_run_in_their_order_whichever_way_they_take
-        # tests/_client/test_direct_calls.py:: test_a_call_follows_those_that_a_broken_socket_still_owes
-        # tests/simulation/test_sim_order.py:: test_no_call_overtakes_those_that_a_full_socket_still_owes
+        # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
+        # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
+        # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
         sockets, rest = self._find_sockets(targets, len(targets) > MAX_TARGETS)
         for slot in rest:
             self._relayed[targets[slot]] = call

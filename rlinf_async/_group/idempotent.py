@@ -16,8 +16,8 @@ def idempotent(method: M) -> M:
 
     In a group launched with ``restart=``, a call that a dead rank has not answered is repeated on the restarted rank,
     as often as needed; a call through ``group.any()`` is repeated on another rank, once. The caller does not notice the
-    death. The method must therefore be harmless if it runs twice, or partly and then completely. This
-    holds for methods that only read, compute, or overwrite the same data.
+    death. The method must therefore be harmless if it runs twice, or partly and then completely. This holds
+    for methods that only read, compute, or overwrite the same data.
 
     An async generator method may be marked if it has a keyword-only parameter ``resume``. If another rank restarts its
     stream, which happens only with ``group.any()``, ``resume`` is the list of items received so far, and the method

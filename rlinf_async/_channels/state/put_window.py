@@ -13,7 +13,7 @@ ITEM_OVERHEAD_BYTES: Final = 256
 
 WINDOW_BYTES: Final = 16 << 20
 _SHARE: Final = 32
-"""The window of one process is ``max_bytes`` divided by this number."""
+"""Divisor: the window of one process is ``max_bytes``, if bounded, divided by this number."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
 """Minimum charge for an item in sealed memory, because all processes together share a limit on descriptors."""
