@@ -6,9 +6,8 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
 
     operation           fields                                      answer          asked by, for
     -- names of groups, channels and promises (of channels that have no number yet), at node 0
-    Reserve *           kind name                                   int             a launch, Channel.create(): first
-    step
-    Publish             kind name number roster                     Any             the same: last step; the maker of a
+    Reserve *           kind name                                   int             a launch, Channel.create(), first
+    Publish             kind name number roster                     Any             the same, at the end; the maker of a
                                                                                     promise: which channel fulfils it
     Find *              kind name rank after                        Any             from_group_name(), the first send,
                                                                                     connect(), a received channel;
@@ -59,9 +58,9 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
     FindHardware        node_rank sections sys_path extension       list[str]       Cluster(), if there is hardware
                         python
     -- lost nodes
-    ReportLink          node reason                                 None            a daemon, to node 0: a link has
-    ended AnswerNode                                                      None            node 0, to a node reported
-    that way NodeIsLost          epoch node reason                           None            node 0, to every daemon
+    ReportLink          node reason                                 None            a daemon, to node 0: a link ended
+    AnswerNode                                                      None            node 0, to such a node
+    NodeIsLost          epoch node reason                           None            node 0, to every daemon
     SetLease            seconds                                     None            a driver, to every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
@@ -77,7 +76,7 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
     RankStopped         endpoint name where attached                None            a rank: its debugger starts or ends
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
     ReadRunFile         path offset nbytes                          bytes           an operator: part of one of these
-    files EndRun              by                                          bool            an operator
+    EndRun              by                                          bool            an operator
     ServeMetrics        address                                     str             a driver, to node 0: host:port
     ScrapeNode                                                      dict[str, Any]  node 0, to every daemon, per scrape
     ReportError         key text                                    None            an error that no code has awaited
