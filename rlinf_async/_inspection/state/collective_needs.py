@@ -1,8 +1,8 @@
 """The needs of ranks in collectives of torch.distributed: members of the group that have not arrived.
 
 A report lists members by their rank in torch's world. These ranks are taken to be ranks of the worker group only if
-that
-is plausible: rank 0 of a trainer and all rollouts, for example, may form their own process group to transfer weights.
+that is plausible: rank 0 of a trainer and all rollouts, for example, may form their own process group to transfer
+weights.
 """
 
 from __future__ import annotations
