@@ -1,4 +1,4 @@
-"""Validates and encodes a channel call's arguments into ``Put``, ``Get`` or ``QueueQuery``."""
+"""Validation and encoding of a channel call's arguments into ``Put``, ``Get`` or ``QueueQuery``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MAX_CACHED_KEYS: Final = 4096
 
 
 class RequestArguments:
-    """Factory of one ``Channel`` object's requests, from its methods' arguments.
+    """Factory of one ``Channel`` object's requests, from the arguments of its methods.
 
     The methods raise before any frame is sent: TypeError or ValueError for an invalid argument, SerializationError for
     an item that cannot be pickled.
     """
 
     def __init__(self, channel: str, max_bytes: int | None, noun: str = "channel") -> None:
-        """Create a factory for a channel; ``max_bytes`` is set only for local channels, with 0 for no bound."""
+        """Create a factory for a channel; ``max_bytes`` is set only for local channels, where 0 means no bound."""
         self._channel = channel
         self._noun = noun
         self._max_bytes = max_bytes
@@ -34,7 +34,7 @@ class RequestArguments:
         return f"<RequestArguments of channel '{self._channel}'>"
 
     def put(self, item: Any, weight: int, key: Any, timeout: float | None, *, nowait: bool = False) -> Put:
-        # A put costs microseconds, so check plain arguments without a call.
+        # A put costs only microseconds, so check plain arguments without a function call.
         if type(weight) is not int or not 0 <= weight <= MAX_INTEGER:
             weight = whole_number(weight, "weight", f"put() to {self._noun} '{self._channel}'")
         if timeout is not None:

@@ -1,9 +1,9 @@
-"""Batches puts and gets for one remote queue into one frame, at the end of the loop's turn.
+"""Batching of puts and gets for one remote queue into one frame, at the end of the loop's turn.
 
 Batched requests are sent at the end of the loop's turn, or as soon as enough have gathered, so that the daemon works on
-them while more follow. Without a running loop nothing is batched::
+them while more requests follow. If no loop is running, nothing is batched::
 
-    batching.may_wait(now)      several were answered together: their callers will probably send more
+    batching.may_wait(now)      several were answered together, so their callers will probably send more
     batching.gathers()          requests may be added now; they are sent at the end of this turn
     batching.gets.append(…)
     if batching.is_complete: batching.leave()
@@ -24,13 +24,13 @@ from rlinf_async._waits.thread_gate import awaiting_loop
 T = TypeVar("T")
 
 MIN_BURST: Final = 4
-"""Minimum number of requests answered together that makes further requests in the same turn likely."""
+"""Number of requests answered together from which more requests in the same turn are likely."""
 
 _BURST_WINDOW_S: Final = 200e-6
 
 _BATCH_SIZE: Final = 16
 _LARGE_BATCH_SIZE: Final = 4
-"""Number of requests at which a batch is sent without waiting for more, so that the daemon works on them while others
+"""Number of requests at which a batch is sent without waiting for more, so that the daemon works on it while others
 follow. A large item has its own frame; several such frames are sent together."""
 
 
@@ -38,11 +38,11 @@ Large = tuple[Put, bytes | int, Any]
 
 
 class Batching:
-    """Requests to one queue that wait to be sent; thread-safe.
+    """The requests to one queue that wait to be sent; thread-safe.
 
     Attributes:
         puts, gets, large: requests in order.
-        taken: numbers of gets, each with the number of its taken items.
+        taken: ``(number, count)`` for each get, with the number of items taken so far.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Batching:
         return self.gathers()
 
     def gathers(self) -> bool:
-        """Schedule a flush at the end of the loop's turn. Return False if no loop runs or a coroutine may block."""
+        """Schedule a flush at the end of the loop's turn. Return False if no loop runs or a coroutine may block it."""
         loop = awaiting_loop()
         if loop is None:
             return False

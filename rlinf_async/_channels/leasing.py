@@ -11,7 +11,7 @@ from rlinf_async.work import Work, blocking
 
 
 class LeasedItems(list[Any]):
-    """Items of a lease.
+    """The items of a lease.
 
     Attributes:
         redelivered: True if an earlier consumer received one of the items without confirming it.
@@ -24,7 +24,7 @@ class LeasedItems(list[Any]):
         self._confirm = confirm
 
     def done(self, count: int = 1) -> Any:
-        """Confirm the first ``count`` unconfirmed items; in a coroutine return a ``Work`` to await.
+        """Confirm the first ``count`` unconfirmed items. In a coroutine, return a ``Work`` to await.
 
         Raises:
             LeaseLost: the lease has ended, and its items have returned to the queue.
@@ -84,7 +84,7 @@ class Lease:
             ending.wait()
 
     def _end(self, well: bool) -> Work[None] | None:
-        """Confirm the unconfirmed items, or return them."""
+        """Confirm the unconfirmed items, or return them to the queue."""
         get, items = self._get, self._items
         assert get is not None
         assert items is not None

@@ -1,4 +1,4 @@
-"""In-process queue of ``Channel.create(..., local=True)``: no daemon, items neither pickled nor copied."""
+"""In-process queue of ``Channel.create(..., local=True)``: no daemon; items are neither pickled nor copied."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ME: Final = 1
 
 
 class LocalQueue(QueueDestination):
-    """Queue of a local channel: executes requests on the caller's thread, and passes items on without copying."""
+    """The queue of a local channel: executes requests on the caller's thread, and passes items on without copying."""
 
     def __init__(self, token: str, name: str, maxsize: int, max_bytes: int) -> None:
         self._pid = process.pid
@@ -73,7 +73,7 @@ class LocalQueue(QueueDestination):
         self._follow(steps)
 
     def _check_process(self) -> None:
-        # A forked child has a copy of the parent's queue, which would look like a shared queue.
+        # A forked child has a copy of the parent's queue, which would look as if the two shared it.
         if self._pid != process.pid:
             raise process.forked(f"channel '{self.name}'", self._pid)
 
@@ -103,7 +103,7 @@ class LocalQueue(QueueDestination):
             self._withdraw(number)
 
     def recall(self, put: Put) -> bool:
-        # Take the lock, because another thread may just have admitted the put.
+        # Take the lock, because another thread may be admitting the put at this moment.
         with self._lock:
             client = self._queue.clients.get(_ME)
             return client is not None and put.number in self._requests and put.number not in client.puts

@@ -1,4 +1,4 @@
-"""Exceptions for a queue's refusals, and ``QueueEnd``: the errors of puts and gets after the queue's close or loss."""
+"""Exceptions for a queue's refusals, and ``QueueEnd``: errors of puts and gets after the queue's close or loss."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _ERRORS: Final[dict[str, type[Exception]]] = {
 
 @dataclass(frozen=True)
 class QueueEnd:
-    """Errors for all requests to an ended queue.
+    """The errors for all requests to an ended queue.
 
     Attributes:
-        put, get: error for later puts, and for later gets.
-        closed: True if the channel was closed; False if the connection is lost and the contents unknown.
+        put, get: the error for later puts, and the error for later gets.
+        closed: True if the channel was closed; False if the connection is lost, so that the contents are unknown.
     """
 
     put: BaseException
@@ -38,7 +38,7 @@ class QueueEnd:
 
     @classmethod
     def of_closed(cls, channel: str, why: str = "", noun: str = "channel") -> QueueEnd:
-        """Return the end of a closed channel; given a reason (other than ``close()``), loops over its items raise."""
+        """Return the end of a closed channel. Given a reason other than ``close()``, loops over its items raise."""
         put, get = ClosedError(closed_to_puts(channel, why, noun)), closed_to_gets(channel, why, noun)
         return cls(put, ClosedError(get) if why else EndOfChannel(get), True)
 

@@ -1,4 +1,4 @@
-"""``ChannelItems``: a loop over a channel's items, which are requested in batches and taken one by one."""
+"""``ChannelItems``: a loop over a channel's items, which it requests in batches and takes one by one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlinf_async._waits.thread_gate import may_wait
 from rlinf_async.errors import EndOfChannel
 
 WINDOW: Final = 16
-"""Number of items per request of a loop that is the only reader."""
+"""Number of items per request, for a loop that is the only reader."""
 
 
 class ChannelItems:
-    """Items of one key until the channel is closed and empty, for one ``async for`` or ``for`` loop.
+    """The items of one key until the channel is closed and empty, for a single ``async for`` or ``for`` loop.
 
     An item belongs to the loop once its iteration begins. Later items still belong to the channel, and return to their
     places when the loop drops this object or its process dies.
@@ -42,13 +42,13 @@ class ChannelItems:
             due = self._due()
             if due is not None:
                 try:
-                    # Yield to other tasks even if items arrive faster than the loop takes them.
+                    # Yield to other tasks, even if items arrive faster than the loop takes them.
                     await (asyncio.sleep(0) if due.done() else due)
                     self._arrived(due)
                 except EndOfChannel:
                     raise StopAsyncIteration from None
                 except BaseException:
-                    # Forget the unawaited request, which is then withdrawn; the next wait starts a new one.
+                    # Forget the unawaited request, which is withdrawn as a result; the next wait starts a new one.
                     self._ahead = None
                     raise
             found = self._take()
@@ -87,7 +87,7 @@ class ChannelItems:
         self._current = due
 
     def _take(self) -> list[Any]:
-        """Return the next item in a list, or an empty list if all items were returned because of other consumers."""
+        """Return the next item in a list; an empty list if all items were returned because of other consumers."""
         current = self._current
         assert current is not None
         found = current.take_next()
@@ -100,9 +100,9 @@ class ChannelItems:
     # -- unread items -------------------------------------------------------------------------------------------
 
     def __del__(self) -> None:
-        # Return unread items here, because the gets' own finalizers would run too late: the thread that has just
-        # delivered an item may still refer to its get, and this thread's next request would overtake the returned
-        # items. tests/_channels/test_remote_queue.py::
+        # Return unread items here, because the finalizers of the gets would run too late. The thread that has just
+        # delivered an item may still refer to its get, so this thread's next request would overtake the returned items.
+        # tests/_channels/test_remote_queue.py::
         # test_a_loop_that_is_left_gives_back_before_the_next_request_leaves
         for get in (self._current, self._ahead):
             if get is not None and get.destination is not None and (get.left or not get.done()):

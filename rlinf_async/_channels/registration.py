@@ -1,8 +1,8 @@
 """Creates, finds, promises and closes channels by requests to daemons: queues on their nodes, names on node 0.
 
 A *roster* describes a channel: ``name``, ``number`` (increasing by one, never reused), ``nodes`` that hold its queues,
-``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel passed on before it has a roster: ``run``,
-``maker`` (the endpoint that passes it on) and a unique ``name``.
+``maxsize``, ``max_bytes`` and ``run``. A *promise* stands for a channel that is passed on before it has a roster:
+``run``, ``maker`` (the endpoint that passes it on) and a unique ``name``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def create(
     A distributed channel has a queue on each node that is not lost.
 
     Args:
-        experience: options of an experience; None for a channel.
+        experience: the options of an experience; None for a channel.
 
     Raises:
         ConfigError: there is no such node, or the name belongs to an experience but a channel was requested, or vice
@@ -98,7 +98,7 @@ def _check_kind(roster: Roster, is_experience: bool) -> None:
 
 
 def promise(client: NodeClient) -> Promise:
-    """Return a promise to send in place of a channel without a number; call ``keep`` once it has a number.
+    """Return a promise, to be sent in place of a channel that has no number yet; call ``keep`` once it has one.
 
     Only one thread at a time may call this.
 
@@ -115,25 +115,25 @@ _made: Final[weakref.WeakKeyDictionary[NodeClient, int]] = weakref.WeakKeyDictio
 
 
 def keep(client: NodeClient, promise: Promise, roster: Roster | None, why: str) -> None:
-    """Resolve a promise with the roster, or with the reason why there is no channel (empty if it is closed)."""
+    """Resolve a promise with a roster, or with the reason why there is no channel (empty if it is closed)."""
     number = 0 if roster is None else roster["number"]
     client.request(operations.Publish("promise", promise["name"], number, why), node=0)
 
 
 async def redeem(client: NodeClient, promise: Promise, name: str, noun: str = "channel") -> Roster | None:
-    """Return a promise's channel; None if closed or if its maker died. Raise ClosedError if its creation failed."""
+    """Return a promise's channel; None if closed or its maker died. Raise ClosedError if its creation failed."""
     operation = operations.Find("promise", promise["name"], None, 0)
     who = f"{noun} '{name}'"
     found = await client.request(operation, node=0, what=f"{who}, being made")
     if isinstance(found, str):
-        # Raise, because the failure reported as a closed channel would silently end a loop over the items.
+        # Raise: if the failure were reported as a closed channel, a loop over the items would silently end.
         raise ClosedError(f"{who} could not be made: {found.removeprefix(f'{who}: ')}")
     roster: Roster | None = found
     return roster
 
 
 async def count(client: NodeClient, roster: Roster) -> QueueCounts:
-    """Return the sum of all queues' counts; ClosedError if the channel is closed and empty, NodeLost if a node is."""
+    """Return the sum of all queues' counts; ClosedError if the channel has ended, NodeLost if a node is lost."""
     count_items = operations.CountItems(roster["number"])
     requests = [client.request(count_items, node=node) for node in roster["nodes"]]
     try:

@@ -27,16 +27,16 @@ from rlinf_async.work import Work
 logger = own_logger(__name__)
 
 _TURN_S: Final = 1e-3
-"""Time for which a coroutine may put without pausing before other tasks get a turn."""
+"""Time for which a coroutine may put items without pausing, before other tasks get a turn."""
 
 _LAST_WORD_S: Final = 1.0
-"""Seconds to wait for a queue to answer whether a put was withdrawn in time."""
+"""Seconds to wait for a queue to report whether a put was withdrawn in time."""
 
 
-# The class stays whole with more than 30 methods, because puts, gets and queries are all started, answered and
-# withdrawn in one order.
+# This class is not split, although it has more than 30 methods, because puts, gets and queries are all started,
+# answered and withdrawn in one order.
 class RemoteQueue(QueueDestination):
-    """Proxy of one queue, shared by all ``Channel`` objects of this process for the same channel.
+    """Proxy of one queue, shared by all of this process's ``Channel`` objects for the same channel.
 
     Requests to the daemon are numbered, and answers refer to that number. ``start`` may be called from any thread; the
     client's thread handles the daemon's messages.
@@ -63,14 +63,14 @@ class RemoteQueue(QueueDestination):
         self._query_numbers = itertools.count(1)
         self._window: PutWindow[Put] = PutWindow(max_bytes, self._numbers)
         self._puts_are_answered = bool(maxsize or max_bytes)
-        """True for a bounded or closed channel, where puts wait for answers."""
+        """True for a bounded or closed channel, in which puts wait for answers."""
         self._is_known_as_producer = False
         self._puts: dict[int, Put] = {}
-        """Unanswered puts, and puts that count as done once sent but have not yet reached the kernel."""
+        """Puts that are unanswered, or that count as done once sent but have not yet reached the kernel."""
         self._gets: dict[int, Get[Any]] = {}
         self._queries: dict[int, QueueQuery] = {}
         self._lost = 0
-        """Number of items lost after their puts were done and not yet reported by an operation."""
+        """Number of items lost after their puts were done, and not yet reported by an operation."""
         self._paused_at = 0.0
         self._batching = Batching(client.unsent, self._send_together)
         self._last_put: Put | None = None
@@ -110,7 +110,7 @@ class RemoteQueue(QueueDestination):
             request.number = next(self._query_numbers)
             self._queries[request.number] = request
             self.tell(request.word, [request.number, *request.facts])
-        # The queue may have ended since the check above, and its end's handler may have missed this request.
+        # The queue may have ended since the check above, and the handler of its end may have missed this request.
         if self._over is not None:
             request.refuse(self._over)
 
@@ -119,7 +119,7 @@ class RemoteQueue(QueueDestination):
             if self._window.enter(put, cost(put.nbytes)) and not self._leave(put):
                 self._fill_window()
             return
-        # A put that must not wait is sent immediately, behind the waiting puts, because only the daemon knows whether
+        # A put that must not wait is sent immediately, after the waiting puts, because only the daemon knows whether
         # there is room.
         puts, has_room = self._window.force(put, cost(put.nbytes))
         left = [self._leave(each, has_room or each is not put) for each in puts]
@@ -142,8 +142,9 @@ class RemoteQueue(QueueDestination):
             put._settle(error=error)
             return False
         # A put counts as done once sent if nothing can keep the item out and the daemon reads everything that this
-        # process has sent, even if the process is killed, so only on its own node. The first put waits for its answer,
-        # because a daemon, before it answers a size query, reads only the sockets of known producers.
+        # process has sent, even if the process is killed. This holds only for a daemon on its own node. The first put
+        # waits for its answer, because a daemon reads only the sockets of known producers before it answers a size
+        # query.
         # tests/channel/test_puts.py::test_what_was_put_outlives_a_producer_that_is_killed_at_once
         # tests/channel/test_puts.py::test_who_has_heard_that_something_was_put_finds_it
         is_sent = self._is_known_as_producer and not self._puts_are_answered and self.node == self._client.node
@@ -160,10 +161,10 @@ class RemoteQueue(QueueDestination):
         return True
 
     def _send_or_batch(self, put: Put, body: bytes | int, fds: Any) -> None:
-        """Send a put now, or at the end of the loop's turn in one frame with other puts that are likely to follow.
+        """Send a put now, or at the end of the loop's turn in one frame with other puts that will probably follow.
 
-        More puts are likely if the caller has not awaited the previous puts, if other tasks get a turn (below), or if
-        several puts were just answered.
+        More puts are likely to follow if the caller has not awaited the previous puts, if other tasks get a turn (see
+        below), or if several puts were just answered.
         """
         batching = self._batching
         small, several = not fds and put.nbytes <= frames.MAX_BATCHED_BYTES, False
@@ -175,8 +176,8 @@ class RemoteQueue(QueueDestination):
                 # Give other tasks a turn; their puts, if any, share a frame with this put.
                 self._paused_at = put.since
                 put.pauses = True
-        # A put that counts as done must not overtake batched requests, because its item would then precede theirs in
-        # the queue.
+        # A put that counts as done must not overtake batched requests; otherwise its item would precede theirs in the
+        # queue.
         joins = several or put.pauses or (put.mode == frames.SENT and (batching.puts or batching.gets))
         waits = batching.gathers() if joins and (small or several) else small and batching.may_wait(put.since)
         if not waits:
@@ -235,9 +236,9 @@ class RemoteQueue(QueueDestination):
         self._client.send((frames.GET, 0, me, place, channel, number, get.key, get.target, taken))
 
     def _share(self, *, is_told: bool = False) -> None:
-        """Return all loops' unread items, because there is another consumer."""
-        # Withdraw a get in progress behind these items, too; otherwise it would bring later items before these have
-        # returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
+        """Make all loops return their unread items, because there is another consumer."""
+        # Also withdraw a get in progress, which requests later items; otherwise it would bring them before these items
+        # have returned. tests/_channels/test_remote_queue.py::test_a_loop_that_gives_way_asks_anew
         gets = self._gets_of_loops()
         holding = [get.reader for get in gets if get.done() and get.left]
         for get in gets:
@@ -289,7 +290,7 @@ class RemoteQueue(QueueDestination):
             self._note_return(request)
             request._drop_bodies()  # type: ignore[attr-defined]
             if had := request.had:  # type: ignore[attr-defined]
-                # Report the taken items now, because another thread's report must not follow the cancel.
+                # Report the taken items now, because a report from another thread must not follow the cancel.
                 self.tell("taken", [(request.number, had)])
             self._cancel(request.number)
 
@@ -312,7 +313,7 @@ class RemoteQueue(QueueDestination):
         giving_back = self._client.giving_back
         if self._over is None:
             giving_back.open[self, request.number] = None
-            # The queue may have ended, and then confirms no more returns.
+            # An ended queue does not confirm returns any more.
             if self._over is not None:
                 self._client.later(0.0, functools.partial(giving_back.confirmed, self, request.number))
 
@@ -322,7 +323,7 @@ class RemoteQueue(QueueDestination):
             while self._forgotten:
                 request = self._forgotten[0]
                 self.withdraw(request)
-                # A finalizer may have appended, but removes nothing, so check the head.
+                # A finalizer may have appended a request in the meantime, but removes none, so check the head.
                 if self._forgotten and self._forgotten[0] is request:
                     self._forgotten.popleft()
 
@@ -337,7 +338,7 @@ class RemoteQueue(QueueDestination):
         return True
 
     def taken(self, get: Get[Any]) -> None:
-        """Record that the caller is about to receive the items, where the daemon finds the record after a kill."""
+        """Record that the caller is about to receive the items; the daemon finds the record even after a kill."""
         number, had = get.number, get.had
         self._batching.taken.append((number, had))
         self._client.takings.note(self, self._daemon, self.channel, number, had)
@@ -396,7 +397,7 @@ class RemoteQueue(QueueDestination):
             self._fill_window()
         elif what == "cancelled":
             put = self._pop_put(facts[0])
-            if put is not None:  # the put was recalled, without an earlier answer
+            if put is not None:  # the put was recalled, and has not been answered before
                 put.end_late()
             self._fill_window()
             self._client.giving_back.confirmed(self, facts[0])

@@ -1,4 +1,4 @@
-"""Routing of requests to queues: ``Queues`` of a client by node and channel, ``Replicas`` of a channel by key."""
+"""Routing of requests to queues: ``Queues`` of a client, by node and channel; ``Replicas`` of a channel, by key."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _lock = threading.Lock()
 
 
 class Queues:
-    """Remote queues of one client, by daemon and channel.
+    """The remote queues of one client, by daemon and channel.
 
     Example:
         queue = Queues.of(client).queue(node=0, channel=number, name="obs")
@@ -88,9 +88,9 @@ class Queues:
 
 
 class Replicas:
-    """Queues of one channel. Requests wait, in order, until the queues are known.
+    """The queues of one channel. Requests wait, in order, until the queues are known.
 
-    A proxy is created on its queue's first use, because a daemon reports a queue's end only to its users.
+    The proxy of a queue is created on first use, because a daemon reports a queue's end only to its users.
 
     Lifecycle: unknown (requests wait) -> open, or ended (requests are refused).
 
@@ -130,7 +130,7 @@ class Replicas:
 
     def start(self, request: QueueRequest[Any]) -> None:
         """Send a request to its key's queue, as soon as that queue is known."""
-        # A known queue never changes, so this needs no lock; an unknown queue is looked up again under the lock.
+        # A known queue never changes, so no lock is needed here; an unknown queue is looked up again under the lock.
         queue = self._only or self._pins.get(request.key)
         if queue is not None:
             queue.start(request)
@@ -160,7 +160,7 @@ class Replicas:
             await pinned.async_wait()
 
     def _find(self, key: bytes) -> None:
-        """Send a key's waiting requests, after asking node 0 for the key's node if there are several nodes."""
+        """Send a key's waiting requests; if there are several nodes, first ask node 0 for the key's node."""
         nodes = self._roster["nodes"]
         if len(nodes) > 1:
             own_node = self._client.node

@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 class QueueDestination:
-    """Queue that receives requests, in this process or in a daemon.
+    """A queue that receives requests, in this process or in a daemon.
 
     Attributes:
         name: name of the channel.
         where: the queue's location, for messages.
         channel: number of the channel; 0 for a local channel.
-        has_told_of_loss: True once a warning about an unawaited put refused by the closed channel has been logged.
+        has_told_of_loss: True once a warning has been logged that the closed channel refused an unawaited put.
     """
 
     name: str
@@ -45,7 +45,7 @@ class QueueDestination:
 
     @property
     def user_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the user's loop that must run for answers to arrive."""
+        """Return the user's loop, which must run for answers to arrive, or None."""
         return None
 
     def flush_from_thread(self) -> None: ...
@@ -54,7 +54,7 @@ class QueueDestination:
         raise NotImplementedError
 
     def withdraw_later(self, request: QueueRequest[Any]) -> None:
-        """Schedule the withdrawal of an abandoned request, without a lock, because finalizers call this."""
+        """Schedule the withdrawal of an abandoned request; must take no lock, because finalizers call this."""
         raise NotImplementedError
 
     def taken(self, get: Get[Any]) -> None:
@@ -64,18 +64,18 @@ class QueueDestination:
         raise NotImplementedError
 
     def recall(self, put: Put) -> bool:
-        """Withdraw a put whose deadline has passed. Return True if the queue will report whether that was in time."""
+        """Withdraw a put whose deadline has passed. Return True if the queue will report whether it was in time."""
         return False
 
 
 class QueueRequest(Work[T]):
-    """Request to a queue, with its own deadline.
+    """A request to a queue, with its own deadline.
 
     Attributes:
         destination: its queue; None until the request is sent.
         number: the request's id at the queue.
         key: canonical encoding of the key.
-        since: start time in seconds of the monotonic clock.
+        since: start time, in seconds of the monotonic clock.
         opening: settled once the channel is known, for requests that wait for the channel.
     """
 
@@ -83,7 +83,7 @@ class QueueRequest(Work[T]):
     noun = "channel"
 
     def __init__(self, verb: str, channel: str, name: Any, key: bytes, timeout: float | None) -> None:
-        """Create a request. Messages use ``verb`` (with its preposition), ``channel`` and ``name``, the user's key.
+        """Create a request. Errors mention ``verb`` (with its preposition), ``channel`` and ``name``, the user's key.
 
         With a ``timeout`` of 0 the queue answers immediately.
         """
@@ -106,7 +106,7 @@ class QueueRequest(Work[T]):
     def __bool__(self) -> bool:
         if dialect.is_rlinf:
             return True
-        # Raise even if the request is done, because that depends on timing.
+        # Raise even if the request is done; otherwise an `if` without `await` would fail only sometimes.
         raise self._unawaited("asking for its truth")
 
     def _whom(self) -> str:
@@ -149,7 +149,7 @@ class QueueRequest(Work[T]):
         self.abandon(self._late(self._timeout))
 
     def reject(self, error: Exception) -> None:
-        """Fail with a queue's refusal. With a timeout of 0, a full or empty queue counts as an expired deadline."""
+        """Fail with a queue's refusal. If the timeout is 0, a full or empty queue counts as an expired deadline."""
         if self._timeout == 0 and isinstance(error, (asyncio.QueueFull, asyncio.QueueEmpty)):
             error = self._late(self._timeout)
         self._settle(error=error)
@@ -169,17 +169,17 @@ class QueueRequest(Work[T]):
 
 
 class Put(QueueRequest[None]):
-    """Put of an item; done once the queue has accepted the item or is certain to accept it.
+    """The put of an item; done once the queue has accepted the item or is certain to accept it.
 
     After a failure the item is not in the queue, unless the error says that this is unknown.
 
     Attributes:
         carried: the encoded item, or the item itself in a local queue; None once packed and no longer needed.
-        mode: mode as in a PUT frame.
+        mode: the mode, as in a PUT frame.
         nbytes: size of the item.
         pauses: True to let other tasks run at the next await, even if the put is done.
         observed: True once a caller has received the result.
-        refused: True if a queue has refused the item, which is silently lost unless a caller learns of the refusal.
+        refused: True if a queue has refused the item, which is silently lost unless a caller learns about it.
     """
 
     _kind = "put"
@@ -209,7 +209,7 @@ class Put(QueueRequest[None]):
 
     def _expire(self) -> None:
         # The queue may already have accepted a sent put, although its answer is late. So ask the queue to withdraw the
-        # put; the answer decides whether the put failed or is done. tests/_channels/test_remote_queue.py::
+        # put; its answer decides whether the put has failed or is done. tests/_channels/test_remote_queue.py::
         # test_a_put_that_times_out_is_not_in_the_channel_or_says_that_nobody_knows
         if self._is_recalled or self._done:
             return
@@ -224,7 +224,7 @@ class Put(QueueRequest[None]):
         self.abandon(self._late(self._timeout))
 
     def end_unknown(self) -> None:
-        """Fail at the deadline without knowing whether the queue has the item."""
+        """Fail at the deadline, without knowing whether the queue has the item."""
         where = "" if self.destination is None else f", which {self.destination.where} has not said"
         self.abandon(DeadlineExceeded(f"{self._late(self._timeout)}; the item may be in the {self.noun}{where}"))
 
@@ -256,7 +256,7 @@ class Put(QueueRequest[None]):
         if error is None or self.observed:
             return
         if isinstance(error, ClosedError):
-            # All unawaited puts to a closed channel end alike, so log that once per channel.
+            # All unawaited puts to a closed channel fail in the same way, so log this once per channel.
             if not self.refused or (self.destination is not None and self.destination.has_told_of_loss):
                 return
             if self.destination is not None:
@@ -265,20 +265,20 @@ class Put(QueueRequest[None]):
 
 
 class Get(QueueRequest[T]):
-    """Get of an item or a batch.
+    """A get of an item or a batch.
 
     Arrived items are leased until a waiter receives them. If the last waiter is cancelled first, or no reference to the
     get remains, the items return to their places in the queue.
 
     Attributes:
-        target: target as in a GET frame: the weight of a batch, in a list if the batch must be available now; ``[count,
-        mode]``, with the mode ``SOME`` if fewer items suffice; None for one item; ``NOW`` for one item available now.
+        target: the target, as in a GET frame: the weight of a batch, in a list if the batch must be available now; None
+            for one item; ``NOW`` for one item available now; ``[count, mode]``, with ``SOME`` if fewer items suffice.
         redelivered: True if an earlier consumer received one of the items but returned it or died.
         reader: the loop (``ChannelItems``) that takes the items one by one; None if the result has them all.
         brought, had: number of arrived items, and number of items taken by the caller.
         is_lease: True if the items stay in the queue until they are confirmed.
-        is_lost: True if the lease has ended and its items have returned to the queue.
-        _interested: number of waits; when the last one is cancelled, the items are returned.
+        is_lost: True if the lease has ended, so that its items have returned to the queue.
+        _interested: number of waits; when the last of them is cancelled, the items are returned.
     """
 
     _kind = "get"
@@ -324,7 +324,7 @@ class Get(QueueRequest[T]):
         self._bodies.append((body, fds))
         self.brought += 1
         if not more and not self._settle():
-            self._drop_bodies()  # the get was abandoned, perhaps unknown to its queue
+            self._drop_bodies()  # the get was abandoned, which the queue may not know
             if self.destination is not None:
                 self.destination.withdraw(self)
 
@@ -347,7 +347,7 @@ class Get(QueueRequest[T]):
                 assert self.destination is not None
                 if not self.is_lease:
                     self.destination.taken(self)
-                elif self._error is not None:  # the result raises, so the lease's block does not begin
+                elif self._error is not None:  # the result raises, so the lease's block does not start
                     self.destination.withdraw(self)
         return super()._result()
 
@@ -399,10 +399,10 @@ class Get(QueueRequest[T]):
         return [destination.decode(body, fds)]
 
     def return_rest(self) -> None:
-        """Return the items not yet reached by the loop, because the channel has other consumers."""
+        """Return the items that the loop has not reached yet, because the channel has other consumers."""
         with self._lock:
             if (self._bodies or not self._done) and self.destination is not None:
-                # Withdraw first, because a loop without items may request more immediately.
+                # Withdraw first, because a loop that has no items left may immediately request more.
                 self.destination.withdraw_later(self)
                 self._drop_bodies()
         self._settle()
@@ -433,7 +433,7 @@ class Get(QueueRequest[T]):
         self._return()
 
     def _return(self) -> None:
-        """Return arrived items to the queue if all waiters were cancelled before."""
+        """Return arrived items to the queue if all waiters have been cancelled before receiving them."""
         with self._lock:
             if self._interested or not self._done or self._is_opened or self._error is not None:
                 return
@@ -449,7 +449,7 @@ class Get(QueueRequest[T]):
 
 
 class QueueQuery(QueueRequest[Any]):
-    """Query of a queue's size or items, or another request with a single answer.
+    """A query about a queue's size or items, or another request with a single answer.
 
     Args:
         word: name of the request: ``"size"``, ``"peek"`` or ``"confirm"``.
@@ -483,7 +483,7 @@ class QueueQuery(QueueRequest[Any]):
 
 
 class Confirmation(QueueQuery):
-    """Request to remove a lease's first items from the channel permanently."""
+    """A request to permanently remove a lease's first items from the channel."""
 
     def __init__(self, lease: Get[list[Any]], count: int) -> None:
         _, channel, name = lease._said

@@ -1,11 +1,11 @@
-"""Connection of a process to its node's daemon, ``NodeClient``: sends calls and requests, dispatches incoming frames.
+"""``NodeClient``: a process's connection to its node's daemon; sends calls and requests, dispatches incoming frames.
 
-A driver and a worker use their daemon in the same way: they call other workers, make requests of daemons, and receive
-events. A worker also receives calls, which it hands to its runtime (the ``inbox``).
+Drivers and workers use their daemons in the same way: they call workers, make requests of daemons, and receive events.
+A worker also receives calls, which it hands to its runtime (the ``inbox``).
 
 All frames are handled on the client's own loop: the user's loop in a driver inside asyncio, a background thread's loop
 in a plain script, the socket thread's loop in a worker. A worker's idle main thread handles frames itself, which saves
-a thread switch; handlers still run one at a time, under a lock. So a handler must reach a loop only by
+a thread switch; handlers still run one at a time, under a lock. A handler must therefore reach a loop only through
 ``call_soon_threadsafe``. ``call``, ``cancel``, ``credit`` and ``request`` may be used from any thread.
 """
 
@@ -49,27 +49,27 @@ codec.extend("torch", "rlinf_async._transports.tensors")
 _TOLD_BY_DAEMONS: Final = frozenset({int(Status.DIED), int(Status.UNKNOWN), int(Status.LOST)})
 
 
-# The class stays whole with more than 30 methods, as the façade of a process's connection. Requests, tasks, events and
-# direct calls have separate classes; the open calls stay here, because every kind of frame may end one.
+# This class, the façade of a process's connection, is not split, although it has more than 30 methods. Requests, tasks,
+# events and direct calls have separate classes; open calls stay here, because every kind of frame may end one.
 class NodeClient:
-    """Client of one node daemon.
+    """The client of one node daemon.
 
     Attributes:
         endpoint: this process's id in the run; 0 until ``ready`` is done.
-        pid: process that created this client, which is closed in forked children.
+        pid: the process that created this client; in forked children the client is closed.
         node: rank of this process's node.
-        welcome: the daemon's description of the run: id, nodes, this process's place.
-        ready: settled when the daemon has answered.
+        welcome: the daemon's description of the run: its id, its nodes, this process's place.
+        ready: settled once the daemon has answered.
         events: listeners for daemons' events.
         direct_sockets: sockets created for this process by workers of its node.
-        receivers: receivers of the remaining kinds of frames, by kind.
+        receivers: maps each remaining kind of frame to its receiver.
         restarts: descriptions of the rank restarts in progress.
-        unobserved: unawaited errors of this client's calls.
+        unobserved: errors of this client's calls that have not been awaited.
         user_loop: ``loop`` if it is the user's; None if a thread of the framework runs it.
         on_ended: called once, with the client, when it can no longer send.
         unsent: callbacks that send data held back until the end of a loop's turn.
-        takings: items taken out of queues by this process, perhaps not yet reported to daemons.
-        giving_back: items returned to queues by this process; a worker's answers wait for the confirmation.
+        takings: items that this process took out of queues and may not have reported to daemons yet.
+        giving_back: items that this process returns to queues; a worker's answers wait for the confirmation.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, inbox: CallReceiver | None = None) -> None:
@@ -90,7 +90,7 @@ class NodeClient:
         self._requests = Requests()
         self._connection: Connection | None = None
         self.direct_connection: Callable[[int], Connection | None] = lambda endpoint: None
-        """Function that returns this worker's socket to a process on its node, or None."""
+        """Function that returns this worker's socket to a process on its node, or None if there is none."""
         self._arbiter = ReadArbiter()
         self.direct_sockets = DirectSockets(self._send_resume_of_caller, self._relay_call, self._no_longer_direct)
         self._direct_calls = DirectCalls(self.direct_sockets, self._calls, self._arbiter.lock, self.send, self.later)
@@ -110,7 +110,7 @@ class NodeClient:
         return f"<NodeClient node {self.node} {state} [{len(self._calls)} calls, {len(self._requests)} requests open]>"
 
     def attach(self, sock: socket.socket, facts: dict[str, Any]) -> None:
-        """Take over the socket and send HELLO; call this on the loop's own thread."""
+        """Take over the socket and send HELLO. Call this on the loop's own thread."""
         self._connect(sock, facts).open()
 
     def attach_shared(self, sock: socket.socket, facts: dict[str, Any], idle: IdleReader) -> None:
@@ -121,7 +121,7 @@ class NodeClient:
         self.loop.call_soon(connection.open)
 
     def connect_directly(self, sock: socket.socket, **callbacks: Any) -> Connection:
-        """Let the threads that read the daemon's socket also read a socket to another process on this node."""
+        """Make the threads that read the daemon's socket also read a socket to another process on this node."""
         connection = Connection(
             sock, self.loop, arbiter=self._arbiter, on_arrival=self._read_daemon_first, resumable=True, **callbacks
         )
@@ -161,7 +161,7 @@ class NodeClient:
         """Send a call to every target of the handler except those in ``held`` slots; the handler gets the answers.
 
         Args:
-            route_to: returns the route to all targets, for a call relayed by the daemon to all of them.
+            route_to: returns the route to all targets, for a call that the daemon relays to all of them.
         """
         call, targets = self._begin(handler, held)
         sockets, rest = self._direct_calls.open(call, targets, method)
@@ -199,7 +199,7 @@ class NodeClient:
         """Send a call with copies of its descriptors.
 
         Raises:
-            OSError: there are too few descriptors; ``fds`` are closed.
+            OSError: too few descriptors are available; ``fds`` are closed.
         """
         count = len(fds)
         try:
@@ -247,7 +247,7 @@ class NodeClient:
             self._lose(call, handler, str(lost), node)
 
     def _lose(self, call: int, handler: ReplyHandler, reason: str, node: int | None = None) -> None:
-        """Fail the slots of a call that can no longer be answered: all slots, or only one node's."""
+        """Fail the slots of a call that can no longer be answered: all of them, or only those of one node."""
         for slot, target in enumerate(handler._targets):
             at = frames.node_of(target)
             if node is None or at == node:
@@ -280,7 +280,7 @@ class NodeClient:
             return True
 
     def answer_for(self, call: int, slot: int, status: Status, body: bytes) -> None:
-        """Answer an open call for a process that has ended, on the loop."""
+        """Answer an open call, on the loop, in place of a process that has ended."""
         self.later(0, lambda: self._answer(call, slot, status, body))
 
     def cancel(self, call: int, targets: Sequence[int]) -> None:
@@ -310,7 +310,7 @@ class NodeClient:
     # -- requests -----------------------------------------------------------------------------------------------
 
     def request(self, operation: Operation[Answer], *, node: int = OWN_NODE, what: str = "") -> DaemonRequest[Answer]:
-        """Request an operation of a node's daemon; ``what`` describes it in errors."""
+        """Request an operation of a node's daemon; ``what`` describes it in error messages."""
         target = self.node if node == OWN_NODE else node
         request = self._requests.begin(DaemonRequest(self, next(self._ids), operation, target, what))
         error = self._closed or self.lost_nodes.get(target)
@@ -336,8 +336,8 @@ class NodeClient:
         """Run a coroutine on the client's loop, from any thread; ``settle_tasks`` ends it if still running.
 
         Args:
-            what: description for errors.
-            abandonable: True cancels it with its last waiter.
+            what: description for error messages.
+            abandonable: True to cancel it together with its last waiter.
 
         Raises:
             ClosedError: the loop is closed.
@@ -350,7 +350,7 @@ class NodeClient:
         await self._tasks.settle()
 
     def end_loop(self, thread: LoopThread) -> None:
-        """Stop the loop, run by ``thread``, and block until it has stopped. Operations started from now on fail."""
+        """Stop the loop that ``thread`` runs, and block until it has stopped. Operations started from now on fail."""
         self._tasks.start_no_more()
         thread.stop(self.settle_tasks)
         self._tasks.loop_ended()
@@ -371,17 +371,17 @@ class NodeClient:
         now: bool = False,
         on_sent: Callable[[], None] | None = None,
     ) -> None:
-        """Send a frame unchanged, from any thread; dropped once the client is closed.
+        """Send a frame unchanged, from any thread. The frame is dropped if the client is closed.
 
         Args:
             hold: send the frame together with the next frame that is not held.
             now: send the frame immediately, before the end of this turn of the loop.
-            on_sent: called, on any thread, once the kernel has the whole frame, which then reaches the daemon.
+            on_sent: called, on any thread, once the kernel has the whole frame, so that it will reach the daemon.
         """
         if self._connection is None or self._closed is not None:
             close_fds(fds)
             if fds and _all_closed():
-                # Free the memory of this content, which the caller wrote while the client was still open.
+                # Free the memory of this content, which the caller allocated while the client was still open.
                 pool.close()
             return
         self._connection.send(frame, fds, later=later, hold=hold, now=now, on_sent=on_sent)
@@ -454,8 +454,8 @@ class NodeClient:
         self.send((frames.RESUME, 0, self.endpoint, peer, owner, received))
 
     def _send_resume_of_caller(self, worker: int, received: int) -> None:
-        # Send first the calls, then the count, because the worker relays the socket's lost answers as soon as it has
-        # the count, and the daemon drops answers to unknown calls. tests/test_broken_sockets.py::
+        # Send the calls first and then the count: as soon as it has the count, the worker relays the socket's lost
+        # answers, and the daemon drops answers to unknown calls. tests/test_broken_sockets.py::
         # test_calls_outlive_their_socket_and_run_once_in_order
         self._direct_calls.report()
         self.send_resume(worker, worker, received)
@@ -494,7 +494,7 @@ class NodeClient:
             self._answer_by(handler, call, slot, status, body)
 
     def _read_daemon_first(self) -> None:
-        """Read the daemon's socket first, because its frames were sent before the direct socket's pending frames."""
+        """Read the daemon's socket first, because its frames were sent before those pending on the direct socket."""
         if self._connection is not None and not self._connection.reader.is_handling:
             self._connection.drain()
 
@@ -519,9 +519,9 @@ class NodeClient:
             self._direct_calls.ended(call)
 
     def _check_calls(self, facts: dict[str, Any]) -> None:
-        """Report to the daemon, which is about to list open calls, which of them have been answered."""
+        """Report to the daemon, which is about to list open calls, those that have been answered."""
         open_on: dict[int, set[int]] = {}
-        # Answers still in a worker's own socket also count, because the worker may have died since.
+        # Also count answers that are still in a worker's own socket, because the worker may have died in the meantime.
         for number in {number for number, _ in facts["calls"]}:
             self.direct_sockets.drain(frames.endpoint(self.node, number))
         self._direct_calls.report()
@@ -549,10 +549,11 @@ class NodeClient:
         self.takings.page = None
         self.on_ended(self)
         self.ready._settle(error=error)
-        # Fail each call separately, from a copy of the table, because another thread may be adding a call. That thread
-        # then finds ``_closed``, which was set before this loop, and fails its call itself (``_departed``). The copy
-        # must be atomic, because building a list of items may collect garbage, and a finalizer may let another thread
-        # run. tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
+        # Fail each call separately, from a copy of the table, because another thread may be adding a call. In that case
+        # the other thread finds ``_closed``, which was set before this loop, and fails its call itself (``_departed``).
+        # The copy must be atomic: building a list of items may trigger a garbage collection, in which a finalizer may
+        # let another thread run.
+        # tests/_client/test_lost_daemon.py::test_calls_of_other_threads_end_whenever_the_daemon_dies, and
         # tests/_client/test_lost_daemon.py::test_a_call_made_while_the_open_ones_end_leaves_none_open
         for call, handler in list(self._calls.copy().items()):
             self._lose(call, handler, str(error))
@@ -579,13 +580,13 @@ class NodeClient:
         if self._connection is not None:
             self._connection.close()
         if _all_closed():
-            # Close the pool, which another thread may have used for a call since ``_end``.
+            # Close the pool, because another thread may have used it for a call after ``_end``.
             pool.close()
 
     def end_without_loop(self, error: Exception) -> None:
         """Close from a thread other than the loop's, if the loop is closed or has stopped.
 
-        The socket is only shut down if the loop may run again, because it is registered there.
+        The socket is only shut down, not closed, if the loop may run again, because it is registered there.
         """
         self.unobserved.close()
         with self._arbiter.lock:
@@ -610,7 +611,7 @@ class NodeClient:
             self._connection.forget()
 
     def flush(self) -> None:
-        """Write frames held until the end of the loop's turn, which may never end; from any thread."""
+        """Write frames that are held until the end of the loop's turn, which may never end; from any thread."""
         if self._connection is not None and self._closed is None:
             self._connection.is_behind()
 
@@ -620,7 +621,7 @@ class NodeClient:
 
 
 _clients: weakref.WeakSet[NodeClient] = weakref.WeakSet()
-"""Clients of this process, including those not yet ready or already closed."""
+"""Clients of this process, including those that are not yet ready or already closed."""
 
 
 def _all_closed() -> bool:
@@ -628,9 +629,9 @@ def _all_closed() -> bool:
 
 
 # A child has copies of the parent's sockets. Bytes sent by the child would land between the parent's frames, and while
-# the child lives the other side would not see the death of its parent. So the child closes every copy before user code
-# runs, without a frame to the other side and without taking a lock, which another thread of the parent may have held at
-# the fork. tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
+# the child lives, the other side would not notice the death of its parent. So the child closes every copy before user
+# code runs. It sends no frame, and takes no lock, because another thread of the parent may have held the lock at the
+# fork. tests/test_forks.py::test_locks_that_other_threads_held_at_the_fork_hold_up_no_child
 # tests/test_embedding.py::test_a_forked_child_of_the_driver_leaves_the_cluster_alone
 def _leave_all_to_parent() -> None:
     for client in list(_clients):

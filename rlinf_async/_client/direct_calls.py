@@ -1,15 +1,15 @@
-"""Routes calls through direct sockets or the daemon, per target; reports open direct calls to the daemon.
+"""Routing of calls through direct sockets or the daemon, per target, and reports of open direct calls to the daemon.
 
-A worker gives each caller on its node a direct socket (``_worker/direct_callers.py``). Calls then use it, unless a
-relayed frame is still in transit to the worker. The daemon answers for dead workers, so the caller reports to it each
-direct call not answered immediately, and later that the call was answered::
+A worker gives each caller on its node a direct socket (``_worker/direct_callers.py``). Calls use it unless a relayed
+frame is still in transit to the worker. The daemon answers in place of dead workers, so the caller reports to it each
+direct call that is not answered immediately, and later that the call was answered::
 
     caller ── CALL ──► worker           caller ◄── REPLY ── worker
     caller ── PENDING ──► daemon        2 ms later, if the call is still open; again once it is answered
     caller ◄── REPLY, "died" ── daemon  even if the worker had died before the report
 
-The worker keeps the order, too: before it takes a caller's relayed frame, it reads everything that the same caller has
-sent directly.
+The worker keeps the order as well: before it takes a caller's relayed frame, it reads everything that the same caller
+has sent directly.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from rlinf_async._wire.direct_sockets import DirectSockets
 from rlinf_async._wire.unix import Connection
 
 REPORT_DELAY_S: Final = 0.002
-"""Seconds after which calls are reported to the daemon: calls still open, and calls answered since their report."""
+"""Seconds after which open calls, and calls answered since they were reported, are reported to the daemon."""
 
 MAX_TARGETS: Final = 8
-"""Number of ranks up to which a call uses direct sockets; above it, the daemon's fan-out is cheaper for the caller."""
+"""Maximum number of ranks for a call over direct sockets; with more, the daemon's fan-out is cheaper for the caller."""
 
 
 class DirectCalls:
-    """Direct calls of one client, open or not yet reported to its daemon.
+    """The direct calls of one client that are open or not yet reported to its daemon.
 
     Args:
-        direct_sockets: sockets handed out by workers.
+        direct_sockets: sockets that workers have handed out.
         open_calls: the client's open calls, by number.
         lock: held wherever answers are handled.
         send: sends a frame to the daemon.
@@ -55,9 +55,9 @@ class DirectCalls:
         self._send = send
         self._later = later
         self._relayed: dict[int, int] = {}
-        """Last call relayed by the daemon, by worker."""
+        """Maps each worker to the last call that the daemon relayed to it."""
         self._signalled: dict[int, int] = {}
-        """Last open call whose cancel was relayed by the daemon, by worker."""
+        """Maps each worker to the last open call whose cancel the daemon relayed to it."""
         self._open: dict[int, tuple[str, Sequence[int]]] = {}
         self._unreported: list[int] = []
         self._reported: set[int] = set()
@@ -68,19 +68,19 @@ class DirectCalls:
         return f"<DirectCalls [{len(self._open)} open, {len(self._reported)} of them known to the daemon]>"
 
     def open(self, call: int, targets: Sequence[int], method: str) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Choose the path to each target of a call about to be sent.
+        """Choose the path to each target of a call that is about to be sent.
 
         Returns:
             The slots of direct targets with their sockets, and the slots that the daemon relays.
         """
-        # One caller's calls run in the order in which they were made, over two paths: one hop through the socket, two
-        # through the daemon. A direct call would overtake an earlier relayed call, so it is relayed, too, while that
-        # call is unanswered. A relayed call could overtake direct calls only at the worker, which reads the whole
-        # socket before it takes a relayed call (``DirectCallers.read_available``). A broken socket still takes calls,
-        # which are kept and relayed in order when the socket is handed over. tests/_client/test_direct_calls.py::
-        # test_calls_run_in_their_order_whichever_way_they_take tests/_client/test_direct_calls.py::
-        # test_a_call_follows_those_that_a_broken_socket_still_owes tests/simulation/test_sim_order.py::
-        # test_no_call_overtakes_those_that_a_full_socket_still_owes
+        # One caller's calls run in the order in which they were made, although they take two paths: one hop through the
+        # socket, two through the daemon. A direct call would overtake an earlier relayed call, so it is also relayed
+        # while that call is unanswered. A relayed call could overtake direct calls only at the worker, which therefore
+        # reads the whole socket before it takes a relayed call (``DirectCallers.read_available``). A broken socket
+        # still takes calls, which are kept, and relayed in order when the socket is handed over.
+        # tests/_client/test_direct_calls.py::test_calls_run_in_their_order_whichever_way_they_take
+        # tests/_client/test_direct_calls.py::test_a_call_follows_those_that_a_broken_socket_still_owes
+        # tests/simulation/test_sim_order.py::test_no_call_overtakes_those_that_a_full_socket_still_owes
         sockets, rest = self._find_sockets(targets, len(targets) > MAX_TARGETS)
         for slot in rest:
             self._relayed[targets[slot]] = call
@@ -101,10 +101,10 @@ class DirectCalls:
     def _find_sockets(
         self, targets: Sequence[int], prefers_daemon: bool = False
     ) -> tuple[list[tuple[int, Connection]], list[int]]:
-        """Split targets into slots with a socket that keeps their next frame in order, and the other slots.
+        """Split targets into slots with a socket that keeps their next frame in order, and all other slots.
 
         Args:
-            prefers_daemon: use only a full or broken socket, whose content a relayed frame would overtake.
+            prefers_daemon: True to use only full or broken sockets, whose content a relayed frame would overtake.
         """
         find, relayed, signalled, calls = self._direct_sockets.find, self._relayed, self._signalled, self._calls
         sockets: list[tuple[int, Connection]] = []
@@ -134,8 +134,8 @@ class DirectCalls:
         """Return the sockets for a signal that must follow a call, and the targets to which the daemon relays it."""
         _, went = self._open.get(call, ("", ()))
         others = [target for target in targets if target not in went]
-        # A relayed cancel also causes later calls to be relayed (``note_signal``), which would overtake calls still in
-        # a full socket.
+        # A relayed cancel makes later calls be relayed as well (``note_signal``), and these would overtake calls that
+        # are still in a full socket.
         sockets, rest = self._find_sockets(others, prefers_daemon=True)
         direct = [connection for _, connection in sockets]
         relayed = [others[slot] for slot in rest]
@@ -148,14 +148,14 @@ class DirectCalls:
         return direct, relayed
 
     def relays(self, worker: int, call: int) -> None:
-        """Record that the daemon relays a call meant for a socket, which later calls must not overtake."""
+        """Record that the daemon relays a call that was meant for a socket; later calls must not overtake it."""
         self._relayed[worker] = call
 
     def note_signal(self, call: int, workers: Sequence[int]) -> None:
-        """Record that the daemon relays the cancel of a call, or another rank's failure in it.
+        """Record that the daemon relays the cancel of a call, or the news that another rank has failed in it.
 
-        Otherwise a later call would be sent directly, and overtake the cancel, as soon as all other relayed calls are
-        answered. So later calls are also relayed until this call is answered. tests/simulation/test_sim_cluster.py::
+        As soon as all other relayed calls were answered, a later call would be sent directly and overtake the cancel.
+        So later calls are also relayed until this call is answered. tests/simulation/test_sim_cluster.py::
         test_a_call_does_not_overtake_the_cancel_of_an_earlier_one
         """
         if call in self._calls:
@@ -193,10 +193,10 @@ class DirectCalls:
             self._send((frames.PENDING, 0, 0, pending, answered))
 
     def report_all(self, worker: int) -> None:
-        """Report every open call of an ended worker, so that the daemon answers for the worker.
+        """Report every open call of an ended worker, so that the daemon answers in its place.
 
-        This includes calls that the worker has reported as answered, because the answer may be lost in a socket that
-        broke, or never arrived here, when the worker was killed. tests/simulation/test_sim_cluster.py::
+        This includes calls that the worker has reported as answered, because their answers may have been lost in a
+        socket that broke or never arrived here when the worker was killed. tests/simulation/test_sim_cluster.py::
         test_answers_in_a_socket_that_never_arrived_are_failures_of_a_dead_worker
         """
         with self._lock:

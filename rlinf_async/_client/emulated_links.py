@@ -1,9 +1,9 @@
-"""Delays a worker's outgoing messages by emulated data-centre links: latency, and bandwidth granted by node 0.
+"""Emulation of data-centre links: delays a worker's outgoing messages by latency, and by bandwidth from node 0.
 
 ``here`` is None without emulation, and senders check nothing else. Delayed messages on one link are sent in order, and
-do not delay messages on other links. A link without shared bandwidth needs no other node. Shared links serve workers
+do not delay messages on other links. A link that shares no bandwidth needs no other node. Shared links serve workers
 anywhere in the run, so node 0's daemon keeps their reservations (``launcher/daemon/shared_links.py``). On a free link,
-the time of the request counts as part of the delay. On a busy link a message is never early, however long the request
+the time of the request counts towards the delay. On a busy link, a message is never early, however long the request
 takes, so that all messages together never exceed the link's rate.
 """
 
@@ -24,7 +24,7 @@ _TIMER_SLACK_S: Final = 1e-4
 
 
 class _Delayed:
-    """Delayed message; ``due`` is None until its reservation is known."""
+    """A delayed message; ``due`` is None until its reservation is known."""
 
     __slots__ = ("due", "go")
 
@@ -34,10 +34,10 @@ class _Delayed:
 
 
 class EmulatedLinks:
-    """Delayed messages of one worker, in order per link. All methods may be called from any thread.
+    """The delayed messages of one worker, in order per link. All methods may be called from any thread.
 
     Args:
-        name: name of this worker: ``"env:0"``.
+        name: name of this worker, such as ``"env:0"``.
     """
 
     def __init__(self, client: NodeClient, emulation: NetEmulation, name: str) -> None:
@@ -106,7 +106,7 @@ class EmulatedLinks:
                     break
                 due = queue[0].due
                 if due is None or due > now + _TIMER_SLACK_S:
-                    return  # messages behind it are sent when its own timer fires
+                    return  # its own timer sends this message and those behind it
                 delayed = queue.popleft()
             # No other task removes messages, so they are sent in the order in which they were queued.
             delayed.go()
@@ -119,7 +119,7 @@ class EmulatedLinks:
 
 
 here: EmulatedLinks | None = None
-"""Links of this worker; None if its network is not emulated."""
+"""The emulated links of this worker; None if its network is not emulated."""
 
 
 def use(links: EmulatedLinks | None) -> None:

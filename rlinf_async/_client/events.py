@@ -17,11 +17,11 @@ _MAX_RETURNED: Final = 256
 
 
 class Events:
-    """Listeners of a process, by kind of event: deaths, lost nodes, lines of output, the process's own end.
+    """The listeners of a process, by kind of event: deaths, lost nodes, lines of output, the process's own end.
 
     Attributes:
-        returned: facts of each rank's return, by its old endpoint, for later listeners that still know only that
-            endpoint.
+        returned: maps the old endpoint of each returned rank to the facts of its return, for later listeners that know
+            only the old endpoint.
         in_debugger: ranks of the run that are stopped in the debugger.
     """
 
@@ -29,7 +29,7 @@ class Events:
         self.returned: dict[int, dict[str, Any]] = {}
         self.in_debugger: set[int] = set()
         self._resumed_at = -math.inf
-        """Time by ``clock.monotonic()`` at which the last rank left the debugger."""
+        """Time, on ``clock.monotonic()``, at which the last rank left the debugger."""
         self._always: dict[str, list[Listener]] = {}
         self._while_alive: dict[str, dict[int, weakref.WeakMethod[Listener]]] = {}
         self._numbers = itertools.count()
@@ -40,8 +40,8 @@ class Events:
     def listen(self, kind: str, listener: Listener) -> None:
         """Call a bound method for every event of a kind, as long as its object is alive."""
         number, listening = next(self._numbers), self._while_alive.setdefault(kind, {})
-        # Key listeners by number, because removal from a list would search it while other threads add and remove
-        # entries.
+        # Identify listeners by number: removing one from a list would search the list while other threads add and
+        # remove entries.
         listening[number] = weakref.WeakMethod(listener, lambda _: listening.pop(number, None))
 
     def announce(self, kind: str, facts: dict[str, Any]) -> None:
@@ -65,6 +65,6 @@ class Events:
             self._resumed_at = clock.monotonic()
 
     def counts_from(self, since: float) -> float:
-        """Return the start of a time limit begun at ``since``: it restarts when the last rank leaves the debugger."""
-        # A stop of any rank counts, because ranks that wait for it, directly or indirectly, cannot continue, either.
+        """Return when a time limit begun at ``since`` starts: it restarts when the last rank leaves the debugger."""
+        # A stop of any rank counts, because ranks that wait for it, directly or indirectly, cannot continue either.
         return clock.monotonic() if self.in_debugger else max(since, self._resumed_at)

@@ -1,4 +1,4 @@
-"""Event loop in a background thread: for a script without a loop, or in addition to a worker's main loop."""
+"""Event loop in a background thread, for a script without a loop, or in addition to a worker's main loop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rlinf_async._waits.thread_gate import reads
 
 
 class LoopThread:
-    """Daemon thread that runs a loop until ``stop``; it does not keep the interpreter from exiting.
+    """A daemon thread that runs a loop until ``stop``; it does not keep the interpreter from exiting.
 
     Args:
         loop: the loop, which continues even if user code stops it; by default a new uvloop.
-        on_error: receives an error that escapes the loop, which then continues; without it, the thread ends.
+        on_error: called with an error that escapes the loop, which then continues; by default, the thread ends.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class LoopThread:
         """Stop the loop and wait for the thread. Do not call this from the thread itself.
 
         Args:
-            last: makes a coroutine that is awaited on the loop before it stops.
+            last: creates a coroutine that is awaited on the loop before it stops.
         """
         if last is not None:
             asyncio.run_coroutine_threadsafe(last(), self.loop).result()

@@ -1,4 +1,4 @@
-"""Lookup of a group or channel by name on node 0, waiting for names that do not exist yet, up to a deadline."""
+"""Lookup of a group or channel by name on node 0; waits, up to a deadline, for names that do not exist yet."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
     """Return the roster of a ``group`` or ``channel``.
 
     Args:
-        noun: noun for messages if different from the kind.
-        timeout: seconds; None for ``settings.NAME_TIMEOUT_S``; 0 finds only what exists.
+        noun: noun for messages, if different from the kind.
+        timeout: seconds; None for ``settings.NAME_TIMEOUT_S``; 0 to find only a name that already exists.
 
     Raises:
         DeadlineExceeded: the name did not appear in time; the text lists the existing names.
@@ -46,7 +46,7 @@ async def find_name(client: NodeClient, kind: str, name: str, timeout: float | N
 
 
 def end_lookup(client: NodeClient, kind: str, what: str, lookup: int) -> Work[DeadlineExceeded]:
-    """Cancel a late lookup. Return its error, listing the existing names if they arrive within ``WAIT_ANSWER_S``."""
+    """Cancel a late lookup. Return its error, with the existing names if they arrive within ``WAIT_ANSWER_S``."""
     said: Work[DeadlineExceeded] = Work()
     patience = settings.WAIT_ANSWER_S()
     request = client.request(operations.CancelFind(kind, lookup), node=0, what=f"the names of all {kind}s")

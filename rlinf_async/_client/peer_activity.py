@@ -1,7 +1,7 @@
-"""Diagnostics of long waits: asks daemons for the activity of awaited workers, requests, names and queues.
+"""Diagnostics of long waits: asks daemons about the activity of awaited workers, requests, names and queues.
 
-The daemons are asked only when a wait is described. An answer that does not arrive within ``settings.WAIT_ANSWER_S`` is
-reported as missing.
+The daemons are asked only when a wait is described. If an answer does not arrive within ``settings.WAIT_ANSWER_S``, the
+description says so.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _Like = tuple[str, str, tuple[str, ...]]
 
 
 class RequestSender(Protocol):
-    """Part of ``NodeClient`` that sends requests to daemons."""
+    """The part of ``NodeClient`` that sends requests to daemons."""
 
     user_loop: asyncio.AbstractEventLoop | None
 
@@ -59,7 +59,7 @@ def workers(client: RequestSender, members: Mapping[int, Member]) -> Work[str]:
 
 
 def request(client: RequestSender, operation: Operation[Any], number: int, node: int) -> Work[str]:
-    """Describe what a daemon still needs to answer one of this process's open requests."""
+    """Describe what a daemon still needs in order to answer one of this process's open requests."""
     return _one(client, operations.RequestProgress(type(operation).__name__, vars(operation), number), node)
 
 
@@ -98,7 +98,7 @@ def _one(client: RequestSender, operation: Operation[str], node: int) -> Work[st
 def _when_all(
     asked: Sequence[slow_waits.PeerActivity], describe: Callable[[], str], client: RequestSender | None = None
 ) -> Work[str]:
-    """Return the result of ``describe`` once all have answered, or after a deadline measured by ``client``."""
+    """Return the result of ``describe`` once all have answered, or after a deadline on the client's clock."""
     description: Work[str] = Work()
 
     def finish() -> None:
@@ -122,7 +122,7 @@ def _when_all(
 
 
 def _answer_of(request: slow_waits.PeerActivity, node: int) -> tuple[Any, str]:
-    """Return the answer of a node's daemon, or the reason for its absence."""
+    """Return the answer of a node's daemon, or the reason why there is none."""
     if not request.done():
         return None, f"the daemon of node {node} has not answered within {settings.WAIT_ANSWER_S():g} s"
     try:

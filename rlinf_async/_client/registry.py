@@ -1,11 +1,11 @@
-"""Registry of this process's active clients (a driver's clusters, a worker's own); picks the default client.
+"""Registry of this process's active clients (a driver's clusters, a worker's own); selects the default client.
 
 Objects created without ``cluster=...`` belong to the only active client::
 
-    registry.activate(client)       the cluster is entered, or the worker begins; until the client has ended
+    registry.activate(client)       the cluster is entered, or the worker begins; lasts until the client has ended
     registry.current()              Channel.create(...), Worker.create_group(...).launch(...), Tracer.flush()
 
-A forked child has none, because the open clusters belong to its parent.
+A forked child has no active client, because the open clusters belong to its parent.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class HasClient(Protocol):
 _active: list[NodeClient] = []
 
 _inherited: list[NodeClient] = []
-"""Clients that were active in a forked child's parent."""
+"""Clients that were active in the parent of a forked child."""
 
 
 def activate(client: NodeClient) -> None:
@@ -47,10 +47,10 @@ def first_active() -> NodeClient | None:
 
 
 def current() -> NodeClient:
-    """Return this process's client if all open clusters belong to one run; if several, the oldest.
+    """Return this process's client if all open clusters belong to one run; if there are several, the oldest.
 
     Raises:
-        RuntimeError: no cluster is open, or clusters of several runs are.
+        RuntimeError: no cluster is open, or clusters of several runs are open.
         ForkedProcessError: the cluster that was open when this process was forked belongs to its parent.
     """
     runs = {client.welcome.get("run", id(client)) for client in _active}
@@ -63,12 +63,12 @@ def current() -> NodeClient:
 
 
 def client_of(cluster: HasClient | None) -> NodeClient:
-    """Return the client of a cluster, or ``current()`` without one."""
+    """Return the client of a cluster, or ``current()`` if no cluster is given."""
     return current() if cluster is None else cluster._client
 
 
 def active_in(run: str, what: str) -> NodeClient:
-    """Return this process's client in a run, or raise like ``current``; ``what`` ("channel 'obs'") is for errors."""
+    """Return this process's client in a run, or raise like ``current``; errors name ``what`` (``"channel 'obs'"``)."""
     for client in _active:
         if client.welcome.get("run") == run:
             return client

@@ -8,18 +8,18 @@ from typing import Any, Final, Protocol
 from rlinf_async._core.payload import Body
 
 NOWHERE: Final = -1
-"""Target of a slot whose call has not been sent because its rank is being restarted."""
+"""Target of a slot whose call has not been sent, because its rank is being restarted."""
 
 
 class ReplyHandler(Protocol):
-    """Handler of one call: ``_begin`` precedes the sending, then ``_answer`` is called per slot, in any order."""
+    """Handler of one call: ``_begin`` is called before it is sent, then ``_answer`` per slot, in any order."""
 
     _method: str
     _targets: Sequence[int]
-    """Endpoint of the called worker, or ``NOWHERE``, by slot; set when the call begins."""
+    """Maps each slot to the endpoint of the called worker, or ``NOWHERE``; set when the call begins."""
 
     def _begin(self, call: int) -> Sequence[int]:
-        """Record the number of a call about to be sent. Return its targets."""
+        """Record the number of a call that is about to be sent. Return its targets."""
 
     def _mark_departed(self) -> None: ...
 
@@ -30,7 +30,7 @@ class ReplyHandler(Protocol):
 
 
 class Receiver(Protocol):
-    """Receiver of some kinds of frames; takes over their descriptors."""
+    """Receiver of some kinds of frames; takes ownership of their descriptors."""
 
     def on_frame(self, frame: list[Any], fds: list[int]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Table of a client's open requests to daemons, settled by ANSWER frames; a ``DaemonRequest`` is awaitable."""
+"""The table of a client's open requests to daemons, settled by ANSWER frames. A ``DaemonRequest`` is awaitable."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rlinf_async._waits import slow_waits
 from rlinf_async.work import Work
 
 OWN_NODE: Final = -1
-"""Value of ``node=`` for this process's own node."""
+"""Value of ``node=`` that means this process's own node."""
 
 
 class DaemonRequest(Work[Answer], Generic[Answer]):
-    """Open request to a daemon, identified by its ``number``."""
+    """An open request to a daemon, identified by its ``number``."""
 
     _ends_with_others = False
     _kind = "request"
@@ -84,8 +84,8 @@ class Requests:
         for number, request in list(self._open.copy().items()):
             if node is None or request.node == node:
                 del self._open[number]
-                # Use a copy, because a raised error would hold the frames it passes through, and the client keeps this
-                # error.
+                # Use a copy, because the client keeps this error, and a raised error would hold the frames that it
+                # passes through.
                 request._settle(error=copy_of(error))
 
     def refuse(self, request: DaemonRequest[Any], error: Exception) -> None:
@@ -98,7 +98,7 @@ class Requests:
 
 
 def error_of(value: Sequence[str]) -> Exception:
-    """Return the exception of an ANSWER: ``[class name, message]``."""
+    """Return the exception described by an ANSWER: ``[class name, message]``."""
     name, message = value
     kind = getattr(errors, name, None) or getattr(builtins, name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):

@@ -1,4 +1,4 @@
-"""Runs the framework's coroutines on a client's loop, each as a ``Work``; cancels the rest when the client ends."""
+"""Execution of the framework's coroutines on a client's loop, each as a ``Work``; the client's end cancels the rest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnLoop = Callable[[Callable[[], None]], None]
 
 
 class Task(Work[Any]):
-    """Coroutine that runs on the client's loop, as an awaitable ``Work``."""
+    """A coroutine that runs on the client's loop, as an awaitable ``Work``."""
 
     _kind = "task"
 
@@ -39,7 +39,7 @@ class Task(Work[Any]):
         return None if self._task is None else peer_activity.through(self._awaited())
 
     def _needs(self) -> slow_waits.Needs:
-        """Return what the coroutine waits for; if nothing, its own daemon, because framework code is running."""
+        """Return what the coroutine waits for; if unknown, its own daemon, because framework code is running."""
         targets, every = needs_of(self._awaited())
         return (targets, every) if targets else ([Target(TargetKind.DAEMON, name=self._what)], True)
 
@@ -79,8 +79,8 @@ class Task(Work[Any]):
             self.cancel()
 
     def _wait_for_thread(self, timeout: float | None) -> None:
-        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` method started this. The
-        # loop is blocked while the method runs, so the wait would never end: tests/weights/waiting/test_bridge.py::
+        # A worker's ``def`` method runs on the thread of the loop on which an ``async def`` method started this task.
+        # The method blocks that loop, so the wait would never end: tests/weights/waiting/test_bridge.py::
         # test_a_wait_does_not_block_the_loop_that_its_work_needs
         if running_loop() is None and self._thread == threading.get_ident():
             raise RuntimeError(
@@ -91,7 +91,7 @@ class Task(Work[Any]):
 
 
 class Tasks:
-    """Tasks of one loop, all awaited by the owner.
+    """The tasks of one loop, all awaited by their owner.
 
     Args:
         on_loop: calls a function on the loop, from any thread; raises ``ClosedError`` once the loop is closed, and
@@ -106,7 +106,7 @@ class Tasks:
         self._is_over = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any], what: str, abandonable: bool) -> Task:
-        """Start a coroutine, from any thread; raises like ``on_loop``."""
+        """Start a coroutine, from any thread. Raises like ``on_loop``."""
         work = Task(self._on_loop, what, abandonable)
 
         def start() -> None:
@@ -132,14 +132,14 @@ class Tasks:
         self._is_over = True
 
     def loop_ended(self) -> None:
-        """Fail the tasks that never started. Call this after ``settle``, once the loop is closed."""
+        """Fail the tasks that were never started. Call this after ``settle``, once the loop is closed."""
         while self._unstarted:
             work, coroutine = self._unstarted.popitem()
             coroutine.close()
             work._settle(error=ClosedError(f"{work._what} was given up: the cluster is closed"))
 
     async def settle(self) -> None:
-        """Cancel all running tasks, repeatedly if necessary, and wait for their end."""
+        """Cancel all running tasks, repeatedly if necessary, and wait until they have ended."""
         current = asyncio.current_task()
         while tasks := [task for task in self._running if task is not current]:
             for task in tasks:

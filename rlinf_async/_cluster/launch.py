@@ -1,4 +1,4 @@
-"""Launch of a group by requests to daemons: reserve name, open rendezvous store, spawn workers, publish roster."""
+"""Launch of a group by requests to daemons: reserve its name, open a rendezvous store, spawn workers, publish."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ logger = own_logger(__name__)
 
 _UNDO_TIMEOUT_S: Final = 5.0
 
-# Limit for one environment variable, the same as the kernel's limit when a worker starts a program.
+# Limit on the size of one environment variable; it is the kernel's limit when a worker starts a program.
 _MAX_VALUE_BYTES: Final = 128 * 1024
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Decisions about a launch, made before anything starts.
+    """Decisions about a launch, made before anything is started.
 
     Attributes:
-        settings: interpreter and variables, by rank.
-        hardware: assigned hardware other than accelerators, by rank.
-        config: the cluster's configuration as JSON, for the workers; empty without one.
+        settings: interpreter and variables of each rank.
+        hardware: assigned hardware of each rank, other than accelerators.
+        config: the cluster's configuration as JSON, for the workers; empty if there is none.
         environment: the group's own variables, which override all others.
-        script_environment: variables changed by the launching process since its start.
+        script_environment: variables that the launching process has changed since its start.
         profiling: profiling configuration of this group; None if it is not profiled.
         close_grace: seconds that the workers have for their shutdown.
         policy: whether and how often ranks are restarted.
         preload: modules to import before the workers are forked, as given by the user.
-        own_modules: other modules that workers import at startup, including the class's own.
+        own_modules: other modules that workers import at startup, including the module of the class.
     """
 
     name: str
@@ -76,10 +76,10 @@ class Plan:
 
 
 async def launch(client: NodeClient, members: Members, plan: Plan) -> int:
-    """Start a group's processes, and send the waiting calls. Return the port of the group's store.
+    """Start a group's processes and send the waiting calls. Return the port of the group's store.
 
-    A failed launch leaves nothing behind: its processes are killed, its name is freed, and every waiting call gets the
-    error.
+    A failed launch leaves nothing behind: its processes are killed, its name is freed, and all waiting calls fail with
+    the error.
     """
     try:
         if not members.number:
@@ -112,13 +112,13 @@ async def _reserve(client: NodeClient, members: Members) -> None:
     try:
         members.number = await request.async_wait()
     except asyncio.CancelledError:
-        # Still wait for the number, which ``_undo`` needs to release the name.
+        # Still wait for the number, because ``_undo`` needs it to release the name.
         members.number = await request.async_wait()
         raise
 
 
 def reserve_now(client: NodeClient, name: str) -> int:
-    """Reserve a name, blocking, so that a taken name raises immediately."""
+    """Reserve a name, and block until it is reserved, so that a taken name raises immediately."""
     request = client.request(operations.Reserve("group", name), node=0, what=f"the name of group '{name}'")
 
     def release() -> None:
@@ -145,7 +145,7 @@ async def spawn(
 
     Args:
         port: port of the group's store.
-        restarts: number of earlier restarts, by rank of the group; empty at the launch.
+        restarts: number of earlier restarts of each rank in the group; empty at the launch.
     """
     alike: dict[tuple[int, LaunchConfig], list[Placement]] = {}
     for rank in ranks:
@@ -209,7 +209,7 @@ def _worker(
     )
     node = plan.nodes[placement.cluster_node_rank]
     if placement.accelerator_type == AcceleratorType.NO_ACCEL and (family := get_family(node.accelerator_type)):
-        # The worker's node group ignores accelerators, so hide the node's accelerators.
+        # The worker's node group ignores accelerators, so hide those of the node.
         environment |= family.get_variables([])
     if restarts:
         environment[RESTARTS] = str(restarts[placement.rank])
@@ -243,9 +243,9 @@ def _info(plan: Plan, placement: Placement, pid: int) -> dict[str, Any]:
 
 
 def _surroundings(python: str | None) -> dict[str, Any]:
-    """Return this process's working directory, import path and script, for its workers.
+    """Return this process's working directory, import path and script, for use by its workers.
 
-    For another interpreter, path entries that belong to this interpreter are omitted.
+    For another interpreter, omit path entries that belong to this interpreter.
     """
     main = sys.modules.get("__main__")
     script = getattr(main, "__file__", None)

@@ -1,4 +1,4 @@
-"""Resolution of arguments, environment and ``cluster`` configuration: nodes, groups, trace, fail-fast, interpreters."""
+"""Resolution of arguments, environment and ``cluster`` configuration: nodes, groups, trace, fail-fast, interpreter."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class LaunchConfig:
     """Variables and interpreter shared by several workers of a launch.
 
     Attributes:
-        env: environment variables; lists of paths are prepended to the node's own.
-        python: path of the interpreter; None for the node's own.
+        env: environment variables; lists of paths are prepended to those of the node.
+        python: path of the interpreter; None for that of the node.
     """
 
     env: tuple[tuple[str, str], ...] = ()
@@ -107,7 +107,7 @@ def trace_wanted(
 
 
 def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[str, str]) -> bool:
-    """True if a call that fails unawaited ends plain waits; ConfigError for an invalid value.
+    """True if a failed call that is not awaited ends plain waits; ConfigError for an invalid value.
 
     The script's argument overrides ``$RLINF_FAIL_FAST``, set by ``rlinf-launch --fail-fast``, which overrides the
     configuration.
@@ -128,7 +128,7 @@ def fail_fast_wanted(given: Any, config: ClusterConfig | None, environ: Mapping[
 
 
 def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | None:
-    """Return the address for serving metrics, from the argument or else the configuration; None without one.
+    """Return the address for serving metrics, from the argument or else the configuration; None if neither is set.
 
     Raises:
         ConfigError: the argument is not an address.
@@ -146,7 +146,7 @@ def metrics_wanted(given: Any, config: ClusterConfig | None) -> MetricsConfig | 
 
 
 def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[NodeGroup, ...]:
-    """Return the node groups of a cluster: ``cluster``, ``node``, the configured groups, and one per other host label.
+    """Return a cluster's node groups: ``cluster``, ``node``, the configured groups, and one per additional host label.
 
     Raises:
         ConfigError: a group has a node that is not in the cluster.
@@ -158,7 +158,7 @@ def groups_of(config: ClusterConfig | None, nodes: Sequence[NodeInfo]) -> tuple[
 def setting_for(config: ClusterConfig | None, placement: Placement) -> LaunchConfig:
     """Return the configured interpreter and variables for a placed worker.
 
-    A worker outside the configured groups gets the settings on which all of its node's groups agree.
+    A worker outside the configured groups gets the settings on which all groups of its node agree.
 
     Raises:
         ConfigError: the groups disagree.

@@ -1,4 +1,4 @@
-"""``NodeInfo`` of each node, from its daemon's facts, its enumerated hardware and the configuration."""
+"""``NodeInfo`` of each node, from its daemon's facts, its enumerated hardware, and the configuration."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ async def described(
 ) -> tuple[NodeInfo, ...]:
     """Return the nodes with their configured labels and variables, and their hardware other than accelerators.
 
-    The search for such hardware runs on each node if the configuration describes any, or if ``RLINF_EXT_MODULE`` names
-    a module.
+    Each node searches for such hardware if the configuration describes any, or if ``RLINF_EXT_MODULE`` names a module.
 
     Raises:
         ConfigError, LaunchError: a node's search fails.

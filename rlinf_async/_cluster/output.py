@@ -1,4 +1,4 @@
-"""Workers' output in the driver, each line with its worker's name; notes about ranks at a breakpoint()."""
+"""Workers' output in the driver, with each line prefixed by its worker's name; notes about ranks at a breakpoint()."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = own_logger(__name__)
 
 
 def show_output(terminal: Terminal, facts: dict[str, Any]) -> None:
-    """Queue one worker's output lines for the same stream of this process."""
+    """Queue one worker's output lines for the stream of the same name in this process."""
     stream = sys.stderr if facts["stream"] == "stderr" else sys.stdout
     prefix = f"[{facts['who']}] "
     rank = facts["who"].rpartition("@")[0].rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""Node daemons on this machine for a ``Cluster`` without ``rlinf-launch``; number of fake GPUs."""
+"""Node daemons on this machine for a ``Cluster`` without ``rlinf-launch``, and the number of fake GPUs."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ async def start_own_nodes(
     fake_gpus: int | None,
     timeout: float,
 ) -> tuple[str, list[str]]:
-    """Start this machine's node, or several nodes that act as machines. Return the first node's socket, and notes for
-    users.
+    """Start this machine's node, or several nodes that stand for machines.
+
+    Return the first node's socket, and notes for users.
 
     Args:
-        lifelines: list to add each started node's lifeline to; the caller must stop them, even after an error.
-        timeout: seconds until all nodes must be up.
+        lifelines: list to which each started node's lifeline is added; the caller must stop them, even after an error.
+        timeout: seconds within which all nodes must be up.
 
     Raises:
         LaunchError: a node failed to start; the text has its output.
@@ -66,11 +67,11 @@ async def start_own_nodes(
 
 
 def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str]) -> int | None:
-    """Return the number of GPUs that each node started here fakes; None to use the real GPUs.
+    """Return the number of GPUs that each node started here pretends to have; None to use the real GPUs.
 
     Args:
-        asked: the script's argument; None for the environment variable's value.
-        joins: true if the cluster joins a run instead of starting nodes.
+        asked: the script's argument; if None, the environment variable counts.
+        joins: True if the cluster joins a run instead of starting nodes.
 
     Raises:
         ConfigError: the number is invalid, or the run's nodes have already been started.
@@ -92,7 +93,7 @@ def declared_gpus(asked: int | None, *, joins: bool, environ: Mapping[str, str])
 
 
 def _environment(run: str) -> dict[str, str]:
-    """Return an environment in which a daemon finds this ``rlinf_async``; LaunchError for an uninstalled checkout."""
+    """Return an environment in which daemons find this ``rlinf_async``; LaunchError for a checkout not installed."""
     environment = {**os.environ, "RLINF_RUN_ID": run}
     home = Path(__file__).resolve().parents[2]
     launcher = importlib.util.find_spec("rlinf_launcher")

@@ -13,7 +13,7 @@ from rlinf_async._core.own_logger import own_logger
 
 logger = own_logger(__name__)
 
-# Number of a pickle's bytes that are scanned, within 20 ms; in a larger pickle the arguments follow the class.
+# Number of bytes of a pickle that are scanned (within 20 ms); in a larger pickle, the class precedes the arguments.
 _MOST_PICKLE_BYTES: Final = 64 * 1024
 
 # Packages that every worker imports at startup, and ``__main__``, the script.
@@ -42,12 +42,12 @@ def named_modules(preload: Any) -> tuple[str, ...]:
 
 
 def _workers_of_rlinf() -> tuple[str, ...]:
-    """Return the modules of RLinf's workers imported by the script, which all its groups preload together."""
+    """Return the modules of RLinf's workers that the script has imported; all its groups preload them together."""
     return tuple(sorted(name for name in sys.modules if name.startswith("rlinf.workers.")))
 
 
 def imported_at_once(pickled: bytes) -> tuple[str, ...]:
-    """Return the modules imported by unpickling a group's class and arguments, without those of every worker."""
+    """Return the modules that unpickling a group's class and arguments imports, except those of every worker."""
     names = dict.fromkeys(_modules_of(pickled[:_MOST_PICKLE_BYTES]))
     return tuple(name for name in names if name and name.partition(".")[0] not in _EVERYWHERE)
 
@@ -76,7 +76,7 @@ def _modules_of(pickled: bytes) -> Iterator[str]:
 
 
 def log_refusal(facts: dict[str, Any]) -> None:
-    """Log once that a group's workers import a module themselves."""
+    """Log, once, that a group's workers have to import a module themselves."""
     logger.log(
         logging.WARNING if facts["asked"] else logging.INFO,
         "each worker of '%s' on node %s imports %s itself, which is not preloaded: %s",

@@ -1,4 +1,4 @@
-"""``Supervision``: restarts a group's dead ranks, in the process of the group's owner."""
+"""``Supervision``: restarts a group's dead ranks; runs in the process of the group's owner."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from rlinf_async.work import Work
 
 logger = own_logger(__name__)
 
-# Seconds to wait for the report of a killed rank's death; a slower daemon is itself shutting down.
+# Seconds to wait for the report of a killed rank's death; a daemon that takes longer is itself shutting down.
 _DEATH_TIMEOUT_S: Final = 10.0
 
-# Seconds until a lost node's processes have ended, because a disconnected node shuts down by its own clock.
+# Seconds until a lost node's processes have ended: a disconnected node shuts down by its own clock.
 _NODE_END_S: Final = 5.0
 
 _MAX_CAUSES: Final = 4
@@ -48,29 +48,29 @@ _MAX_CAUSES: Final = 4
 _WHOLE_GROUP: Final = -1
 
 
-# The class stays whole with 35 methods, the steps of one restart, which run in one task on ``RestartRounds`` and
-# ``RestartBudget``.
+# This class, the steps of one restart, is not split, although it has 35 methods, because the steps run in one task on
+# ``RestartRounds`` and ``RestartBudget``.
 class Supervision:
-    """Restarts of one group's ranks.
+    """The restarts of one group's ranks.
 
     died ──► calls wait ──► pause ──► spawn ──► every node is told ──► constructor ──► on_restart ──► calls go on
       ▲                                                                      │              │
       └──────────────────────────── it raises, or the rank dies again ───────┘   any rank dies, which ends the hooks
 
-    A rank whose node is lost is started on another node (``Substitutes``), once the lost node's processes have ended.
+    A rank whose node is lost is started on another node (``Substitutes``) once the lost node's processes have ended.
 
-    By default all ranks' calls wait, and ranks that died together are restarted together. With ``order="rank"`` each
-    rank has its own pause and restart, and only its own calls wait; the other ranks' calls wait while hooks run,
-    because hooks may need to meet on all ranks; hooks start once all ranks are back.
+    By default, all ranks' calls wait, and ranks that died together are restarted together. With ``order="rank"``, each
+    rank has its own pause and restart, and only its own calls wait. The other ranks' calls wait only while hooks run,
+    because hooks may have to meet on all ranks; hooks start once all ranks are back.
 
     All methods except ``rank_died`` run on the client's loop, in one task at a time.
 
     Args:
-        construct: encoded arguments of the constructors' call.
+        construct: the encoded arguments of the constructors' call.
         substitutes: the cluster's substitutes.
         residents: returns the living ranks of all of this process's groups.
-        setting_for: returns the interpreter and variables for a placement.
-        hook: true if the worker class defines ``on_restart``.
+        setting_for: returns the interpreter and the variables for a placement.
+        hook: True if the worker class defines ``on_restart``.
 
     Attributes:
         port: port of the group's store; set once the group is launched.
@@ -95,18 +95,18 @@ class Supervision:
         self._substitutes = substitutes
         self._residents = residents
         self._setting_for = setting_for
-        self._paid: set[int] = set()  # ranks whose restart has been counted but could not start yet
+        self._paid: set[int] = set()  # ranks whose restart was counted but has not been possible so far
         self._hook = hook
         self._store_node = plan.placements[0].cluster_node_rank
-        self._has_moved = False  # true until the living ranks know of the store's move to another node
+        self._has_moved = False  # True until the living ranks know that the store has moved to another node
         self.port = 0
         self._budget = RestartBudget(plan.policy)
         self._rounds = RestartRounds()
         self._away = self._rounds.away
         self._by_rank = members.by_rank = plan.policy.by_rank
-        # Ranks killed on purpose, whose next restart is not counted.
+        # Ranks that were killed on purpose, whose next restart is not counted.
         self._free: set[int] = set()
-        # Deaths and failures that led to a restart, by rank, oldest first.
+        # Maps each rank to the deaths and failures that led to its restarts, oldest first.
         self._causes: dict[int, list[str]] = {}
         self._changed = asyncio.Event()
         self._working: Task | None = None
@@ -149,7 +149,7 @@ class Supervision:
         """Stop restarting, because the group is being closed."""
         if self._working is not None:
             self._working.cancel()
-        self._client.later(0, self._changed.set)  # ends manual restarts, whose awaited deaths are no longer reported
+        self._client.later(0, self._changed.set)  # ends manual restarts, which would await deaths forever
 
     def restart(self, ranks: Sequence[int]) -> Work[None]:
         what = f"the restart of {name_ranks(ranks)} of group '{self._plan.name}'"
@@ -174,7 +174,7 @@ class Supervision:
                 members.release(held)
         await self._until(lambda: members.closed or not any(map(members.is_held, held)))
         for rank in ranks:
-            # If the constructor failed again, the restart was counted but the rank's death has a reason.
+            # If the constructor failed again, the restart was counted, but the rank's death has a ``reason``.
             if members.restarts[rank] == before[rank] or "reason" in members.deaths.get(rank, {}):
                 if members.closed:
                     raise ClosedError(f"group '{members.name}' was closed while it was restarted")
@@ -254,7 +254,7 @@ class Supervision:
 
     @contextlib.contextmanager
     def _shown_in_reports(self, what: str, call: Handle[Any] | None = None) -> Iterator[None]:
-        """Context manager: shows the block as an activity in reports; without a call the activity counts as running."""
+        """Context manager: reports show the block as an activity; without a call, the activity counts as running."""
         since, name = clock.monotonic(), supervision(self._members.name)
 
         def activity() -> Activity:
@@ -270,7 +270,7 @@ class Supervision:
             del self._client.restarts[what]
 
     async def _start_all(self, ranks: Sequence[int]) -> list[int]:
-        """Start these ranks, or all dead ranks, after their pause. Return the ranks that started."""
+        """Start these ranks, or all dead ranks, after their pause. Return the ranks that have started."""
         if self._plan.policy.restarts_group:
             await self._end_others()
         ranks, pause = await self._afford(list(ranks) or sorted(self._away))
@@ -354,7 +354,7 @@ class Supervision:
         )
 
     async def _afford(self, ranks: list[int]) -> tuple[list[int], float]:
-        """Count the restarts. Return the ranks that may be restarted, and the pause before that; the rest are lost."""
+        """Count the restarts. Return the ranks to restart, and the pause before that; give up the other ranks."""
         for rank in ranks:
             facts = self._away[rank]
             self._note(rank, f"rank {rank} (pid {facts['pid']}) {facts['verdict']}")
@@ -406,7 +406,7 @@ class Supervision:
             self._rounds.missed(rank, {"group": members.name, "rank": rank, **unknown})
 
     async def _construct_all(self, ranks: list[int]) -> None:
-        """Run the constructors; kill ranks whose constructor failed, so that they are restarted again."""
+        """Run the constructors. Kill ranks whose constructor failed, so that they are restarted again."""
         outcomes = await self._members.call_now(ranks, "__init__", self._construct).outcomes()
         raised = {outcome.rank: outcome.error for outcome in outcomes if outcome.error is not None}
         failed = {rank: error for rank, error in raised.items() if not isinstance(error, WorkerDied | NodeLost)}
@@ -418,8 +418,8 @@ class Supervision:
     def _look_for_deaths(self, outcomes: Iterable[Outcome]) -> None:
         """Record deaths that were reported as answers to this supervision's calls.
 
-        The death of a rank whose endpoint was not yet known here is reported only by such an answer, and reports of
-        other deaths may arrive later than the answer.
+        If a rank dies before its new endpoint is known here, only such an answer reports its death. For other deaths,
+        the report may arrive later than the answer.
         """
         for outcome in outcomes:
             error = outcome.error
@@ -430,7 +430,7 @@ class Supervision:
                 self._members.look_for_loss(outcome.rank)
 
     async def _run_hooks(self) -> None:
-        """Run the workers' and driver's hooks for restarted ranks; a worker's death skips the driver's hooks."""
+        """Run the workers' and the driver's hooks for restarted ranks; skip the driver's hooks if a worker dies."""
         members, rounds = self._members, self._rounds
         self._move_store()
         members.hold()
@@ -460,7 +460,7 @@ class Supervision:
         self._has_moved = False
         members = self._members
         body = codec.encode(((self._plan.nodes[self._store_node].node_ip, self.port), {}))
-        # Do not wait for the answers, because a rank may be in a method that ends only through a call that waits for
+        # Do not wait for the answers, because a rank may be in a method that ends only with a call that waits for
         # this restart. Later calls from this process arrive after this one.
         moving = members.call_now(self._living(), MOVE_STORE, body).outcomes().async_wait()
         self._client.run(moving, what=f"the store of group '{members.name}' on another node")
@@ -471,7 +471,7 @@ class Supervision:
         logger.warning("%s of group '%s' %s back", name_ranks(ranks), members.name, "is" if not ranks[1:] else "are")
 
     async def _call_hooks(self, living: list[int], restart: Restart) -> list[Outcome]:
-        """Run the workers' hooks until all have ended, or a rank dies, whose hook the others would await forever."""
+        """Run the workers' hooks until all have ended or a rank dies, whose hook the others would await forever."""
         members = self._members
         body = codec.encode(((restart,), {}), describe="argument of on_restart()", root="args")
         call = members.call_now(living, ON_RESTART, body)
@@ -485,7 +485,7 @@ class Supervision:
                 rank, report = next(iter(self._away.items()))
                 text = f"rank {rank} of group '{members.name}' {report['verdict']} while on_restart() ran"
                 members.notices.end(call, RankFailure(rank, members.endpoints[rank], call._call, lambda: text))
-                with contextlib.suppress(DeadlineExceeded):  # a computing or sleeping hook cannot be ended
+                with contextlib.suppress(DeadlineExceeded):  # a hook that computes or sleeps cannot be ended
                     await outcomes.async_wait(settings.ABORT_GRACE_S())
         finally:
             call.cancel()
@@ -494,7 +494,7 @@ class Supervision:
     # -- lost ranks ----------------------------------------------------------------------------------------------
 
     async def _lose(self, ranks: Sequence[int], reason: str) -> None:
-        """Stop restarting these ranks; from now on, calls and messages to them fail."""
+        """Give up these ranks: from now on, calls and messages to them fail."""
         members = self._members
         assert members.endpoints is not None
         for rank in ranks:
@@ -520,7 +520,7 @@ class Supervision:
     async def _announce_to_nodes(
         self, rank: int, was: int, entry: dict[str, Any] | None, report: dict[str, Any]
     ) -> None:
-        """Notify all nodes through node 0; on return, node 0 and the rank's own node have been notified."""
+        """Notify all nodes through node 0. On return, node 0 and the rank's own node have been notified."""
         operation = operations.RankReturned(self._members.name, self._members.number, rank, was, entry, report)
         await self._client.request(operation, node=0)
 

@@ -10,7 +10,7 @@ _PREFIX: Final = "RLINF_"
 
 
 class ClusterEnvVar(StrEnum):
-    """Names of variables without the prefix that ``get_full_env_var_name`` adds."""
+    """Names of variables, without the prefix that ``get_full_env_var_name`` adds."""
 
     CATCH_FAILURE = "CATCH_FAILURE"
     LOG_LEVEL = "LOG_LEVEL"

@@ -1,4 +1,4 @@
-"""Monotonic clock for waits, leases and pauses, kept here so that the simulation can replace it.
+"""The monotonic clock for waits, leases and pauses, kept here so that the simulation can replace it.
 
 Event loops run on the same clock: ``loop.time()`` and ``monotonic()`` may be compared.
 """
@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# Returns seconds since an arbitrary moment; the value never decreases.
+# Returns the seconds since an arbitrary moment; the value never decreases.
 monotonic: Callable[[], float] = time.monotonic
 
 
 def rest(timeout: float | None, begun: float) -> float | None:
-    """Return the seconds left of a timeout that began at ``begun``, rounded to milliseconds; None for no timeout."""
+    """Return the seconds left of a timeout that began at ``begun``, rounded to milliseconds; None if there is none."""
     return None if timeout is None else max(0.0, round(float(timeout) - (monotonic() - begun), 3))

@@ -1,4 +1,4 @@
-"""Division of a worker's shutdown time, known to the worker and to its daemon."""
+"""How a worker's shutdown time is divided, as known to the worker and to its daemon."""
 
 from __future__ import annotations
 

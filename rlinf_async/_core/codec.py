@@ -1,9 +1,9 @@
-"""Pickle codec: values to heads and out-of-band buffers, uncopied, and back; type hooks; sole ``pickle.loads``.
+"""Pickle codec: values to heads and uncopied out-of-band buffers, and back; the only caller of ``pickle.loads``.
 
 Unpickling runs arbitrary code: call ``decode`` only on bytes from an authenticated peer.
 
-A *body* is the encoded form of a value (``_core/encoded.py``).  Its head is a pickle (protocol 5, memory out of band).
-The head of an object that consists of one buffer is the byte 2 and a pickle of the key from which it is rebuilt.
+A *body* is the encoded form of a value (``_core/encoded.py``). Its head is a pickle (protocol 5, memory out of band).
+If an object consists of a single buffer, its head is the byte 2 and a pickle of the key from which it is rebuilt.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from rlinf_async.errors import SerializationError
 
 if "__mp_main__" in sys.modules:
     # In a child that multiprocessing has spawned, the script's module is __mp_main__, which no other process has. Its
-    # definitions must travel by value, like those of __main__.
+    # definitions must be sent by value, like those of __main__.
     cloudpickle.register_pickle_by_value(ModuleType("__mp_main__"))
 
-_IN_BAND_BYTES: Final = 1024  # smaller buffers go into the pickle: a copy costs less than an entry in the index
+_IN_BAND_BYTES: Final = 1024  # smaller buffers go into the pickle: a copy is cheaper than an index entry
 
 _providers: dict[str, str] = {}
 _reducing: dict[str, Callable[[Any, dict[Any, Any]], Any]] = {}
-_SINGLE_BUFFER_MARK: Final = 2  # first byte of a head whose object is one buffer; a pickle begins with 128
+_SINGLE_BUFFER_MARK: Final = 2  # first byte of the head of a single-buffer object; a pickle begins with 128
 _alone: dict[type, tuple[str, Callable[[Any], tuple[Any, memoryview] | None]]] = {}
 _heads: dict[Any, bytes] = {}
 _rebuilders: dict[bytes, Callable[[Any], Any]] = {}
 _MAX_CACHED_HEADS: Final = 1024
 
-# Key of a provider's ``state``: predicate that is true for objects whose memory must not be copied; absent if all
-# memory is copied.
+# Key in a provider's ``state``: a predicate that is true for objects whose memory must not be copied. The key is absent
+# if all memory is to be copied.
 KEEP: Final = "keep"
 
-# Functions of the script that receivers must look up by name, with their names, by id.
+# Maps the id of each script function that receivers must look up by name to that name.
 _by_name: dict[int, tuple[str, Any]] = {}
 _MAX_NAMES_PER_VALUE: Final = 100
 
@@ -56,7 +56,7 @@ _NONE_BODY: Final = plain_body(None)
 
 
 def encode_plain(value: Any) -> bytes | None:
-    """Return the body of a value of a few builtin atoms and containers; return None if the value needs ``encode``."""
+    """Return the body of a value made of a few builtin types; return None if the value needs ``encode``."""
     if value is None:
         return _NONE_BODY
     kind = type(value)
@@ -78,13 +78,13 @@ def encode_arguments(
 def extend(top_level_module: str, provider: str) -> None:
     """Register the module that reduces the types of a package.
 
-    Objects whose type is from ``top_level_module`` are first offered to ``reduce(obj, state)`` of the module named by
-    ``provider``.  The function returns a value as ``__reduce__`` does, or NotImplemented; ``state`` is a dict that
-    lives as long as one ``encode``.  The provider is imported when the first such object is met.
+    Objects whose type is from ``top_level_module`` are first offered to ``reduce(obj, state)`` of the module named
+    ``provider``. The function returns a value like that of ``__reduce__``, or NotImplemented; ``state`` is a dict that
+    lives as long as one ``encode``. The provider is imported when the first such object is encountered.
 
-    The module may define a type ``ALONE`` and ``alone(obj)``.  For an object of exactly that type that can be rebuilt
-    as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None.  Each side then pickles a key
-    once.
+    The module may define a type ``ALONE`` and a function ``alone(obj)``. If an object of exactly that type can be
+    rebuilt as ``rebuilder(key)(memory)``, ``alone`` returns that key and memory, otherwise None. Each side then pickles
+    a key only once.
     """
     _providers[top_level_module] = provider
 
@@ -96,18 +96,18 @@ def encode(
     root: str | tuple[str, ...] = "value",
     keep: Callable[[Any], bool] | None = None,
 ) -> Encoded:
-    """Encode a value without copying the large memory in it.
+    """Encode a value without copying the large memory blocks in it.
 
-    Functions and classes of ``__main__`` travel by value, and so do their instances; an instance of a class of this
-    process that comes back is an instance of that very class.  A compiled function of ``__main__`` travels by name if
-    receivers may import the script.  Read-only memory stays read-only.
+    Functions and classes of ``__main__`` travel by value, and so do their instances. When an instance of one of this
+    process's own classes comes back, it has the original class. A compiled function of ``__main__`` travels by name if
+    receivers may import the script. Read-only memory stays read-only.
 
     Args:
         value: anything that pickle or cloudpickle accepts, with tensors if a provider is registered for them.
-        describe: the value in words, for the error: ``"argument of step()"``.
-        root: start of each path in the error. A tuple names the items of a tuple: ``("args", "kwargs")``.
-        keep: predicate, true for a provider's object whose memory must stay on its device instead of being copied to
-        the CPU.
+        describe: description of the value for errors, such as ``"argument of step()"``.
+        root: start of each path in errors. A tuple gives the names of a tuple's items: ``("args", "kwargs")``.
+        keep: predicate that is true for a provider's object whose memory must stay on its device instead of being
+        copied to the CPU.
 
     Raises:
         SerializationError: part of the value cannot be pickled; the text names the part and its path.
@@ -133,7 +133,7 @@ def encode(
 def _encode_otherwise(
     value: Any, describe: str, root: str | tuple[str, ...], keep: Callable[[Any], bool] | None, error: BaseException
 ) -> Encoded:
-    """Encode a value after a failure: without names from annotations; compiled functions of the script by name."""
+    """Encode a value after a failed attempt: omit names in annotations; send compiled script functions by name."""
     if too_deep := nested_too_deeply(describe, root, error):
         raise too_deep from error
     for _ in range(_MAX_NAMES_PER_VALUE):
@@ -159,10 +159,10 @@ def _encode_otherwise(
 
 
 def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | None]:
-    """Return the innermost function of the script that holds the failing part, and its name."""
+    """Return the innermost script function that contains the failing part, and its name; None if there is none."""
     for part, step in holders:
-        # The fault is in a global itself, not in the function that names it: on import the script may bind that name to
-        # another object.
+        # The fault is in a global itself, not in the function that refers to it: when imported, the script may bind
+        # that name to another object.
         if step.startswith(".__globals__") and part.__module__ in main_module.MAIN_NAMES:
             break
         if name := script_objects.definition_of(part):
@@ -173,8 +173,8 @@ def _definition_among(holders: Iterable[tuple[Any, str]]) -> tuple[Any, str | No
 def decode(body: bytes | bytearray | memoryview) -> Any:
     """Return the value of a body; SerializationError if it is malformed or its value cannot be rebuilt here.
 
-    A writable body is taken over for good: arrays and tensors of 64 KiB and more are views of it. Everything else is
-    copied, so that only memory that was read-only at the sender is read-only here.
+    A writable body is taken over for good: arrays and tensors of 64 KiB or more are views of it. Everything else is
+    copied, so that memory is read-only here only if it was read-only at the sender.
     """
     try:
         if body[0] == 0:
@@ -188,7 +188,7 @@ def decode(body: bytes | bytearray | memoryview) -> Any:
 
 
 def decode_arguments(body: bytes | bytearray | memoryview) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments encoded by ``encode_arguments``; raises like ``decode``."""
+    """Return the arguments that ``encode_arguments`` encoded. Raises like ``decode``."""
     if body == _NO_ARGUMENTS_BODY:
         return (), {}
     args, kwargs = decode(body)
@@ -207,10 +207,10 @@ def decode_parts(head: bytes | memoryview, buffers: Sequence[memoryview]) -> Any
 
 
 def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple[int, Any]]) -> Any:
-    """Decode a body some of whose buffers arrived separately.
+    """Decode a body, some of whose buffers arrived separately.
 
     Args:
-        elsewhere: index and content of each of these buffers, by ascending index.
+        elsewhere: the index and the content of each such buffer, in ascending order.
 
     Raises:
         SerializationError: see ``decode``.
@@ -228,7 +228,7 @@ def decode_among(body: bytes | bytearray | memoryview, elsewhere: Iterable[tuple
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """True if a quick look finds nothing but builtin values."""
+    """True if a quick check finds nothing but builtin values."""
     kind = type(value)
     if kind in ATOMS:
         return True
@@ -255,7 +255,7 @@ def _is_plain(value: Any, depth: int) -> bool:
 
 
 class _Sink:
-    """File-like object for a pickler; passes on bytes objects of any size uncopied."""
+    """File-like object for a pickler that passes on bytes objects of any size without a copy."""
 
     __slots__ = ("write",)
 
@@ -264,7 +264,7 @@ class _Sink:
 
 
 class _OutOfBand:
-    """Collector of the memory that a pickler meets."""
+    """Collector of the memory that a pickler encounters."""
 
     def __init__(self) -> None:
         self.buffers: list[memoryview] = []
@@ -312,10 +312,11 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no
             if reduced is not NotImplemented:
                 return reduced
         if kind is FunctionType and obj.__module__ in _reducing:
-            # A provider's own functions travel by name; cloudpickle would search long before deciding the same.
+            # A provider's own functions travel by name; cloudpickle would search for a long time and then decide the
+            # same.
             return NotImplemented
         if kind is CodeType:
-            # cloudpickle 3.1.3 omits the file's name, which errors and verdicts must show.
+            # cloudpickle 3.1.3 omits the file name, which errors and verdicts must show.
             return _code_of_file, (obj.co_filename, *self.dispatch_table[CodeType](obj))
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented or len(reduced) != 6:
@@ -335,11 +336,11 @@ def _code_of_file(file: str, make: Callable[..., CodeType], arguments: tuple[Any
 
 
 class _NotSimpleError(Exception):
-    """An object needs the full pickler: its provider does not reduce it."""
+    """The object needs the full pickler, because its provider does not reduce it."""
 
 
 class _QuickPickler(pickle.Pickler):
-    """Pickler of builtin values and a provider's objects of one type, with no Python call per other object."""
+    """Pickler of builtin values and of one provider type; for builtin values it makes no Python calls."""
 
     def __init__(self, write: Callable[[bytes], object], kind: type, keep: Callable[[Any], bool] | None) -> None:
         # The pickler reads ``dispatch_table`` only once, in ``super().__init__`` below, so set it first.
@@ -403,7 +404,7 @@ def _load(head: bytes | memoryview, buffers: Sequence[Any]) -> Any:
 
 
 def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
-    """True if a value consists of builtin values and providers' objects; adds the latter's types to ``kinds``."""
+    """True if a value consists of builtin values and providers' objects; adds the types of the latter to ``kinds``."""
     kind = type(value)
     if kind in ATOMS or kind in kinds:
         return True
@@ -415,7 +416,7 @@ def _is_plain_but_for(kinds: set[type], value: Any, depth: int) -> bool:
         kinds.add(kind)
         return _find_reducer(kind) is not None
     if not depth or (len(items) > 64 and type(items[-1]) in ATOMS):
-        # For a deep or long value, the full pickler is as fast as a longer search.
+        # For a deep or long value, the full pickler is as fast as continuing the search.
         return False
     return all(_is_plain_but_for(kinds, item, depth - 1) for item in items)
 
@@ -433,8 +434,8 @@ def _find_reducer(kind: type) -> Callable[[Any, dict[Any, Any]], Any] | None:
     if reduce is None:
         imported = importlib.import_module(provider)
         reduce = _reducing[provider] = imported.reduce
-        # No other type of such a package (torch.Size, torch.dtype, modules, distributions) has memory to send out of
-        # band. tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
+        # No other type of such a package (torch.Size, torch.dtype, modules, distributions) has memory to be sent
+        # out of band. tests/test_values.py::test_every_kind_of_value_travels_twice_by_every_way
         if hasattr(imported, "ALONE"):
             _alone[imported.ALONE] = provider, imported.alone
     return reduce

@@ -1,15 +1,15 @@
-"""Functions and classes by value: cloudpickle's reduction, and their names in the receiver's ``__main__``.
+"""Functions and classes sent by value: cloudpickle's reduction, and their names in the receiver's ``__main__``.
 
-Objects named by string annotations (``inner: "Inner"``) travel along, because ``typing.get_type_hints`` looks them up
-in the globals of the function or in the module of the class.
+Objects that string annotations name (``inner: "Inner"``) are sent along, because ``typing.get_type_hints`` looks them
+up in the globals of the function or in the module of the class.
 
 A class is one object per process, as in cloudpickle. So is a function that refers only to definitions and constants,
-because pickling by reference requires the very object of that name. Any other function arrives as a new object each
-time, with its current globals at the sender.
+because pickling by reference requires the very object that has the name. Any other function arrives as a new object
+each time, with the current values of its globals at the sender.
 
-A class arrives with each of its instances. A receiver fills in the class once. Afterwards the receiver takes only
-attributes that the origin (the process that defines the class) has assigned since, so that a worker's own assignments
-(``Reward.model = load()``) survive the next argument of that class.
+A class is sent along with each of its instances. A receiver fills in the class once. Afterwards, the receiver adopts
+only attributes that the origin (the process that defines the class) has assigned since then, so that a worker's own
+assignments (``Reward.model = load()``) survive the next argument of that class.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rlinf_async._core import main_module, script_objects
 from rlinf_async._core.main_module import MAIN_NAMES
 from rlinf_async._core.unpicklable import ATOMS
 
-# Function, arguments, state, None, None and setter of the state, as ``__reduce__`` returns them.
+# Function, arguments, state, None, None, and setter of the state, as returned by ``__reduce__``.
 Reduced = tuple[Any, ...]
 
 _IMPORTED: Final = type | ModuleType | BuiltinFunctionType | FunctionType
 
-# Functions that have arrived complete; a later arrival may reuse them.
+# Functions that have arrived completely; a later arrival may reuse them.
 _complete: WeakSet[FunctionType] = WeakSet()
 
 
@@ -58,7 +58,7 @@ def reduce_function(function: FunctionType, reduced: Reduced, with_annotations: 
 
 
 def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set[FunctionType]) -> bool:
-    """Collect code and globals of a function and its callees; return False if one refers to another object."""
+    """Collect the code and globals of a function and its callees; return False if one refers to another object."""
     seen.add(function)
     if function.__closure__ or function.__dict__ or function.__kwdefaults__:
         return False
@@ -82,7 +82,7 @@ def _find_constants(function: FunctionType, constants: dict[str, Any], seen: set
             continue
         else:
             return False
-        # Functions that arrived at different times may see different values of a name.
+        # Functions that arrived at different times may see different values of the same name.
         if constants.setdefault(name, constant) != constant:
             return False
     return True
@@ -133,13 +133,13 @@ def _complete_function(made: FunctionType, state: tuple[Callable[[FunctionType, 
 
 
 def _find_or_make_class(name: str | None, make: Callable[..., type], arguments: tuple[Any, ...]) -> type:
-    """Return a class that arrived before, or an empty one.
+    """Return a class that arrived earlier, or an empty one.
 
     Args:
-        name: name in the script if the sender imported the class; the script's class of that name is used then.
-        arguments: arguments of ``make``, with cloudpickle's key of the class.
+        name: name in the script if the sender has imported the class; in that case the script's own class is used.
+        arguments: arguments of ``make``, including cloudpickle's key of the class.
     """
-    # A second class object would rerun __init_subclass__ and the metaclass for each arriving object.
+    # A second class object would run __init_subclass__ and the metaclass again for each arriving object.
     known: Any = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(arguments[-2])
     if known is None and name is not None:
         known = main_module.own(name)
@@ -165,9 +165,9 @@ class _ClassOrigin:
     """Attributes of a class of this process, as they were when the class was last sent.
 
     Attributes:
-        marks: by attribute, a weak reference to its value, or the value itself if it does not support weak references.
-            A strong reference to a function of the class would keep the class alive forever.
-        changes: by attribute assigned since the class was first sent, an increasing number.
+        marks: maps each attribute to a weak reference to its value, or to the value itself if it does not support weak
+            references. A strong reference to a function of the class would keep the class alive forever.
+        changes: maps each attribute assigned since the class was first sent to an increasing number.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -184,7 +184,7 @@ class _ClassOrigin:
 
 
 _ours: WeakKeyDictionary[type, _ClassOrigin] = WeakKeyDictionary()
-# Changes applied here to each class defined by another process; its origin numbers them.
+# Changes applied here to each class that another process defines; the class's origin numbers them.
 _theirs: WeakKeyDictionary[type, dict[str, int]] = WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -202,7 +202,7 @@ def _changes_of(kind: type, attributes: dict[str, Any]) -> dict[str, int]:
 
 
 def _adopt_class(kind: type) -> None:
-    """Register a class of this process after another process has sent its own import of it."""
+    """Register a class of this process after another process has sent the same class from its own import."""
     with _lock:
         if kind not in _theirs:
             _ours.setdefault(kind, _ClassOrigin({}))
@@ -211,8 +211,8 @@ def _adopt_class(kind: type) -> None:
 def _fill_in(
     kind: type, attributes: dict[str, Any], changes: dict[str, int], assign: Callable[[dict[str, Any]], Any]
 ) -> None:
-    # Two threads may decode a class at once. Without the lock, the second could assign after the first has run user
-    # code that set an attribute.
+    # Two threads may decode a class at the same time. Without the lock, the second thread could assign after the first
+    # has run user code that set an attribute.
     with _lock:
         if kind in _ours:
             return

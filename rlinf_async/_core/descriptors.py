@@ -13,7 +13,7 @@ from rlinf_async.errors import LaunchError
 
 
 def limit_met(error: BaseException) -> str:
-    """Return the limit on open files that a system call met, as the end of an error text; empty for other errors."""
+    """Return the limit on open files that a system call hit, as the end of an error text; empty for other errors."""
     match error:
         case OSError(errno=errno.EMFILE):
             return f" (it may open {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} files: `ulimit -n`)"
@@ -24,7 +24,7 @@ def limit_met(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def explained_shortage(host: str, what: str, needed: int) -> Iterator[None]:
-    """Context manager: turns a shortage of descriptors into a ``LaunchError``; ``what`` is their purpose."""
+    """Context manager: turns a shortage of descriptors into a ``LaunchError``; ``what`` says what they are for."""
     try:
         yield
     except (OSError, LaunchError) as error:
@@ -39,7 +39,7 @@ def _explained(error: OSError, host: str, what: str, needed: int) -> str:
         return f"{host}: the system has no file left for {what}, about {needed} are needed\n  fix: `sysctl fs.file-max`"
     limit, utmost = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = 0
-    with contextlib.suppress(OSError):  # listing the folder takes a descriptor, too
+    with contextlib.suppress(OSError):  # listing the folder also takes a descriptor
         used = sum(1 for _ in Path("/proc/self/fd").iterdir()) - 1
     enough = 1 << (max(limit, used + needed) + needed).bit_length()
     by_whom = ", by root or in limits.conf" if enough > utmost else ""

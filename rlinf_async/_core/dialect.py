@@ -1,4 +1,4 @@
-"""Dialect of this process: public calls follow this framework's rules, or RLinf's under RLinf's names."""
+"""The dialect of this process: public calls follow this framework's rules, or RLinf's rules under RLinf's names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Memory layout of an encoded value: index, pickled head, aligned out-of-band buffers; writes and splits bodies.
 
-A body is the byte 0 and one pickle; or the byte 1, an index, a head, and the memory that the head refers to, every
-buffer at a multiple of 64 bytes from the body's start.
+A body is either the byte 0 and one pickle; or the byte 1, an index, a head, and the memory to which the head refers,
+with each buffer at a multiple of 64 bytes from the start of the body.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
-# Smaller buffers are copied, never views: a small array would keep a whole segment alive.
+# Smaller buffers are copied instead of viewed, because a small array would keep a whole segment alive.
 COPY_MAX_BYTES: Final = 64 * 1024
 
 _ALIGNMENT_BYTES: Final = 64
 _ZEROS: Final = bytes(_ALIGNMENT_BYTES)
-# Fields: 1, number of buffers, size of the pickle; the size of each buffer follows.
+# Fields: 1, number of buffers, size of the pickle. The size of each buffer follows.
 _INDEX: Final = struct.Struct("<B3xIQ")
 _INDEX_OF_ONE: Final = struct.Struct("<B3xIQQ")
 
@@ -26,7 +26,7 @@ def plain_body(value: Any) -> bytes:
 
 
 class OutOfBandBytes(bytearray):
-    """Empty placeholder in a ``PickleBuffer``; ``memory``, on another device, takes its place among the buffers."""
+    """Empty placeholder in a ``PickleBuffer``; ``memory``, on another device, replaces it among the buffers."""
 
     __slots__ = ("memory",)
 
@@ -36,10 +36,10 @@ class OutOfBandBytes(bytearray):
 
 
 class Encoded:
-    """An encoded value: one pickle (``head``), and ``buffers``, the memory that it refers to, flat and contiguous.
+    """An encoded value: one pickle (``head``), and ``buffers``, the flat and contiguous memory to which it refers.
 
-    The parts are the value's own memory, not copies: write them before the value may change. The caller must replace
-    the memory of other devices.
+    The parts are the value's own memory, not copies, so write them before the value may change. The caller must
+    replace memory that is on other devices.
     """
 
     __slots__ = ("_chunks", "buffers", "nbytes")
@@ -62,7 +62,7 @@ class Encoded:
         return Encoded(self._chunks, buffers)
 
     def parts(self) -> list[bytes | memoryview]:
-        """Return the body in pieces, padding included; together they have ``nbytes`` bytes."""
+        """Return the body in pieces, including padding; together they have ``nbytes`` bytes."""
         if not self.buffers:
             return [b"\0", *self._chunks]
         sizes = [view.nbytes for view in self.buffers]
@@ -87,7 +87,7 @@ class Encoded:
         return b"".join(self.parts())
 
     def write_into(self, view: memoryview) -> None:
-        """Copy the body to the start of ``view``, which is flat, writable and has at least ``nbytes`` bytes."""
+        """Copy the body to the start of ``view``, which must be flat, writable and at least ``nbytes`` bytes long."""
         start = 0
         for part in self.parts():
             view[start : start + len(part)] = part
@@ -95,7 +95,7 @@ class Encoded:
 
 
 def split(body: memoryview) -> tuple[memoryview, list[Any]]:
-    """Return head and buffers of a body that begins with 1; small buffers and buffers of read-only bodies are copies.
+    """Return the head and buffers of a body that begins with 1; copy small buffers and buffers of read-only bodies.
 
     Raises:
         ValueError, struct.error: the body is malformed.

@@ -1,4 +1,4 @@
-"""``EndedEndpoints``: ids of all processes that have ended in a run, stored as a few intervals."""
+"""``EndedEndpoints``: the ids of all processes of a run that have ended, stored as a few intervals."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from bisect import bisect_left, bisect_right
 class EndedEndpoints:
     """A set of endpoint ids that only grows.
 
-    Each node numbers its endpoints consecutively and nearly all of them end. So the set stores intervals: about as many
-    as processes are alive, however many have ended.
+    Each node numbers its endpoints consecutively, and nearly all of them end. The set therefore stores intervals: about
+    as many as there are live processes, however many have ended.
     """
 
     __slots__ = ("_firsts", "_lasts")
@@ -29,11 +29,11 @@ class EndedEndpoints:
         return at >= 0 and endpoint <= self._lasts[at]
 
     def add(self, endpoint: int) -> None:
-        """Add an id; adding it twice is allowed."""
+        """Add an id, which may already have been added."""
         self.add_all(endpoint, endpoint)
 
     def add_all(self, first: int, last: int) -> None:
-        """Add all ids from ``first`` to ``last``, for example those of a lost node."""
+        """Add all ids from ``first`` to ``last``, such as those of a lost node."""
         firsts, lasts = self._firsts, self._lasts
         # ``begin`` and ``end`` enclose the intervals that touch the new one.
         begin = bisect_left(lasts, first - 1)

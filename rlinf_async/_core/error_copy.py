@@ -1,7 +1,7 @@
-"""Copies of stored exceptions: each waiter gets its own, with cause and notes but no traceback.
+"""Copies of stored exceptions: each waiter gets its own copy, with cause and notes but no traceback.
 
-A raised exception holds the frames that it passes through, with all that they refer to, and collects notes as it
-propagates. So an owner that stores an exception for several waiters hands out copies::
+A raised exception holds the frames that it passes through, with everything to which they refer, and collects notes as
+it propagates. An owner that stores an exception for several waiters therefore hands out copies::
 
     self._end = NodeLost("node 2 is lost")       # kept as long as the client
     for request in waiting:
@@ -21,7 +21,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 def copy_of(error: _Error) -> _Error:
     """Return a copy of an error, made without calling its constructor.
 
-    An error of an extension type that cannot be copied is returned itself.
+    If the error has an extension type and cannot be copied, the error itself is returned.
     """
     if is_of_an_extension(type(error)):
         try:

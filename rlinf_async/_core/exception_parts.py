@@ -1,8 +1,8 @@
-"""Exceptions as parts, arguments and attributes, from which they are rebuilt without their constructor.
+"""Exceptions as parts (arguments and attributes), from which they are rebuilt without calling their constructor.
 
-A pickle calls the class with ``args``, which is right only if the constructor passes its arguments on unchanged.
-Unpickling fails for ``QuotaError("chat", retry_after=3)``, and ``NoSuchEnv("walker")``, whose ``args`` are the finished
-text, comes out as "no environment 'no environment 'walker''". These functions run no code of the class::
+An exception's pickle calls the class with ``args``, which is right only if the constructor passes on its arguments
+unchanged. Unpickling fails for ``QuotaError("chat", retry_after=3)``, and ``NoSuchEnv("walker")``, whose ``args`` hold
+the finished text, turns into "no environment 'no environment 'walker''". These functions run no code of the class::
 
     copy = restore(make(type(error), *arguments), (arguments, attributes))
 """
@@ -28,7 +28,7 @@ _IS_HEAP_TYPE: Final = 1 << 9  # flag of a class made by a ``class`` statement (
 
 
 def parts_of(error: BaseException) -> Parts:
-    """Return arguments and attributes, including those in slots of Python or C."""
+    """Return the arguments and attributes, including those in slots of Python or C classes."""
     arguments = _read(BaseException.args, error)
     if isinstance(error, BaseExceptionGroup):
         arguments = (_read(BaseExceptionGroup.message, error), [*_read(BaseExceptionGroup.exceptions, error)])
@@ -38,8 +38,8 @@ def parts_of(error: BaseException) -> Parts:
             value = _read(member, error)
         except AttributeError:
             continue  # the slot is empty
-        # An empty C slot reads as None. Restoring that None in an OSError would print "[Errno 5] Input/output error:
-        # None".
+        # An empty C slot reads as None. If that None were restored in an OSError, the error would print as "[Errno 5]
+        # Input/output error: None".
         if value is not None or member.__objclass__.__flags__ & _IS_HEAP_TYPE:
             attributes[name] = value
     return arguments, attributes
@@ -50,15 +50,15 @@ def is_of_an_extension(kind: type[BaseException]) -> bool:
 
 
 def make(kind: type[BaseException], *arguments: Any) -> BaseException:
-    """Allocate an exception of exactly this class with the builtin ``__new__`` that the class inherits."""
+    """Allocate an exception of exactly this class, with the builtin ``__new__`` that the class inherits."""
     base = _allocator_of(kind)
     error: BaseException = base.__new__(kind, *arguments)
-    # OSError(2, "...") makes a FileNotFoundError.
+    # OSError(2, "...") creates a FileNotFoundError.
     return error if type(error) is kind else base.__new__(kind)
 
 
 def restore(error: BaseException, parts: Parts) -> BaseException:
-    """Set arguments and attributes of an exception from ``make``, bypassing the setters of its class."""
+    """Set the arguments and attributes of an exception from ``make``, bypassing the setters of its class."""
     arguments, attributes = parts
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]  # a descriptor
     members = _members_of(type(error))
@@ -71,7 +71,7 @@ def restore(error: BaseException, parts: Parts) -> BaseException:
 
 
 def set_cause(error: BaseException, cause: BaseException | None, hides_context: bool = True) -> None:
-    """Set the cause, bypassing ``__setattr__`` of the class: a frozen dataclass would refuse."""
+    """Set the cause, bypassing the ``__setattr__`` of the class, because a frozen dataclass would refuse."""
     BaseException.__setattr__(error, "__cause__", cause)
     BaseException.__setattr__(error, "__suppress_context__", hides_context)
 

@@ -1,15 +1,15 @@
-"""Throttle for log lines about repeated failures: counts each kind, lets the first and then powers of ten through."""
+"""Throttle for log lines about repeated failures: counts each kind, and passes the first and then powers of ten."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 from typing import Final
 
-MAX_KINDS: Final = 256  # another kind evicts the one with the oldest failure
+MAX_KINDS: Final = 256  # a further kind evicts the one with the oldest failure
 
 
 class FailureCounts:
-    """Counts of failures by kind; a failure is logged the first time, then at powers of ten."""
+    """Counts of failures by kind. A failure is logged the first time, then at powers of ten."""
 
     __slots__ = ("_counts",)
 
@@ -19,7 +19,7 @@ class FailureCounts:
     def add(self, kind: Hashable) -> int | None:
         """Count one failure. Return the count if the failure should be logged, else None."""
         count = self._counts.pop(kind, 0) + 1
-        self._counts[kind] = count  # moves the kind to the end: the first kind is evicted next
+        self._counts[kind] = count  # moves the kind to the end, because the first kind is evicted next
         if len(self._counts) > MAX_KINDS:
             del self._counts[next(iter(self._counts))]
         return count if count == 10 ** (len(str(count)) - 1) else None

@@ -1,8 +1,8 @@
 """Exceptions across processes: captured as text and pickle (``Failure``), packed, and rebuilt at the caller.
 
-The raising process captures an exception as text, which always travels, and as parts, each pickled separately. The
-caller rebuilds the original type, so that ``except ValueError`` works; a note names the parts that cannot travel. If
-the class itself cannot travel, the caller gets a ``RemoteError`` with the same text.
+The process that raises an exception captures it as text, which always travels, and as parts, each pickled separately.
+The caller rebuilds the original type, so that ``except ValueError`` works; a note names the parts that cannot travel.
+If the class itself cannot travel, the caller gets a ``RemoteError`` with the same text.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ import msgpack
 from rlinf_async._core import codec, exception_parts
 from rlinf_async.errors import ConfigError, RemoteError, SerializationError
 
-# A longer text loses its middle.
+# The middle of a longer text is cut out.
 _MAX_TEXT_CHARS: Final = 64 * 1024
 
 _MAX_NOTES: Final = 64
 _MAX_PICKLE_BYTES: Final = 1024 * 1024
-# Causes, contexts and group members that a traceback shows; a longer chain is omitted as a whole.
+# Causes, contexts and group members that a traceback shows; a longer chain is omitted entirely.
 _MAX_CHAIN: Final = 64
 
-# Size of all parts of an exception, its causes and members; their texts may take the rest.
+# Maximum size of all parts of an exception, its causes and its members; their texts may use the rest.
 _MAX_PARTS_BYTES: Final = _MAX_PICKLE_BYTES * 3 // 4
 _MAX_NESTED: Final = 16
 
@@ -49,9 +49,9 @@ class Failure:
         traceback: the traceback, formatted in the raising process, with causes and contexts.
         notes: its notes.
         pickled: the exception in parts; None if it cannot travel or must not be raised as itself in another process.
-        when: time of capture by the machine's clock, in seconds since the epoch.
+        when: time of capture on the machine's clock, in seconds since the epoch.
         where: ``group``, ``rank``, ``node`` and ``pid`` of the worker.
-        relayed: true if the exception came from yet another process, which its notes name.
+        relayed: True if the exception came from yet another process, which its notes name.
     """
 
     type_name: str
@@ -77,7 +77,7 @@ _FIELDS: Final[dict[str, Any]] = {
 
 
 def capture(exception: BaseException, where: Mapping[str, Any]) -> Failure:
-    """Return the exception as a failure of the worker ``where``; never raises, even if the exception's methods do."""
+    """Return the exception as a failure of the worker ``where``. Never raises, even if the exception's methods do."""
     type_name = type_name_of(type(exception))
     text = text_of(exception)
     return Failure(
@@ -104,7 +104,7 @@ def pack(failure: Failure) -> bytes:
 
 
 def unpack(data: bytes | memoryview) -> Failure:
-    """Return a failure packed by ``pack`` without unpickling anything; raise SerializationError for other bytes."""
+    """Return a failure packed by ``pack``, without unpickling anything; SerializationError for malformed bytes."""
     try:
         facts = msgpack.unpackb(
             data,
@@ -125,12 +125,12 @@ def unpack(data: bytes | memoryview) -> Failure:
 
 
 def rebuild(failure: Failure) -> Exception:
-    """Return the exception with its own type if the type loads here, else as a ``RemoteError``.
+    """Return the exception, with its own type if that can be loaded here, else as a ``RemoteError``.
 
-    A note names the worker that raised the exception and includes the traceback from that process. An exception that
-    passes through several processes keeps the first of these notes, and each further process adds a line.
+    A note names the worker that raised the exception and includes the traceback from there. An exception that passes
+    through several processes keeps the first of these notes, and each further process adds a line.
 
-    This unpickles: call it only for failures from authenticated peers.
+    This unpickles data: call it only for failures from authenticated peers.
     """
     error = _rebuild(failure)
     if not _is_raisable(error):
@@ -151,7 +151,7 @@ def unpack_error(packed: bytes) -> Exception:
 
 
 def origin_of(failure: Failure) -> str:
-    """Return the note that names the failing worker, with its traceback unless the failure was only relayed by it."""
+    """Return the note that names the failing worker, with the traceback unless the worker only relayed the failure."""
     place = _describe(failure.where)
     return place if failure.relayed else f"\n{place}\n{textwrap.indent(failure.traceback.rstrip(), '    ')}"
 
@@ -164,15 +164,15 @@ def identity_of(failure: Failure) -> str:
 
 
 class _Sender:
-    """Takes an exception apart, with its causes and members, within ``_MAX_PARTS_BYTES``."""
+    """Takes an exception apart, including its causes and members, within ``_MAX_PARTS_BYTES``."""
 
     def __init__(self) -> None:
         self._left = _MAX_PARTS_BYTES
-        # The chain of exceptions down to the current one; a cause already in the chain ends it.
+        # The chain of exceptions down to the current one; a cause that is already in the chain ends it.
         self._above: list[BaseException] = []
 
     def take_apart(self, exception: BaseException) -> bytes | None:
-        """Return the parts; return None if not even the class can travel."""
+        """Return the parts, or None if not even the class can travel."""
         missing: list[str] = []
         parts: dict[str, Any] = {"missing": missing}
         self._above.append(exception)
@@ -201,7 +201,7 @@ class _Sender:
     def _nested(self, exception: BaseException) -> bytes:
         type_name, text = type_name_of(type(exception)), text_of(exception)
         apart = self.take_apart(exception) if len(self._above) < _MAX_NESTED else None
-        told = "" if apart else _format(exception, type_name, text)  # the outer traceback includes it otherwise
+        told = "" if apart else _format(exception, type_name, text)  # otherwise the outer traceback includes it
         return pack(Failure(type_name, text, told, _notes_of(exception), apart))
 
     def _try_to_encode(self, value: Any, name: str, missing: list[str]) -> bytes | None:
@@ -240,7 +240,7 @@ def _rebuild(failure: Failure) -> BaseException:
                     notes.append("\n    ".join(("left behind in the other process, and missing here:", *missing)))
             if "cause" in parts:
                 exception_parts.set_cause(error, _rebuild(unpack(parts["cause"])))
-        except Exception:  # the class is missing here, or builds a malformed exception
+        except Exception:  # the class is missing here, or creates a malformed exception
             error = None
     if error is None:
         error = RemoteError.from_facts(failure.type_name, failure.text, failure.traceback)
@@ -277,7 +277,8 @@ def _put_together(parts: Mapping[str, Any], text: str) -> tuple[BaseException, S
     attributes = {name: value for name, value in attributes.items() if value is not _MISSING}
     error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
     if missing and text_of(error) != text:
-        # Its __str__ may read a missing attribute: logging it must not fail, and ``except`` must still match its type.
+        # Its __str__ may read a missing attribute, but logging it must not fail, and ``except`` must still match its
+        # type.
         facts = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__str__": lambda _: text}
         kind = type(kind.__name__, (kind,), facts)
         error = exception_parts.restore(exception_parts.make(kind, *arguments), (arguments, attributes))
@@ -314,7 +315,7 @@ def _notes_of(exception: BaseException) -> tuple[str, ...]:
 
 
 def when_of(exception: BaseException) -> float:
-    """Return when an exception was captured, in epoch seconds; infinity if it comes from no other process."""
+    """Return when an exception was captured, in epoch seconds; infinity if it was not raised in another process."""
     try:
         return float(vars(exception)[_WHEN])
     except BaseException:
@@ -322,10 +323,10 @@ def when_of(exception: BaseException) -> float:
 
 
 def _is_raisable(exception: Any) -> bool:
-    """True if an exception may be raised in another process as itself.
+    """True if an exception may be raised as itself in another process.
 
-    Exits and cancellations concern only the process, thread or task that raises them; a coroutine must not raise
-    StopIteration or StopAsyncIteration.
+    Exits and cancellations concern only the process, thread or task in which they are raised. A coroutine must not
+    raise StopIteration or StopAsyncIteration.
     """
     return isinstance(exception, Exception) and not isinstance(exception, StopIteration | StopAsyncIteration)
 
@@ -347,7 +348,7 @@ def _describe(where: Mapping[str, Any]) -> str:
 def _format(exception: BaseException, type_name: str, text: str) -> str:
     raising = [frame for frame, _ in traceback.walk_tb(exception.__traceback__)][-1:]
     if isinstance(exception, ConfigError) and all(map(_is_frameworks, raising)):
-        # The framework's own ConfigError names file, line, key and fix. A user's ConfigError may have causes in the
+        # The framework's own ConfigError names the file, line, key and fix. A user's ConfigError may be caused by the
         # user's code, so its traceback is needed.
         return _cut(f"{type_name}: {text}\n  at {users_line(exception.__traceback__)}")
     try:
@@ -400,7 +401,7 @@ def _has_long_chain(exception: BaseException) -> bool:
 
 
 def _cut(text: str) -> str:
-    """Return at most 64 KiB of UTF-8, encodable even if the text is not."""
+    """Return at most 64 KiB of UTF-8, encodable even if the text itself is not."""
     data = text.encode("utf-8", "backslashreplace")
     if len(data) <= _MAX_TEXT_CHARS:
         return data.decode()

@@ -1,7 +1,7 @@
-"""Wire protocol between processes: kinds and fields of msgpack frames, endpoint ids, routes, ``FrameReader``.
+"""The wire protocol between processes: kinds and fields of msgpack frames, endpoint ids, routes, ``FrameReader``.
 
 A frame is a msgpack array: its kind, the number of file descriptors sent with it, and its fields. The same bytes travel
-over a UNIX socket and inside a gRPC message; a relay reads only the header of a frame, never the body::
+over a UNIX socket and inside a gRPC message. A relay reads only the header of a frame, never its body::
 
     CALL    kind fds source route   call method credit body     caller -> daemons -> (route becomes slot) worker
     REPLY   kind fds source target  call slot status body       worker -> daemons -> caller
@@ -9,16 +9,16 @@ over a UNIX socket and inside a gRPC message; a relay reads only the header of a
     CREDIT  kind 0   source route   call count                  caller -> daemons -> worker (streams)
     REQUEST kind fds source node    number operation fields     any endpoint -> a daemon (``_core/operations.py``)
     ANSWER  kind fds source target  number ok value             daemon -> endpoint
-    EVENT   kind 0   source target  what facts                  daemon -> endpoint; or a daemon: for its processes
+    EVENT   kind 0   source target  what facts                  daemon -> endpoint, or a daemon for all its processes
     HELLO   kind 0   source facts                               first frame in each direction
     FAILED  kind 0   source route   call facts                  caller -> daemons -> worker: another rank has failed
-    STOP    kind 0   source grace                               daemon -> worker: end in order
+    STOP    kind 0   source grace                               daemon -> worker: shut down in order
     GONE    kind 0   source endpoint ended                      daemon -> daemons: this endpoint has ended
     MESSAGE kind fds source route   facts body                  worker -> daemons -> (route becomes slot) worker
-    PUT     kind fds source queue   channel number key weight mode body         a client -> the daemon with the queue
+    PUT     kind fds source queue   channel number key weight mode body         client -> the queue's daemon
     GET     kind 0   source queue   channel number key target taken             likewise
-    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> a client
-    QUEUE   kind 0   source place   channel what facts                          both ways: other facts of a channel
+    GIVE    kind fds source target  channel number more weight redelivered body that daemon -> client
+    QUEUE   kind 0   source place   channel what facts                          both ways: other channel messages
     DIRECT  kind 1   source target                              worker -> daemon -> caller on its node: a socket
     SETTLED kind 0   source calls                               worker -> daemon: [source, call, ...] answered directly
     PENDING kind 0   source pending answered                    caller -> daemon: calls that bypassed it
@@ -27,31 +27,32 @@ over a UNIX socket and inside a gRPC message; a relay reads only the header of a
     RESTART kind 0                                              (``_core/resend.py``)
     PIECE   kind 0   bytes
 
-An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker.  Its id says where it
-lives: ``node << 32 | number``; number 0 is the node's daemon itself.  A *route* names the targets of a call
-node by node: ``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's
-list of ranks. A *body* is bytes, or an int: the size of the sealed memory whose descriptor is sent with the frame, or,
-between nodes only, ``[transfer, size]``: the body comes in pieces on the bulk stream.
+An *endpoint* is a process that has a socket to its node's daemon: a driver or a worker. Its id says where it lives:
+``node << 32 | number``; number 0 is the node's daemon itself. A *route* names the targets of a call, grouped by node:
+``[[node, [number, slot, number, slot, ...]], ...]``; a *slot* is a target's place in the caller's list of ranks. A
+*body* is bytes; or an int, the size of the sealed memory whose descriptor is sent with the frame; or, only between
+nodes, ``[transfer, size]``, which means that the body arrives in pieces on the bulk stream.
 
-A worker hands out its own sockets (DIRECT): small CALLs and their REPLYs, CANCELs and CREDITs travel on them and bypass
-the daemon. PENDING reports them afterwards: ``pending`` lists ``[number, slot, call, method]`` of each call that is
-still open; ``answered`` is ``[number, call, ...]``, the calls that were reported and have been answered since.
+A worker hands out its own sockets (DIRECT). Small CALLs and their REPLYs, CANCELs and CREDITs travel over them and
+bypass the daemon. PENDING reports such calls afterwards: ``pending`` lists ``[number, slot, call, method]`` of each
+call that is still open; ``answered`` lists ``[number, call, ...]`` of calls that were reported and have since been
+answered.
 
-If such a socket breaks while both processes are alive, each tells the other through the daemon how many frames it has
-received (RESUME; ``owner`` is the worker that created the socket), and receives the missing frames through the daemon,
-too. ``received`` is -1 if the other process has ended.
+If such a socket breaks while both processes are alive, each tells the other, through the daemon, how many frames it has
+received (RESUME; ``owner`` is the worker that created the socket). The missing frames are then also sent through the
+daemon. ``received`` is -1 if the other process has ended.
 
-The facts of a MESSAGE are described in ``_messaging/state/message_facts.py``. A body that is a str gives the reason why
-the content is missing: no free descriptor, or no memory to keep it.
+The facts of a MESSAGE are described in ``_messaging/state/message_facts.py``. If a body is a str, it is the reason why
+the content is missing: no free descriptor, or no memory for it.
 
 A channel's queue lives in one daemon (``_channels/state/queue.py``); a *client* is a process that puts or gets there.
-``queue`` is that daemon's endpoint id, ``number`` counts the client's requests to it. The ``mode`` of a PUT says
-whether it waits for room, or was complete once sent. The ``target`` of a GET is a batch's weight; ``[weight]`` for a
-batch of the items that are there now; None for one item; -1 for one item that is there now; or ``[count, mode]``:
-exactly so many items (WAIT), so many that are there now (NOWAIT), up to so many that are there now (SOME), up to so
-many for a loop that takes one after the other (READ; READ_SHARED, one only, if other consumers exist), so many for a
-lease (LEASE, with its seconds as a third part). ``taken`` lists ``[number, count]``: the client has the first ``count``
-items of that get.
+``queue`` is that daemon's endpoint id, and ``number`` counts the client's requests to it. The ``mode`` of a PUT says
+whether it waits for room, or was complete once sent. The ``target`` of a GET is the weight of a batch; ``[weight]`` for
+a batch of items that are available now; None for one item; -1 for one item that is available now; or ``[count, mode]``.
+The mode is WAIT for exactly ``count`` items; NOWAIT for exactly ``count`` that are available now; SOME for up to
+``count`` that are available now; READ for up to ``count``, for a loop that takes them one by one; READ_SHARED likewise,
+but only one item if there are other consumers; LEASE for a lease of ``count`` items, with its seconds as a third
+element. ``taken`` lists ``[number, count]``: the client has the first ``count`` items of that get.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ SETTLED: Final = 17
 PENDING: Final = 18
 FAILED: Final = 20
 RESUME: Final = 21
-# The first kind of control frames, which concern one socket only and are not counted.
+# The first kind of control frame. Control frames concern only one socket and are not counted.
 ACK: Final = 22
 
 # Subjects of an ACK: this socket; this socket, whose later frames were lost; the other socket between the two
@@ -96,12 +97,12 @@ OF_SIBLING: Final = 2
 RESTART: Final = 23
 PIECE: Final = 24
 
-# Modes of a PUT: wait for room; fail if there is none; already sent, to be stored once there is room.
+# Modes of a PUT: wait for room; fail if there is none; already sent, and stored once there is room.
 WAIT: Final = 0
 NOWAIT: Final = 1
 SENT: Final = 2
 
-# Modes of a GET for several items, besides ``WAIT`` and ``NOWAIT``.
+# Modes of a GET for several items, in addition to ``WAIT`` and ``NOWAIT``.
 SOME: Final = 2
 READ: Final = 3
 READ_SHARED: Final = 4
@@ -109,7 +110,7 @@ LEASE: Final = 5
 
 NOW: Final = -1  # ``target`` of a GET that does not wait
 
-# A larger body travels as sealed memory within a machine and on the bulk stream between machines.
+# A larger body travels as sealed memory within a machine, and on the bulk stream between machines.
 MAX_INLINE_BYTES: Final = 64 * 1024
 
 # A larger channel item is sent in a separate frame.
@@ -118,15 +119,15 @@ MAX_BATCHED_BYTES: Final = 2048
 _MAX_FDS: Final = 4
 
 _FIRST_BUFFER_BYTES: Final = 8192
-"""First size of a connection's buffers, which grow with its frames.
+"""Initial size of a connection's buffers, which grow with its frames.
 
-msgpack's default, 1.25 MiB, is cut from the heap once a block of that size has been freed, and fragments it.
+msgpack's default of 1.25 MiB is cut from the heap once a block of that size has been freed, which fragments the heap.
 """
 
-# Error handler that lets any Python string travel: a path, and so a line of a traceback, need not be UTF-8.
+# Error handler that lets any Python string travel: a path, and hence a line of a traceback, need not be UTF-8.
 _UNICODE_ERRORS: Final = "surrogatepass"
 
-# Number of fields of a frame, by kind.
+# Number of fields of a frame of each kind.
 LENGTHS: Final[dict[int, int]] = {
     CALL: 8,
     REPLY: 8,
@@ -155,7 +156,7 @@ LENGTHS: Final[dict[int, int]] = {
 
 
 class Status(IntEnum):
-    """Outcome of a call at one target, as in a REPLY."""
+    """The outcome of a call at one target, as given in a REPLY."""
 
     OK = 0
     ERROR = 1  # the body is a packed failure
@@ -177,7 +178,7 @@ Frame = Sequence[Any]
 
 
 class FrameError(Exception):
-    """Malformed bytes: the other side is broken or hostile, so the connection must be closed."""
+    """The bytes are malformed: the other side is broken or hostile, so the connection must be closed."""
 
 
 def endpoint(node: int, number: int) -> int:
@@ -193,13 +194,13 @@ def number_of(endpoint_id: int) -> int:
 
 
 def is_call_sound(frame: Frame) -> bool:
-    """True if number, method and credit of a CALL have the types and range that a worker needs."""
+    """True if the number, method and credit of a CALL have the types and ranges that a worker needs."""
     call = frame[4]
     return type(call) is int and 0 <= call < 1 << 63 and type(frame[5]) is str and type(frame[6]) is int
 
 
 def route_to(targets: Sequence[int], slots: Iterable[int] | None = None) -> list[list[Any]]:
-    """Return a call's route to these endpoints, or to the given slots only; slot i is ``targets[i]``.
+    """Return a call's route to these endpoints, or only to the given slots; slot i is ``targets[i]``.
 
     Example:
         >>> route_to([endpoint(0, 3), endpoint(1, 1), endpoint(0, 4)])
@@ -258,8 +259,8 @@ def unpack(data: bytes | memoryview) -> Any:
 class FrameReader:
     """Parser that cuts a stream of bytes into frames.
 
-    Lengths are capped before anything is allocated, extension types are refused, and a frame must be an array of a
-    known kind and length: a hostile stream ends in ``FrameError`` instead of exhausting memory.
+    Lengths are checked before anything is allocated, extension types are refused, and a frame must be an array of a
+    known kind and length. A hostile stream thus ends in a ``FrameError`` instead of exhausting memory.
     """
 
     def __init__(self, limit: int = 16 << 20) -> None:

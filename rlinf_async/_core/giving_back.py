@@ -1,8 +1,8 @@
-"""``GivingBack``: gets whose items a process is returning to their queues, and sends that must not overtake the
+"""``GivingBack``: gets whose items a process is returning to their queues, and sends that must not overtake these
 returns.
 
-After an answer, the caller may ask another process to get from the same queue; that request takes another path and may
-arrive first. So answers wait here until the queues have confirmed all earlier returns.
+When the caller has an answer, it may ask another process to get from the same queue; that request takes another path
+and may arrive before a return. So answers wait here until the queues have confirmed all earlier returns.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable
 
 
 class GivingBack:
-    """Unconfirmed returns of one client, and the sends that wait for them; any thread may call it.
+    """The unconfirmed returns of one client, and the sends that wait for them; any thread may call the methods.
 
     Attributes:
-        open: queue and number of each get whose return is unconfirmed.  Finalizers add to it, so it has no lock.
-        held: sends in order, each with the gets that were open before it.
+        open: queue and number of each get whose return is unconfirmed. Finalizers add to it, so it has no lock.
+        held: sends in order, each with the gets that were open when it was added.
     """
 
     def __init__(self) -> None:
@@ -41,14 +41,14 @@ class GivingBack:
         self._send()
 
     def enqueue(self, send: Callable[[], None]) -> None:
-        """Call ``send`` once everything now open is confirmed, after earlier sends."""
+        """Call ``send`` once all returns that are open now have been confirmed, and after earlier sends."""
         with self._lock:
             self.held.append((self.open.copy(), send))
         self._send()
 
     def _send(self) -> None:
-        # The first send stays at the head of the deque while it runs without the lock, so that a later send of another
-        # thread waits.
+        # While the first send runs, without the lock, it stays at the head of the deque, so that another thread's later
+        # send waits.
         while self.held:
             with self._lock:
                 if self._is_sending or not self.held or any(get in self.open for get in self.held[0][0]):

@@ -1,8 +1,9 @@
 """Import hook that provides ``rlinf.scheduler`` and the modules below it, so that RLinf's own programs run here.
 
-Each of these modules offers all of RLinf's names, whichever module of RLinf defines them: because the names are unique,
-and RLinf's programs import some from several modules. Child processes install the hook too: workers and their template
-because ``RLINF_RLINF`` is set, other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads to.
+Each of these modules offers all of RLinf's names, whichever RLinf module defines them: the names are unique, and
+RLinf's programs import some of them from several modules. The hook is also installed in child processes: in workers and
+their template because ``RLINF_RLINF`` is set, in other interpreters by the ``sitecustomize`` that ``PYTHONPATH`` leads
+to.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rlinf_async._core.own_logger import own_logger
 
 ROOT: Final = "rlinf.scheduler"
 
-# Modules by package below ``rlinf.scheduler``.
+# Maps each package below ``rlinf.scheduler`` to its modules.
 MODULES: Final[dict[str, str]] = {
     "channel": "channel channel_worker",
     "cluster": "cluster config node utils",
@@ -39,7 +40,7 @@ MODULES: Final[dict[str, str]] = {
 
 _PACKAGES: Final = {ROOT, *(f"{ROOT}.{package}" for package in MODULES)}
 _NAMES: Final = _PACKAGES | {f"{ROOT}.{package}.{name}" for package, names in MODULES.items() for name in names.split()}
-# Module behind all of them, imported when a program first imports ``rlinf.scheduler``.
+# Module that provides all the names; it is imported when a program first imports ``rlinf.scheduler``.
 _NAMES_HERE: Final = "rlinf_async.rlinf.scheduler_names"
 _STARTUP: Final = str(Path(__file__).parents[1] / "rlinf" / "startup")
 
@@ -63,7 +64,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         def get(name: str) -> Any:
             if name.startswith("__") and name != "__all__":
-                # The import system looks up such names.
+                # The import system looks up such names itself.
                 raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             return getattr(names, name)
 
@@ -75,7 +76,7 @@ _finder: Final = _Finder()
 
 
 def install() -> None:
-    """Provide ``rlinf.scheduler`` here and in child processes; raise ImportError if RLinf's own was imported before."""
+    """Provide ``rlinf.scheduler`` here and in child processes; ImportError if RLinf's own was already imported."""
     if _finder in sys.meta_path:
         return
     if (imported := sys.modules.get(ROOT)) is not None:
@@ -91,9 +92,9 @@ def install() -> None:
 
 
 def end_quickly() -> None:
-    """Make this interpreter exit without collecting the cycles among imported objects.
+    """Make this interpreter exit without collecting reference cycles among imported objects.
 
-    Collecting them takes a second of CPU with RLinf's libraries. The exit function registered first runs last.
+    Collecting them takes a second of CPU time with RLinf's libraries. The exit function registered first runs last.
     """
     process.flush_files()  # otherwise a file in a reference cycle would never be flushed
     gc.freeze()

@@ -1,7 +1,7 @@
-"""Resumption state of a link between nodes: messages of a stream kept until acknowledged; receiver's count.
+"""Resumption state of a link between nodes: a stream's messages, kept until acknowledged; the receiver's count.
 
-A link outlives its connections. Both ends count the messages of each stream, from 1, and when a connection is replaced,
-each tells the other how many messages it has received::
+A link outlives its connections. Both ends count the messages of each stream, from 1. When a connection is replaced,
+each end tells the other how many messages it has received::
 
     sender                                        receiver
     outgoing.add(a); outgoing.take() -> a   ───►  incoming.add(...)     1
@@ -10,7 +10,7 @@ each tells the other how many messages it has received::
     outgoing.take() -> b                    ───►  incoming.add(...)     2
     outgoing.acknowledge(2)                 ◄───  incoming.acknowledge()
 
-Messages arrive in the order of ``add``; none is lost or duplicated.  ``_wire/daemon_link.py`` does the sending.
+Messages arrive in the order of ``add``; none is lost or duplicated. ``_wire/daemon_link.py`` does the sending.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from __future__ import annotations
 from collections import deque
 from typing import Final
 
-# Number of unacknowledged messages at which the receiver acknowledges at once; fewer are acknowledged with other
+# Number of unacknowledged messages at which the receiver acknowledges immediately; fewer are acknowledged with other
 # traffic, or soon.
 ACK_MESSAGES: Final = 64
 ACK_BYTES: Final = 4 << 20
 
 
 class OutgoingMessages:
-    """Messages of one stream: those not yet written, and those that may have to be written again.
+    """The messages of one stream: those not yet written, and those that may have to be written again.
 
     Attributes:
-        acknowledged: number of messages that the receiver has.
-        kept_bytes: size of the messages that were taken and are not acknowledged.
+        acknowledged: number of messages that the receiver has acknowledged.
+        kept_bytes: size of the messages that were taken and are not yet acknowledged.
     """
 
     __slots__ = ("_kept", "_taken", "_waiting", "acknowledged", "kept_bytes")
@@ -37,7 +37,7 @@ class OutgoingMessages:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._kept: deque[list[bytes]] = deque()
-        self._taken = 0  # kept messages written to the current connection
+        self._taken = 0  # number of kept messages written to the current connection
         self.acknowledged = 0
         self.kept_bytes = 0
 
@@ -69,7 +69,7 @@ class OutgoingMessages:
         return message
 
     def acknowledge(self, received: int) -> None:
-        """Drop the first ``received`` messages. A smaller, outdated count is ignored; ValueError if more than sent."""
+        """Drop the first ``received`` messages. Ignore an outdated, smaller count; ValueError if more than sent."""
         if received - self.acknowledged > self._taken:
             raise ValueError(f"{received} messages were acknowledged, and {self.acknowledged + self._taken} sent")
         while self.acknowledged < received:
@@ -78,11 +78,11 @@ class OutgoingMessages:
             self.kept_bytes -= sum(map(len, self._kept.popleft()))
 
     def resume(self, received: int) -> None:
-        """Rewind after a reconnect to ``received`` messages; ValueError if fewer than acknowledged or unsent."""
+        """Rewind to ``received`` messages on a reconnect; ValueError if fewer than acknowledged or more than sent."""
         if received < self.acknowledged:
             raise ValueError(f"{received} messages are said to have come, and {self.acknowledged} were acknowledged")
         # Count all kept messages as written: an interrupted resend has rewound the count, although the receiver may
-        # have received them on an earlier connection.
+        # have received them over an earlier connection.
         self._taken = len(self._kept)
         self.acknowledge(received)
         self._taken = 0
@@ -94,7 +94,7 @@ class OutgoingMessages:
 
 
 class IncomingMessages:
-    """Counts of one stream's received and acknowledged messages."""
+    """The counts of one stream's received and acknowledged messages."""
 
     __slots__ = ("_acknowledged", "_bytes", "received")
 
@@ -112,6 +112,6 @@ class IncomingMessages:
         return self.received > self._acknowledged
 
     def acknowledge(self) -> int:
-        """Return the number of received messages, which the caller must send as the acknowledgement."""
+        """Return the number of received messages, which the caller must send as an acknowledgement."""
         self._acknowledged, self._bytes = self.received, 0
         return self.received

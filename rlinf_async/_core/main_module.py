@@ -1,13 +1,13 @@
-"""A worker's ``__main__``: the definitions that arrived by value from the driver's script, then the imported script
-itself.
+"""A worker's ``__main__``: definitions that arrive by value from the driver's script, and the script itself once it has
+been imported.
 
-Classes and functions of the script travel by value.  Code in a worker that pickles by reference (``pickle``,
-``torch.save``, a ``multiprocessing.Queue``) looks their names up in ``__main__``, where ``register`` puts them.  A name
-that has not arrived is taken from the script, which is then imported once, under the name ``__mp_main__`` as
-multiprocessing imports it, so that its ``if __name__ == "__main__":`` is false.  A script without that guard, or one
-that is not a file on this node, is never imported: an import would repeat the script's actions.
+Classes and functions of the script travel by value. Code in a worker that pickles by reference (``pickle``,
+``torch.save``, a ``multiprocessing.Queue``) looks up their names in ``__main__``, where ``register`` puts them. A name
+that has not arrived is taken from the script. For this, the script is imported once, under the name ``__mp_main__``, as
+multiprocessing does, so that its ``if __name__ == "__main__":`` is false. A script that has no such guard, or is not a
+file on this node, is never imported, because the import would repeat the script's actions.
 
-The module also has the script's ``__file__`` and ``__spec__``, by which spawned children of the worker import it.
+The module also has the script's ``__file__`` and ``__spec__``, so that spawned children of the worker can import it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _NOT_FOUND: Final = re.compile(r"Can't get attribute '([^']+)' on <module '__(?:
 
 
 class MainModule(ModuleType):
-    """``__main__`` of a worker."""
+    """The ``__main__`` module of a worker."""
 
     def __getattr__(self, name: str) -> Any:
-        # Libraries look for __file__, __spec__ and the like in __main__: such a look-up must not import the script.
+        # Libraries look for __file__, __spec__ and the like in __main__: such a lookup must not import the script.
         if not (name.startswith("__") and name.endswith("__")) and (module := script.load()) is not None:
             return getattr(module, name)
         raise AttributeError(f"module '__main__' has no attribute {name!r}")
 
 
 class Script:
-    """Program that ``__main__`` represents: its file, if any, and the module name if started by ``python -m``."""
+    """The program that ``__main__`` represents: its file, if any, and the module name if started by ``python -m``."""
 
     def __init__(self, path: str | None, name: str | None = None) -> None:
         self.path = path
         self.module: ModuleType | None = None
-        self.failure = ""  # reason why the script cannot be imported here, empty before an attempt
-        # Functions that the worker's own class refers to; later copies do not replace them.
+        self.failure = ""  # reason why the script cannot be imported here; empty before an attempt
+        # Functions to which the worker's own class refers; later copies do not replace them.
         self.pinned: frozenset[str] = frozenset()
         self._name = name
         self._lock = threading.RLock()
@@ -64,16 +64,16 @@ class Script:
             module.__package__ = self._name.rpartition(".")[0]
 
     def load(self) -> ModuleType | None:
-        """Return the script, imported as ``__mp_main__``, or None with the reason in ``failure``."""
+        """Return the script, imported as ``__mp_main__``; None if that fails, with the reason in ``failure``."""
         with self._lock:
-            # _import sets self.module before the code runs, so that look-ups by the script itself find the names
-            # defined so far.
+            # _import sets self.module before the code runs, so that lookups by the script itself find the names defined
+            # so far.
             if self.module is None and not self.failure:
                 self.failure = self.why_not()
                 if not self.failure:
                     self._import()
                 if self.failure:
-                    # Pickle swallows the text of a failed look-up, so log it.
+                    # Pickle swallows the text of a failed lookup, so log it.
                     logger.warning("names of the script that have not arrived are unknown here: %s", self.failure)
             return self.module
 
@@ -88,7 +88,7 @@ class Script:
         return ""
 
     def forget_lock(self) -> None:
-        """Replace the lock in a forked child: the thread that held it may not exist there."""
+        """Replace the lock in a forked child, because the thread that held it may not exist there."""
         self._lock = threading.RLock()
 
     def _import(self) -> None:
@@ -123,7 +123,7 @@ os.register_at_fork(after_in_child=lambda: script.forget_lock())
 
 
 def renew(path: str | None, name: str | None = None) -> None:
-    """Replace the template's ``__main__`` by the script's, with its file and its ``python -m`` module."""
+    """Replace the template's ``__main__`` with the script's, with its file and its ``python -m`` module."""
     global script
     script = Script(path, name)
     module = MainModule("__main__")
@@ -134,7 +134,7 @@ def renew(path: str | None, name: str | None = None) -> None:
 
 
 def pin() -> None:
-    """Protect the functions that arrived so far from later copies; the worker's class refers to them by name."""
+    """Protect the functions that have arrived so far from later copies; the worker's class refers to them by name."""
     main = sys.modules["__main__"]
     script.pinned = frozenset(name for name, value in vars(main).items() if isinstance(value, FunctionType))
 
@@ -146,7 +146,7 @@ def register(definition: Any) -> None:
         return
     name = definition.__qualname__
     if definition.__module__ == "__mp_main__":
-        # A spawned child imports the script under this name; its __main__ is the same module.
+        # A spawned child imports the script under this name, and its __main__ is the same module.
         definition.__module__ = "__main__"
     if isinstance(definition, FunctionType) and name in script.pinned:
         return
@@ -164,7 +164,7 @@ def keep(names: dict[str, Any]) -> None:
 
 
 def own(name: str) -> Any:
-    """Return the object with a dotted name in this process's script, or None, without importing anything."""
+    """Return the object with a dotted name in this process's script, or None; imports nothing."""
     first, *others = name.split(".")
     found = vars(sys.modules["__main__"]).get(first)
     if found is None and script.module is not None:
@@ -180,7 +180,7 @@ def imported_space() -> dict[str, Any] | None:
 
 
 def resolve(name: str) -> Any:
-    """Return the script's object that travelled by name; raise AttributeError if this process lacks it."""
+    """Return the script's object that was sent by name; raise AttributeError if this process lacks it."""
     main = sys.modules["__main__"]
     try:
         return getattr(main, name)

@@ -1,7 +1,7 @@
-"""Memory-mapped files whose pages are mapped and unmapped while other threads run.
+"""Memory-mapped files whose pages can be mapped and unmapped while other threads run.
 
-Python's own ``mmap`` holds the GIL throughout, a tenth of a second or more per gigabyte, and keeps a descriptor open
-for each mapping.
+Python's own ``mmap`` holds the GIL all the time, for a tenth of a second or more per gigabyte, and keeps a descriptor
+open for each mapping.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def _access(writable: bool) -> int:
 
 
 def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
-    """Map a part of a file, shared with other mappings, with all pages present: access causes no page fault.
+    """Map a part of a file, shared with other mappings, with all pages present, so that access causes no page fault.
 
     The part begins at a multiple of the page size. The ctypes array stays mapped until the last tensor or view made
     from it is gone; finalizers attached to it (``weakref.finalize``) run earlier. A write to memory that is not
-    ``writable`` is a fault (SIGSEGV), not an exception, whatever the view claims.
+    ``writable`` causes a fault (SIGSEGV), not an exception, whatever the view claims.
     """
     address = _LIBC.mmap(None, size, _access(writable), mmap.MAP_SHARED, fd, offset)
     if address == _FAILED:
@@ -49,7 +49,7 @@ def map_memory(fd: int, size: int, offset: int = 0, *, writable: bool) -> Any:
     # The kernel unmaps everything when the process exits.
     weakref.finalize(memory, _unmap, address, size).atexit = False
     for start, length in _steps(address, size):
-        # Before Linux 5.14 the call fails, and pages are mapped on first access instead.
+        # Before Linux 5.14, the call fails, and pages are mapped on first access instead.
         _LIBC.madvise(start, length, _POPULATE_WRITE if writable else _POPULATE_READ)
     return memory
 

@@ -1,4 +1,4 @@
-"""Masking of secrets: values by name, texts by the patterns of secrets, environment variables by an allow-list."""
+"""Masking of secrets: values by their names, texts by patterns of secrets, environment variables by an allow-list."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _WORDS: Final = (
     r"|WEBHOOK|AUTH(?!ORS?(?![A-Z]))|(?<![A-Z])(?:JWT|DSN|SAS|PAT|PIN|OTP)(?![A-Z])"
 )
 _SECRET: Final = re.compile(rf"KEY|{_WORDS}", re.IGNORECASE)
-# Names that make a number a secret; other numbers are limits: ``max_tokens``, ``num_keys``.
+# Names that make a number a secret; all other numbers are limits, such as ``max_tokens`` or ``num_keys``.
 _SECRET_NUMBER: Final = re.compile(r"PASS[WPC]|PWD|SECRET|(?<![A-Z])(?:PIN|OTP)(?![A-Z_])", re.IGNORECASE)
 
 _NAME: Final = rf"(?:(?:API|ACCESS|ACCOUNT|SSH|SIGNING)[_.-]?KEY|{_WORDS})[\w.-]{{0,64}}"
 _ASSIGNED: Final = re.compile(
-    # ``--api-key VALUE``; ``password=VALUE`` of a command line, a query, a connection string; ``"token": "VALUE"``.
+    # ``--api-key VALUE``; ``password=VALUE`` in a command line, a query, a connection string; ``"token": "VALUE"``.
     rf"((?<!\S)--?[\w.-]{{0,64}}{_NAME}\s+(?!-)|{_NAME}=|{_NAME}[\"']\s*:\s*(?=[\"']))(\"[^\"]*\"|'[^']*'|[^\s&]+)",
     re.IGNORECASE,
 )
-# User part of a URL: a password, or a single name, which may be a token.
+# User part of a URL: a name and a password, or a single name, which may be a token.
 _USER: Final = re.compile(r"(://)(?:[^/\s:@]+:?(?:(?<=:)x-oauth-basic)?|([^/\s:@]*:)[^/\s]+)(?=@)")
 
 # Tokens with the well-known prefixes of services, JSON web tokens, private keys.
@@ -58,7 +58,7 @@ _HARMLESS: Final = (
 
 
 def shown(name: str, value: str) -> str:
-    """Return a value as a log may show it: ``***`` if its name suggests a secret, and with secrets inside it masked."""
+    """Return a value as a log may show it: ``***`` if its name suggests a secret, else with secrets in it masked."""
     if _SECRET.search(name):
         return _MASK
     value = _USER.sub(rf"\1\2{_MASK}", value)
@@ -79,7 +79,7 @@ def masked(data: Any, name: str = "") -> Any:
 
 
 def masked_texts(data: Any) -> Any:
-    """Return plain data, whose keys the framework defined, with secrets in its texts masked."""
+    """Return plain data, whose keys the framework defined, with the secrets in its texts masked."""
     if isinstance(data, Mapping):
         return {key: masked_texts(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -88,7 +88,7 @@ def masked_texts(data: Any) -> Any:
 
 
 def masked_variables(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values of harmless variables, and only the lengths of all others."""
+    """Return the values of harmless variables, and only the lengths of all other values."""
     return {
         name: shown(name, str(value)) if _is_harmless(name) else f"{_MASK} (length {len(str(value))})"
         for name, value in environment.items()

@@ -1,18 +1,18 @@
-"""``NameTable``: names of one kind in a run, kept by node 0's daemon, for groups, channels or promised channels.
+"""``NameTable``: names of one kind in a run (groups, channels or promised channels), kept by node 0's daemon.
 
 A name is reserved, published with a roster, found and released. A lookup waits for a roster::
 
     reserve() ──► publish() ──► release()
-        └── the owner has ended, or the launch has failed ──► as never reserved
+        └── the owner has ended, or the launch has failed ──► as if never reserved
 
-The *number* of an entry identifies it: numbers rise by one and are used once.  Publishing and releasing go by number,
-so that a process with the number of a released entry cannot affect a later entry of the same name.
+The *number* of an entry identifies it: numbers rise by one and are never reused. An entry is published and released by
+number, so that a process with the number of a released entry cannot affect a later entry of the same name.
 
-A table remembers the latest released names that had been published, and a lookup of such a name fails at once. A lookup
-of any other name waits, however often the name was reserved.
+A table remembers the most recently released names, if they had been published. A lookup of such a name fails
+immediately. A lookup of any other name waits, however often the name was reserved.
 
-After each change ``settle`` removes the lookups that can be answered now. ``look`` judges a lookup when it is made and
-after each change, so that early and late lookups get the same answer.
+After each change, ``settle`` removes the lookups that can be answered now. ``look`` judges a lookup both when it is
+made and after each change, so that early and late lookups get the same answer.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rlinf_async.errors import ClosedError
 
 Waiter = tuple[int, int]  # endpoint, number of its request
 
-PENDING: Final = object()  # result of a lookup that waits
+PENDING: Final = object()  # result of a lookup that must wait
 
-# Number of closed names that are remembered; the oldest are forgotten first, and lookups of forgotten names wait.
+# Number of closed names that are remembered. The oldest is forgotten first; a lookup of a forgotten name waits.
 MAX_CLOSED_NAMES: Final = 4096
 
 _MEMBERS: Final = -1
@@ -38,7 +38,7 @@ _MEMBERS: Final = -1
 
 @dataclass
 class Entry:
-    """Reservation of a name; ``roster`` is the answer to lookups, None until it is published."""
+    """The reservation of a name; ``roster`` is the answer to lookups, or None until it is published."""
 
     number: int
     name: str
@@ -53,7 +53,7 @@ E = TypeVar("E", bound=Entry)
 
 
 class NameTable(Generic[E]):
-    """Entries by number and by name, and lookups that wait; ``kind`` is the noun for the thing: ``"group"``."""
+    """Entries by number and by name, and lookups that wait; ``kind`` is the noun for an entry: ``"group"``."""
 
     def __init__(self, kind: str, entry: Callable[[int, str, int], E]) -> None:
         self.kind = kind
@@ -61,20 +61,20 @@ class NameTable(Generic[E]):
         self.named: dict[str, E] = {}
         self._entry = entry
         self._numbers = itertools.count(1)
-        self._closed: dict[str, str] = {}  # noun ("experience") of the last holder of each closed name
+        self._closed: dict[str, str] = {}  # maps each closed name to its last holder's noun ("experience")
         self._lookups: dict[Waiter, tuple[str, int | None, int]] = {}
 
     def __repr__(self) -> str:
         return f"<NameTable of {self.kind}s [{len(self.entries)} entries, {len(self._lookups)} lookups]>"
 
     def reserve(self, name: str, owner: int) -> int:
-        """Return the number of a new entry; the first entry that is published gets the name."""
+        """Return the number of a new entry. The first entry to be published gets the name."""
         entry = self._entry(next(self._numbers), name, owner)
         self.entries[entry.number] = entry
         return entry.number
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
-        """Publish a roster. Return None, or the roster that has the name; KeyError unless reserved by this owner."""
+        """Publish a roster. Return None, or the roster that has the name; KeyError unless this owner reserved it."""
         entry = self.entries.get(number)
         if entry is None or (entry.name, entry.owner, entry.roster) != (name, owner, None):
             raise KeyError(f"{self.kind} '{name}' (number {number}) is not reserved by the process that publishes it")
@@ -88,8 +88,8 @@ class NameTable(Generic[E]):
     def find(self, waiter: Waiter, name: str, rank: int | None = None, after: int = 0) -> Any:
         """Return the roster, or ``PENDING`` if ``settle`` will return it later; ClosedError if the entry is closed.
 
-        A roster with ``rank`` is enough for a group that members join.  If the process ``after`` of that rank has ended
-        and the rank is restarted, the lookup waits for its successor.
+        If members join the group one by one, a roster that includes ``rank`` suffices. If the process ``after`` of that
+        rank has ended and the rank is being restarted, the lookup waits for the next process.
         """
         if (answer := self.look(name, rank, after)) is PENDING:
             self._lookups[waiter] = name, rank, after
@@ -167,16 +167,16 @@ class NameTable(Generic[E]):
 class GroupEntry(Entry):
     """A group; its roster has an entry for each rank.
 
-    A group that its members join one by one belongs to them, and is published while all ``size`` members are present; a
-    lookup of one member need not wait for the others.
+    A group whose members join one by one belongs to them, and is published as long as all ``size`` members are present;
+    a lookup of one member need not wait for the others.
     """
 
     size: int = 0
     lost: set[int] = field(default_factory=set)  # endpoints of ended ranks that will not be restarted
-    members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry, by rank
+    members: dict[int, tuple[int, Any]] = field(default_factory=dict)  # owner and roster entry of each rank
 
     def roster_with(self, rank: int | None) -> Any:
-        """Return a roster that has this rank, or, for None, all ranks. Absent ranks are None in the roster."""
+        """Return a roster that includes this rank or, for None, all ranks. In a roster, absent ranks are None."""
         if self.roster is not None:
             return self.roster
         if rank is None or (rank not in self.members and rank < self.size):
@@ -195,7 +195,7 @@ class GroupEntry(Entry):
 
 
 class GroupNames(NameTable[GroupEntry]):
-    """Names of groups: each belongs to the process that reserves it, or to the members that join it."""
+    """The names of groups: each belongs to the process that reserves it, or to the members that join it."""
 
     def __init__(self) -> None:
         super().__init__("group", GroupEntry)
@@ -212,7 +212,7 @@ class GroupNames(NameTable[GroupEntry]):
         return number
 
     def join(self, name: str, rank: int, size: int, owner: int, member: Any) -> None:
-        """Register a member that joins on its own; ValueError if name or rank is taken or the size differs."""
+        """Register a member that joins on its own. ValueError if the name or rank is taken, or the size differs."""
         if not 0 <= rank < size:
             raise ValueError(f"'{name}' has {size} members: there is no rank {rank}")
         if name not in self.named:
@@ -229,7 +229,7 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster = [entry.members[rank][1] for rank in range(size)]
 
     def replace(self, number: int, owner: int, rank: int, was: int, member: Any) -> None:
-        """Register the restarted process of a rank in place of the endpoint ``was``; ``member`` None means never.
+        """Register a rank's restarted process in place of endpoint ``was``; None means that the rank never returns.
 
         Raises:
             KeyError: this owner has published no such group, or the group has no such rank.
@@ -243,7 +243,7 @@ class GroupNames(NameTable[GroupEntry]):
             entry.roster[rank] = member
 
     def rank_of(self, name: str, rank: int) -> Any:
-        """Return the roster entry of a rank, or None."""
+        """Return the roster entry of a rank, or None if there is none."""
         entry = self.named.get(name)
         roster = None if entry is None else entry.roster_with(rank)
         return roster[rank] if roster is not None and 0 <= rank < len(roster) else None
@@ -269,11 +269,11 @@ class GroupNames(NameTable[GroupEntry]):
 
 @dataclass
 class ChannelEntry(Entry):
-    """A channel or an experience; a released one is kept until all its queues have ended.
+    """A channel or an experience; after its release it is kept until all its queues have ended.
 
     Attributes:
-        nodes: nodes where its queues have not ended.
-        pins: node by key, for a distributed channel.
+        nodes: nodes on which its queues have not ended.
+        pins: maps each key of a distributed channel to its node.
         promises: promises that this channel has fulfilled.
     """
 
@@ -283,15 +283,15 @@ class ChannelEntry(Entry):
 
 
 class ChannelNames(NameTable[ChannelEntry]):
-    """Names of channels, at most one open channel per name, and all existing channels by number.
+    """The names of channels, with at most one open channel per name, and all existing channels by number.
 
-    A channel that is not in the table has ended, so ended channels take no memory.
+    A channel that is not in the table has ended, so ended channels use no memory.
     """
 
     def __init__(self, is_gone: Callable[[int], bool]) -> None:
         super().__init__("channel", ChannelEntry)
         self._is_gone = is_gone
-        self.kept: dict[str, ChannelEntry] = {}  # channels by promise fulfilled
+        self.kept: dict[str, ChannelEntry] = {}  # maps each fulfilled promise to its channel
 
     def publish(self, name: str, number: int, owner: int, roster: Any) -> Any:
         """Publish a roster, like ``NameTable.publish``; ValueError if the roster has no nodes."""
@@ -304,7 +304,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return known
 
     def release(self, number: int, owner: int) -> bool:
-        """Free the name, on behalf of any process. Return False if the channel does not exist or was closed before."""
+        """Free the name, for any process. Return False if there is no such channel or it was already closed."""
         entry = self.entries.get(number)
         if entry is None or (entry.roster is not None and not self._is_open(entry)):
             return False
@@ -314,7 +314,7 @@ class ChannelNames(NameTable[ChannelEntry]):
         return True
 
     def pin(self, number: int, key: bytes, node: int) -> int | None:
-        """Return the node of a key: ``node`` if the key is new, None if the channel has ended without items for it."""
+        """Return a key's node (``node`` if the key is new), or None if the channel has ended with no items for it."""
         entry = self.entries.get(number)
         if entry is None or not self._is_open(entry):
             return None if entry is None else entry.pins.get(key)
@@ -328,7 +328,7 @@ class ChannelNames(NameTable[ChannelEntry]):
                 self._close(entry)
 
     def lose_node(self, node: int) -> None:
-        """Record the loss of a node's queues; clients of a still open channel get the error on connecting."""
+        """Record the loss of a node's queues. Clients of channels that are still open get the error on connecting."""
         for entry in list(self.entries.values()):
             entry.nodes.discard(node)
             if not entry.nodes and entry.roster is not None and not self._is_open(entry):
@@ -347,19 +347,19 @@ class ChannelNames(NameTable[ChannelEntry]):
 
 
 class PromiseNames(NameTable[Entry]):
-    """Names of promises: channels that were passed on before they had a number.
+    """The names of promises: channels that were passed on before they had a number.
 
-    Each maker counts its promises, and names them ``"maker.count"``. Promises are not reserved, and are published in
+    Each maker counts its promises, and names them ``"maker.count"``. Promises are not reserved. They are published in
     any order, each with the number of its channel or the reason why there will be none. A lookup returns None for a
-    published promise whose channel has ended, and for all promises of an ended maker.
+    published promise whose channel has ended, and for all promises of a maker that has ended.
     """
 
     def __init__(self, channels: ChannelNames, is_gone: Callable[[int], bool]) -> None:
         super().__init__("promise", Entry)
         self._channels = channels
         self._is_gone = is_gone
-        self._published: dict[int, EndedEndpoints] = {}  # counts of published promises, by maker
-        # Reasons why promised channels could not be made, kept as long as their makers live.
+        self._published: dict[int, EndedEndpoints] = {}  # maps each maker to the counts of its published promises
+        # Reasons why promised channels could not be created, kept as long as their makers are alive.
         self._failed: dict[str, str] = {}
 
     def reserve(self, name: str, owner: int) -> int:
@@ -380,10 +380,10 @@ class PromiseNames(NameTable[Entry]):
                 self._failed.setdefault(name, roster)
 
     def look(self, name: str, rank: int | None = None, after: int = 0) -> Any:
-        """Return the channel's roster, None if the channel has ended, or why it could not be made.
+        """Return the channel's roster, None if the channel has ended, or the reason why it could not be created.
 
         Raises:
-            ValueError: the name is not a promise's.
+            ValueError: the name is not that of a promise.
         """
         maker, count = _promise(name)
         if (channel := self._channels.kept.get(name)) is not None:

@@ -1,14 +1,14 @@
-"""Rules for names that users give to groups and channels."""
+"""Rules for the names that users give to groups and channels."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-# The limit of file names, 255 bytes, less room for ranks: the name appears in names of log folders and nested groups.
+# The limit on file names, 255 bytes, minus room for ranks: log folders and nested groups have names with this name.
 _MAX_GROUP_BYTES: Final = 200
 
-# Each request of a channel carries its name, and tables show it.
+# Each request to a channel carries the channel's name, and tables show it.
 _MAX_CHANNEL_BYTES: Final = 4096
 
 _TAKEN: Final = {
@@ -19,7 +19,7 @@ _FILE: Final = re.compile(r"(?:daemon_\d+|template_\d+_\d+)\.log")
 
 
 def check_group_name(name: object) -> None:
-    """Check the name of a group; TypeError or ValueError says why it is not allowed, and what to do."""
+    """Check the name of a group. A TypeError or ValueError says why the name is not allowed, and what to do."""
     name = _text(name, "group", _MAX_GROUP_BYTES)
     if not name or name in (".", "..") or not name.isprintable() or "/" in name:
         raise ValueError(f"{name!r} cannot be a group's name: it is shown, and names a folder of log files")
@@ -28,7 +28,7 @@ def check_group_name(name: object) -> None:
 
 
 def check_channel_name(name: object, noun: str = "channel") -> None:
-    """Check the name of a channel or an experience; raises like ``check_group_name``."""
+    """Check the name of a channel or an experience. Raises like ``check_group_name``."""
     _text(name, noun, _MAX_CHANNEL_BYTES)
 
 

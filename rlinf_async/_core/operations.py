@@ -1,22 +1,22 @@
-"""Catalogue of the requests that daemons answer: a dataclass per operation, its fields and answer type; parses them.
+"""Catalogue of the requests that daemons answer: one dataclass per operation, with its fields and answer type.
 
-A request is a REQUEST frame with the operation's name and a map of its fields, all plain data; its answer comes as an
+A request is a REQUEST frame with the operation's name and a map of its fields, all plain data. Its answer arrives as an
 ANSWER frame, immediately or later. A star marks an operation that keeps something for its requester
 (``WaitingOperation``)::
 
     operation           fields                                      answer          asked by, for
-    -- names of groups, channels and promises (of channels passed on unnumbered), at node 0
+    -- names of groups, channels and promises (of channels that have no number yet), at node 0
     Reserve *           kind name                                   int             a launch, Channel.create(), first
-    Publish             kind name number roster                     Any             the same, once it is made; a maker
-                                                                                    of a promise: which channel it is
+    Publish             kind name number roster                     Any             the same, at the end; the maker of a
+                                                                                    promise: which channel fulfils it
     Find *              kind name rank after                        Any             from_group_name(), the first send,
-                                                                                    connect(), a channel passed on;
-                                                                                    after a rank's end: its next one
-    CancelFind          kind number                                 list[str]       a lookup that was too late
+                                                                                    connect(), a received channel;
+                                                                                    a dead rank's next process
+    CancelFind          kind number                                 list[str]       a lookup that timed out
     Release             kind number                                 bool            close() of a group or a channel
     JoinGroup *         name rank size entry                        None            a worker's subprocess
-    RankReturned        group number rank was entry report          None            a group's owner, of every daemon:
-                                                                                    a rank is back; or never (no entry)
+    RankReturned        group number rank was entry report          None            a group's owner, to every daemon:
+                                                                                    a rank is back, or never (no entry)
     IsAlive             group rank                                  bool            is_worker_alive()
     ComesBack           endpoint                                    bool            an experience's daemon: a trainer
                                                                                     of a lost node
@@ -30,7 +30,7 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
     HostExperience *    number name options                         None            Experience.create()
     SetVersion          number trainer version restart              None            set_version() of an experience
     Published           group name version restart                  list[int]       publish(): which nodes follow
-    FollowPublications  group                                       Any             a daemon, of every other one
+    FollowPublications  group                                       Any             a daemon, to every other daemon
     SettleGroups *      number take groups                          None            the end of a take
     CountSamples        number                                      dict[str, Any]  stats() of an experience
     CountEarlier        number version taken dropped                None            load_state_dict()
@@ -43,31 +43,31 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
                         supervised script_env close_grace
                         preload own_modules
     CloseGroup          group number grace                          None            close() of a group
-    Watch *             numbers                                     None            messages: peers that are waited for
+    Watch *             numbers                                     None            messages: peers that are awaited
     WatchedBy *         endpoints                                   None            messages: peers that are written to
     CallsChecked        check finished                              None            the answer to ``check_calls``
     OwesCall            number source call after                    bool            a collective that a rank has left
     KillStuck           verdict                                     None            a worker that cannot continue
     FindStopped         numbers                                     list[int]       a warning: ranks that do not answer
-    -- what a node has
+    -- resources of a node
     FreePort                                                        int             find_free_port()
     LeasePort *         max_port                                    int             acquire_free_port()
     LockDevices *       name devices                                None            device_lock; at node 0
     UnlockDevices       number                                      list[str]       device_lock; at node 0
     ReserveLines        lines nbytes                                float           emulated networks; at node 0
-    FindHardware        node_rank sections sys_path extension       list[str]       Cluster(), where there is hardware
+    FindHardware        node_rank sections sys_path extension       list[str]       Cluster(), if there is hardware
                         python
-    -- which nodes are lost
-    ReportLink          node reason                                 None            a daemon, of node 0: a link is over
-    AnswerNode                                                      None            node 0, of a node so reported
-    NodeIsLost          epoch node reason                           None            node 0, of every daemon
-    SetLease            seconds                                     None            a driver, of every daemon
+    -- lost nodes
+    ReportLink          node reason                                 None            a daemon, to node 0: a link ended
+    AnswerNode                                                      None            node 0, to such a node
+    NodeIsLost          epoch node reason                           None            node 0, to every daemon
+    SetLease            seconds                                     None            a driver, to every daemon
     -- for people
     NodeStatus                                                      dict[str, Any]  status()
     RequestProgress     operation fields number                     str             a warning about a long wait
     QueueState          number key                                  str             a warning about a long wait
-    Inspect             numbers parts                               dict[str, Any]  a report of the run, of every daemon
-    Inspected           round activities                            None            every process, of its own daemon
+    Inspect             numbers parts                               dict[str, Any]  a report of the run, to every daemon
+    Inspected           round activities                            None            every process, to its own daemon
     NodeDetails         devices                                     dict[str, Any]  an operator: logs, devices, commands
     KillRanks           numbers reason                              list[int]       an operator; a group's owner
     RestartRanks        numbers                                     list[int]       an operator
@@ -75,18 +75,18 @@ ANSWER frame, immediately or later. A star marks an operation that keeps somethi
     DebugSaid           operator state text                         None            a rank: its debugger's output
     RankStopped         endpoint name where attached                None            a rank: its debugger starts or ends
     ListRunFiles                                                    list[list[Any]] an operator: logs, flight recorders
-    ReadRunFile         path offset nbytes                          bytes           an operator: a piece of one of these
+    ReadRunFile         path offset nbytes                          bytes           an operator: part of one of these
     EndRun              by                                          bool            an operator
-    ServeMetrics        address                                     str             a driver, of node 0: host:port
-    ScrapeNode                                                      dict[str, Any]  node 0, of every daemon, per scrape
+    ServeMetrics        address                                     str             a driver, to node 0: host:port
+    ScrapeNode                                                      dict[str, Any]  node 0, to every daemon, per scrape
     ReportError         key text                                    None            an error that no code has awaited
-    WithdrawError       key                                         None            the same, awaited after all
+    WithdrawError       key                                         None            the same error, once awaited
     -- the trace; home is the daemon that writes it
-    OpenTrace           path                                        dict[str, Any]  a driver, of its daemon: home
-    StartTrace          node path                                   None            the same, of every daemon
-    ReadClock                                                       int             home, of every daemon
-    WriteSpans          batch                                       None            every daemon, of home
-    CollectTrace                                                    None            Tracer.finalize(), of every daemon
+    OpenTrace           path                                        dict[str, Any]  a driver, to its daemon: home
+    StartTrace          node path                                   None            the same driver, to every daemon
+    ReadClock                                                       int             home, to every daemon
+    WriteSpans          batch                                       None            every daemon, to home
+    CollectTrace                                                    None            Tracer.finalize(), to every daemon
 """
 
 # This module must not import ``annotations`` from ``__future__``: ``read`` checks values against annotation objects.
@@ -99,7 +99,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar, dataclass_transform, 
 
 Answer = TypeVar("Answer")
 
-# Round in an ``Inspected`` from a process that has not read the request; it answers all rounds that wait for the
+# Round in an ``Inspected`` from a process that has not read the request; it answers all rounds that wait for that
 # process.
 ALL_ROUNDS: Final = 0
 
@@ -121,7 +121,7 @@ def _check_of(kind: Any) -> Callable[[Any], bool]:
 class Operation(Generic[Answer]):
     """A request that a daemon answers itself; subclasses are frozen dataclasses of plain data.
 
-    The methods are defined here once, because generation by ``dataclass`` per class costs 25 ms at every start.
+    The methods are defined here once, because having ``dataclass`` generate them per class costs 25 ms at every start.
     """
 
     checks: ClassVar[dict[str, Callable[[Any], bool]]]
@@ -143,9 +143,9 @@ class Operation(Generic[Answer]):
 
 
 class WaitingOperation(Operation[Answer]):
-    """Operation that keeps something for its requester and is refused once that process has ended.
+    """An operation that keeps something for its requester and is refused once that process has ended.
 
-    A frame is read before its connection closes, but its handler runs in a separate task, perhaps after the cleanup.
+    The frame is read before its connection closes, but it is handled in a separate task, perhaps after the cleanup.
     """
 
 
@@ -234,7 +234,7 @@ OPERATIONS: Final = {kind.__name__: kind for kind in _KINDS if kind is not Waiti
 
 
 def read(name: str, fields: Any) -> Operation[Any]:
-    """Return the operation that a request names; ValueError names the unknown operation or the wrong field."""
+    """Return the operation that a request names; a ValueError names the unknown operation or the wrong field."""
     kind = OPERATIONS.get(name)
     if kind is None:
         raise ValueError(f"a daemon knows no operation {name!r}")

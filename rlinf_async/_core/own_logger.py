@@ -1,11 +1,11 @@
-"""Loggers of the framework: warnings appear however a script configures logging globally."""
+"""Loggers of the framework, whose warnings appear however a script configures logging globally."""
 
 from __future__ import annotations
 
 import logging
 from typing import Final
 
-# Topmost loggers of the framework; only their own configuration suppresses its records.
+# Topmost loggers of the framework; only their own configuration suppresses the framework's records.
 NAMES: Final = ("rlinf_async", "rlinf_launcher", "RLinf")
 
 _LAST_RESORT: Final = logging.lastResort
@@ -19,10 +19,10 @@ def own_logger(name: str) -> logging.Logger:
 
 
 class OwnLogger(logging.Logger):
-    """Logger whose warnings and errors only the framework's own loggers can suppress, by level, handler or filter.
+    """Logger whose warnings and errors only the framework's own loggers can suppress (by level, handler or filter).
 
-    Scripts and libraries configure logging for themselves: ``dictConfig`` disables all existing loggers,
-    ``logging.disable`` and the root's level concern all records, and the root's handlers may ignore framework records.
+    Scripts and libraries configure logging for their own purposes: ``dictConfig`` disables all existing loggers,
+    ``logging.disable`` and the root's level affect all records, and the root's handlers may ignore framework records.
     A warning that no handler accepts goes to stderr.
     """
 

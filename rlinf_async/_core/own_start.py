@@ -1,7 +1,7 @@
-"""Initial state of this process: environment, interpreter options, and later changes of variables.
+"""The initial state of this process: environment and interpreter options; later changes of variables.
 
-A driver's changes travel with each launch. A worker was forked from a template, so its initial state is what its daemon
-says, not that of its exec. A launch from a worker also carries the changes that came with that worker's own launch.
+A driver's changes are sent with each launch. A worker was forked from a template, so its initial state is what its
+daemon says, not the state at exec. A launch by a worker also passes on the changes that came with its own launch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-# Variables with their new values, None for deleted variables. Environments are bytes, which need not be UTF-8.
+# Maps each changed variable to its new value, or None if it was deleted. Environments are bytes, not always UTF-8.
 Changes = Mapping[bytes, bytes | None]
 
 # Variables that describe one process's place in a run, and must not be copied to another process.
@@ -26,10 +26,10 @@ _COERCED: Final = ("C.UTF-8", "C.utf8", "UTF-8")
 
 
 def _read_environment() -> dict[str, str]:
-    """Return this process's initial environment, or the current one if the kernel does not show it.
+    """Return this process's initial environment, or the current one if the kernel does not show the initial one.
 
-    ``setproctitle`` and similar libraries overwrite the memory that the kernel shows. Compared with that memory, every
-    variable would look changed.
+    ``setproctitle`` and similar libraries overwrite the memory that the kernel shows, so that every variable would seem
+    to have changed.
     """
     now = dict(os.environ)
     try:
@@ -39,7 +39,7 @@ def _read_environment() -> dict[str, str]:
     pairs = [entry.partition(b"=") for entry in data.removesuffix(b"\0").split(b"\0")] if data else []
     if not all(name and equals for name, equals, _ in pairs):
         return now
-    # The first of several definitions of a variable counts, as for getenv().
+    # If a variable is defined several times, the first definition counts, as for getenv().
     found = {os.fsdecode(name): os.fsdecode(value) for name, _, value in reversed(pairs)}
     if "LC_CTYPE" not in found and now.get("LC_CTYPE") in _COERCED:
         found["LC_CTYPE"] = now["LC_CTYPE"]
@@ -50,7 +50,7 @@ _start: tuple[Mapping[str, str], Changes] = (_read_environment(), {})
 
 
 def begin(environment: Mapping[str, str], carried: Changes) -> None:
-    """Reset the reference for changes; ``carried`` are those that came with the launch of this process."""
+    """Reset the reference for changes; ``carried`` holds the changes that came with the launch of this process."""
     global _start
     _start = (dict(environment), carried)
 
@@ -66,11 +66,11 @@ def changed_variables() -> dict[bytes, bytes | None]:
 
 
 def interpreter_flags(argv: list[str] | None = None) -> list[str]:
-    """Return the options of this process's interpreter that workers need too: ``["-O", "-X", "dev"]``.
+    """Return the options of this process's interpreter that workers also need, such as ``["-O", "-X", "dev"]``.
 
-    The flags come from the command line, not from ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a node
-    with the environment, and flags that repeat them would require a second template. ``-S`` is omitted, because the
-    template finds torch through ``site``.
+    The options come from the command line, not from ``sys.flags``: variables such as PYTHONDONTWRITEBYTECODE reach a
+    node with the environment, and options that repeat them would require a second template. ``-S`` is omitted, because
+    the template finds torch through ``site``.
     """
     words = iter((sys.orig_argv if argv is None else argv)[1:])
     flags: list[str] = []

@@ -1,4 +1,4 @@
-"""Bodies of frames: small ones inline, large ones in shared memory, by descriptor."""
+"""Bodies of frames: small bodies inline, large bodies in shared memory, sent as a descriptor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Body = bytes | memoryview  # received body: bytes, or a private mapping of the s
 
 
 def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
-    """Return a frame's body field and the descriptors sent with it; raise MemoryError if memory is short."""
+    """Return a frame's body field and the descriptors sent with it; MemoryError if memory is short."""
     if isinstance(encoded, bytes):
         if len(encoded) <= MAX_INLINE_BYTES:
             return encoded, ()
@@ -26,7 +26,7 @@ def pack_body(encoded: Encoded | bytes) -> tuple[bytes | int, Sequence[int]]:
 
 
 def open_body(body: Any, fds: list[int]) -> Body:
-    """Return the bytes of a body, and close its descriptor; TransferFailed if lost, else as for ``map_private``."""
+    """Return the bytes of a body and close its descriptor. Raise TransferFailed if lost, or as ``map_private``."""
     if not fds:
         if isinstance(body, str):
             raise TransferFailed(body)

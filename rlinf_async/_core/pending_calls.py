@@ -1,4 +1,4 @@
-"""Open calls: ``Tally``, answers by rank, kept by the caller; ``PendingCalls``, a worker's open calls, kept by its
+"""Open calls: ``Tally``, the answers by rank, kept by the caller; ``PendingCalls``, a worker's open calls, kept by its
 daemon.
 
 Plain state: both return the next action, which their owners carry out.
@@ -17,7 +17,7 @@ Body = Any  # bytes, or the owner's replacement for them (a mapped segment)
 
 
 class TallyStep(Enum):
-    """Next action of a tally's owner after an answer."""
+    """The next action of a tally's owner after an answer."""
 
     WAIT = auto()
     FINISH = auto()  # every slot has answered
@@ -31,7 +31,7 @@ WAIT, FINISH, CANCEL_OTHERS, NOTHING = TallyStep
 
 
 class Tally:
-    """Answers to one call, slot by slot."""
+    """The answers to one call, slot by slot."""
 
     __slots__ = ("answers", "failed", "missing", "whole")
 
@@ -42,7 +42,7 @@ class Tally:
         self.whole = True  # true while every answer so far is a result
 
     def answer(self, slot: int, status: int, body: Body) -> TallyStep:
-        """Record the final answer of a slot; drop a second answer of the same slot."""
+        """Record the final answer of a slot; ignore a second answer of the same slot."""
         if self.answers[slot] is not None:
             return NOTHING
         self.answers[slot] = (status, body)
@@ -51,7 +51,7 @@ class Tally:
             self.whole = False
             if status not in HARMLESS and not self.failed:
                 self.failed = first_failure = True
-        self.missing -= 1  # last: a thread that sees zero must also see ``failed``
+        self.missing -= 1  # decrement last: a thread that sees zero must also see ``failed``
         if not self.missing:
             return FINISH
         return CANCEL_OTHERS if first_failure else WAIT
@@ -60,7 +60,7 @@ class Tally:
         return [slot for slot, answer in enumerate(self.answers) if answer is None]
 
     def failures(self) -> list[tuple[int, int, Body]]:
-        """Return (slot, status, body) of every answer that is an error in its own right."""
+        """Return (slot, status, body) for each answer that is an error in its own right."""
         return [
             (slot, answer[0], answer[1])
             for slot, answer in enumerate(self.answers)
@@ -69,7 +69,7 @@ class Tally:
 
 
 class PendingCalls:
-    """Calls that one endpoint has accepted and not yet answered."""
+    """The calls that one endpoint has accepted and not yet answered."""
 
     __slots__ = ("_open",)
 
@@ -80,7 +80,7 @@ class PendingCalls:
         return len(self._open)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield (source, call) of every open call, oldest first."""
+        """Yield (source, call) for each open call, oldest first."""
         return iter(self._open)
 
     def add(self, source: int, call: int, slot: int, method: str, now: float) -> None:
@@ -105,13 +105,13 @@ class PendingCalls:
         return [call for origin, call in self._open if origin == source]
 
     def fail_all(self) -> list[tuple[int, int, int]]:
-        """Remove all open calls. Return (source, call, slot) of each, oldest first."""
+        """Remove all open calls. Return (source, call, slot) for each, oldest first."""
         open_calls = [(source, call, slot) for (source, call), (slot, _, _) in self._open.items()]
         self._open.clear()
         return open_calls
 
     def ages(self, now: float, most: int | None = None) -> list[tuple[int, int, str, float]]:
-        """Return (source, call, method, seconds) of the open calls, oldest first, at most ``most`` of them."""
+        """Return (source, call, method, seconds) for the open calls, oldest first, at most ``most`` of them."""
         oldest = itertools.islice(self._open.items(), most)
         return [(source, call, method, now - since) for (source, call), (_, method, since) in oldest]
 

@@ -1,17 +1,17 @@
-"""Pool of a sender's shared-memory segments, reused when file leases show that no other process has them open.
+"""Pool of a sender's shared-memory segments, reused once file leases show that no other process has them open.
 
-Writing to fresh shared memory takes three times as long as to warm memory, because the kernel clears every page. So a
-process keeps the segments that it has sent, and asks the kernel whether one is free: every receiver gets its own
-read-only descriptor, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it open. A
-descriptor in a daemon or in transit in a socket counts as open, and so does a mapping, even one that a forked child
-inherited. Receivers return nothing, and a killed receiver frees its segments too::
+Writing to fresh shared memory takes three times as long as writing to warm memory, because the kernel clears every
+page. So a process keeps the segments that it has sent, and asks the kernel whether one is free. Every receiver gets its
+own read-only descriptor, and a write lease (``F_SETLEASE``) is granted on a file only while no other process has it
+open. A descriptor in a daemon or in transit in a socket counts as open, and so does a mapping, even one inherited by a
+forked child. Receivers need not return anything, and the segments of a killed receiver also become free::
 
     owner       fd = pool.write(parts, nbytes) ── the descriptor goes with a frame ──► receiver maps it, closes it
     owner       pool.write(…): the kernel refuses the lease, another segment is taken
     receiver    drops its last view
     owner       pool.write(…): the lease is granted, and returned at once; the same warm memory is written again
 
-Without leases no segment ever counts as free, and each message gets a fresh one.
+Without leases, no segment ever counts as free, and each message gets a fresh one.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rlinf_async._core.segment import allocate_segment, seal_segment, write_segm
 
 _MAX_SEGMENTS: Final = 64
 
-# Number of leases tried near the segment that was free last, whose memory may still be in the processor's caches; then
-# as many of the least recently used.
+# Number of leases tried near the segment that was last found free, whose memory may still be in the processor's caches;
+# after that, as many of the least recently used segments are tried.
 _MAX_INSPECTED: Final = 8
 
 _PIECE_BYTES: Final = 1 << 20  # other threads may run between two pieces
@@ -84,12 +84,12 @@ class PooledSegment:
 
 
 class Pool:
-    """Segments of this process; any thread may call the methods."""
+    """The segments of this process; any thread may call the methods."""
 
     def __init__(self, keep: float | None = None) -> None:
         self._keep = keep
         self._segments: list[PooledSegment] = []
-        # Position of the last free segment, counted from the newest of its size; about that many are in flight.
+        # Position of the segment last found free, counted from the newest of its size; about that many are in flight.
         self._age = 0
         self._lock = threading.Lock()
         _pools.add(self)
@@ -99,10 +99,10 @@ class Pool:
         return f"<Pool {len(self._segments)} segments [{kept / (1 << 20):.1f} MiB]>"
 
     def write(self, parts: Sequence[Part], nbytes: int) -> int:
-        """Return a read-only descriptor of sealed memory that begins with the parts; raises like ``write_segment``.
+        """Return a read-only descriptor of sealed memory that begins with the parts. Raises like ``write_segment``.
 
-        The caller sends the descriptor and closes it. The content does not change while the descriptor, or anything
-        made from it, is open in any process.
+        The caller sends the descriptor and closes it. The content does not change as long as the descriptor, or
+        anything made from it, is open in any process.
         """
         segment = self._take(nbytes)
         try:
@@ -116,7 +116,7 @@ class Pool:
                 self._put(segment)
 
     def borrow(self, nbytes: int) -> PooledSegment:
-        """Return a segment to fill (``write_at``) and then pass to ``finish`` or close; raises like ``write``."""
+        """Return a segment to fill (``write_at``) and then pass to ``finish`` or close. Raises like ``write``."""
         segment = self._take(nbytes)
         if segment is None:
             size = _rounded(nbytes)
@@ -180,7 +180,7 @@ class Pool:
             segment.close()
 
     def forget(self) -> None:
-        """Drop the parent's segments in a forked child: only the parent may write them."""
+        """Drop the parent's segments in a forked child, because only the parent may write to them."""
         self._lock = threading.Lock()
         self.close()
 
@@ -192,25 +192,25 @@ def _make(parts: Sequence[Part], nbytes: int) -> PooledSegment:
 
 def _adopt(made: int, size: int) -> PooledSegment:
     try:
-        # A lease needs a descriptor opened by name; a memfd's own descriptor does not suffice.
+        # A lease requires a descriptor that was opened by name; a memfd's own descriptor does not suffice.
         fd = os.open(f"/proc/self/fd/{made}", os.O_RDWR | os.O_CLOEXEC)
     finally:
         os.close(made)
-    # Opening a leased file sends its holder a signal. SIGURG is ignored by default; the usual SIGIO would kill the
-    # process.
+    # When a leased file is opened, its holder gets a signal. SIGURG is ignored by default; the usual SIGIO would kill
+    # the process.
     fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
     return PooledSegment(fd, size)
 
 
 def _rounded(nbytes: int) -> int:
-    """Round up to whole pages, by at most a sixteenth, so that similar sizes share segments."""
+    """Round up to whole pages, by at most a sixteenth, so that segments of similar sizes can be shared."""
     step = max(mmap.PAGESIZE, 1 << max(0, nbytes.bit_length() - 5))
     return -(-nbytes // step) * step
 
 
 _pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
-pool: Final = Pool()  # pool for the message bodies of this process
+pool: Final = Pool()  # the pool for this process's message bodies
 
 
 def _after_fork() -> None:

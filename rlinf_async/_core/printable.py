@@ -1,4 +1,4 @@
-"""Sanitiser for a line of foreign output: removes control sequences, and colours on request."""
+"""Sanitiser for lines of foreign output: removes control sequences and, on request, colours."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _RESET: Final = "\x1b[0m"
 
 
 def printable(line: str) -> str:
-    """Return a line without control characters; text before the last carriage return is dropped, as a terminal would
-    show it.
+    """Return a line without control characters, as a terminal would show it.
 
-    A colour that is still on at the end of the line is reset.
+    Text before the last carriage return is dropped. A colour that is still on at the end of the line is reset.
     """
     if _SUSPICIOUS.search(line) is None:
         return line

@@ -1,14 +1,14 @@
 """Fork detection: this process's pid, updated by a fork hook, and the error for a forked child. Also ends the process.
 
-An object that depends on threads, loops or sockets remembers the pid of its process. A forked child's copy has none of
-those threads, so waiting on the copy would never end::
+An object that depends on threads, loops or sockets remembers the pid of its process. A forked child has a copy of the
+object but none of the threads, so waiting on the copy would never end::
 
     self._pid = process.pid                           when it is created
     if self._pid != process.pid:                      before it waits
         raise process.forked("channel 'obs'", self._pid)
 
-A fork hook keeps ``pid`` up to date, because ``os.getpid`` is a system call.  Hooks run in the order of registration,
-and modules whose hooks make this error import this one, so their hooks find the child's pid.
+A fork hook keeps ``pid`` up to date, because ``os.getpid`` is a system call. Hooks run in the order in which they were
+registered. Modules whose hooks create this error import this module, so their hooks find the child's pid.
 
 tests/test_forks.py::test_a_drivers_child_is_told_at_once_whose_things_it_uses
 tests/test_forks.py::test_a_workers_child_is_told_at_once_whose_things_it_uses
@@ -51,13 +51,13 @@ def forked(what: str, owner: int) -> ForkedProcessError:
 
 
 def check_is_no_import(what: str) -> None:
-    """Reject a script's action while a worker or a multiprocessing child imports that script.
+    """Reject an action of a script while a worker or a multiprocessing child imports that script.
 
     Raises:
-        RuntimeError: this process, started by the spawn or forkserver method or a worker looking up a name, is
+        RuntimeError: this process, a worker looking up a name or a child of the spawn or forkserver method, is
             importing the script and would repeat its actions.
     """
-    # multiprocessing sets this flag to refuse starting processes during the import.
+    # multiprocessing sets this flag in order to refuse starting processes during the import.
     if imports_script.here or getattr(multiprocessing.process.current_process(), "_inheriting", False):
         raise RuntimeError(
             f"{what} in a {'worker' if imports_script.here else 'process that multiprocessing has spawned'}, which "
@@ -68,7 +68,7 @@ def check_is_no_import(what: str) -> None:
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """End this process as Python does when its script ends, normally or by an uncaught ``error``."""
+    """End this process as Python does when its script ends, either normally or with an uncaught ``error``."""
     code = 0 if error is None else 1
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -97,9 +97,9 @@ def is_in_editor() -> bool:
 
 
 def flush_files() -> None:
-    """Flush all files that are open for writing: ``os._exit`` would lose their buffers."""
+    """Flush all files that are open for writing, because ``os._exit`` would lose their buffers."""
     for each in gc.get_objects():
-        # Check type(), not isinstance(): isinstance() reads __class__, which makes some lazy objects load.
+        # Check type() instead of calling isinstance(), which reads __class__ and thereby makes some lazy objects load.
         if io.TextIOWrapper in type(each).__mro__ or io.BufferedWriter in type(each).__mro__:
             with contextlib.suppress(Exception):  # the file is closed, or open for reading only
                 each.flush()

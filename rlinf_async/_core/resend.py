@@ -1,16 +1,17 @@
-"""Retransmission state of a socket: sender's unacknowledged frames; receiver's count, lost descriptors, ACKs due.
+"""Retransmission state of a socket: the sender's unacknowledged frames; the receiver's count, lost descriptors, ACKs.
 
-A socket may lose frames: it breaks while both ends live, or its receiver has no free descriptor, so the kernel drops
-arriving ones. So both ends count frames, from 1; control frames (ACK, RESTART, PIECE) do not count::
+A socket may lose frames: it may break while both ends are alive, or its receiver may have no free descriptor, in which
+case the kernel drops arriving descriptors. Both ends therefore count frames, from 1; control frames (ACK, RESTART,
+PIECE) do not count::
 
     sender                                      receiver
     kept.add((data, fds, nbytes))               incoming.received += 1
     kept.acknowledge(7)  ◄──── ACK 7 ────────   rides on the next frame, or follows soon
-    kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped: skips what follows
+    kept.since(7)        ◄──── ACK 7, lost ──   descriptors of frame 8 were dropped; later frames are skipped
                          ───── RESTART ─────►   continues with frame 8
                          ── PIECE … frame 8 ►   its content, as bytes
 
-``_wire/socket_writer.py`` does the sending.  When a direct socket ends, the frames from ``take`` go through the
+``_wire/socket_writer.py`` does the sending. When a direct socket ends, the frames returned by ``take`` go through the
 daemon.
 """
 
@@ -25,18 +26,18 @@ from rlinf_async._core import frames
 from rlinf_async._core.frames import Frame, FrameError, pack, unpack
 from rlinf_async._core.segment import close_fds
 
-# Limit on kept content; above it the oldest content is forfeited before another frame is sent.
+# Limit on kept content; above it, the oldest content is given up before another frame is sent.
 MAX_KEPT_BYTES: Final = 64 << 20
 
-_MAX_KEPT_DESCRIPTORS: Final = 256  # content is forfeited above this, too
+_MAX_KEPT_DESCRIPTORS: Final = 256  # content is also given up above this limit
 
 PIECE_BYTES: Final = 256 * 1024
-# Number of unacknowledged frames at which the next frame back carries an ACK, and at which an ACK is sent by itself.
+# Unacknowledged frames from which the next frame back carries an ACK, and from which an ACK is sent by itself.
 ACK_FRAMES: Final = 64
 
 ACK_NOW_FRAMES: Final = 4096
 _ACK_NOW_BYTES: Final = MAX_KEPT_BYTES // 2
-# Limits at which an ACK is sent at once: the sender keeps that much open only until it arrives.
+# Limits at which an ACK is sent immediately, because the sender keeps as much open until the ACK arrives.
 _ACK_NOW_DESCRIPTORS: Final = 8
 
 _CARRIES: Final = {
@@ -50,7 +51,8 @@ _CARRIES: Final = {
 
 FrameWithFds = tuple[bytes, Sequence[int], int]  # packed frame, its descriptors, their content's size in bytes
 
-# Packed frame, alone unless it has descriptors: thousands are kept, and the garbage collector visits tuples.
+# A packed frame, without a tuple unless it has descriptors: thousands are kept, and the garbage collector visits
+# tuples.
 Sent = bytes | FrameWithFds
 
 
@@ -59,13 +61,13 @@ def with_fds(sent: Sent) -> FrameWithFds:
 
 
 class Unacknowledged:
-    """Frames that a sender may have to send again.
+    """The frames that a sender may have to send again.
 
     ``add`` takes over the descriptors, which are closed once the frame is acknowledged.
 
     Attributes:
         acknowledged: number of frames acknowledged by the receiver.
-        add_plain: appends a packed frame without descriptors.
+        add_plain: function that appends a packed frame without descriptors.
     """
 
     __slots__ = ("_content", "_descriptors", "_frames", "acknowledged", "add_plain")
@@ -105,16 +107,16 @@ class Unacknowledged:
 
     @property
     def is_too_much(self) -> bool:
-        """True if content must be forfeited before more is sent."""
+        """True if content must be given up before more is sent."""
         return self._content > MAX_KEPT_BYTES or self._descriptors > _MAX_KEPT_DESCRIPTORS
 
     def since(self, received: int) -> Iterator[FrameWithFds]:
-        """Return the frames after the first ``received`` ones, to be sent again; they stay kept."""
+        """Return the frames after the first ``received`` frames, to be sent again. The frames stay kept."""
         self.acknowledge(received)
         return map(with_fds, list(self._frames))
 
     def take(self, received: int) -> list[tuple[list[Any], Sequence[int]]]:
-        """Remove and return, unpacked, the frames after the first ``received``; the caller closes descriptors."""
+        """Remove the frames after the first ``received``, and return them unpacked; the caller closes descriptors."""
         self.acknowledge(received)
         taken = [(unpack(data), fds) for data, fds, _ in map(with_fds, self._frames)]
         self._frames.clear()
@@ -128,10 +130,10 @@ class Unacknowledged:
         self._content = self._descriptors = 0
 
     def forfeit(self) -> None:
-        """Replace the oldest contents by an error text until the limits hold, so that a stalled receiver cannot exhaust
-        memory.
+        """Replace the oldest contents with an error text until the limits hold.
 
-        All kept frames must have been sent, because a descriptor closed here cannot be sent later.
+        Otherwise a stalled receiver could exhaust memory. All kept frames must have been sent, because a descriptor
+        that is closed here cannot be sent later.
         """
         for place in range(len(self._frames)):
             data, fds, nbytes = with_fds(self._frames[place])
@@ -146,15 +148,15 @@ class Unacknowledged:
 
 
 class Incoming:
-    """Receiver's side: assigns descriptors to frames, and says when to acknowledge.
+    """The receiver's side: assigns descriptors to frames, and decides when to acknowledge.
 
     Attributes:
         received: number of received frames.
         acknowledged: number of acknowledged frames.
         descriptors: number of descriptors that the sender keeps open only until the next acknowledgement.
         look_at: the caller must check ``owes`` from this number of frames on, or if ``descriptors`` is not 0.
-        is_strict: true if the next frame must pass through ``take``: descriptors wait, were lost, or come in pieces.
-        is_due: true if the next frame sent must carry an acknowledgement.
+        is_strict: True if the next frame must pass through ``take``, as descriptors wait, were lost, or come in pieces.
+        is_due: True if the next frame that is sent must carry an acknowledgement.
         read_bytes: total bytes read from the socket, counted by the caller.
     """
 
@@ -186,18 +188,18 @@ class Incoming:
         self._content = 0
         self.descriptors = 0
         self._fds: deque[int] = deque()
-        self._lost_now = False  # true if descriptors of the current read were lost
+        self._lost_now = False  # True if descriptors of the current read were lost
         self._was_truncated = False
         self._is_skipping = self._is_acknowledged = False
         self._pieces: list[bytes] | None = None
 
     def add_fds(self, fds: Sequence[int], *, truncated: bool) -> None:
-        """Add the descriptors of one read, before ``take`` gets its frames.
+        """Add the descriptors of one read, before its frames are passed to ``take``.
 
-        The kernel delivers the first descriptors of a write and drops the rest. So the delivered ones belong to the
-        next frames, in order. After a loss no later descriptor belongs to them until the sender starts again: a frame
-        that took the descriptor of a later one would show another frame's content. One read never extends past a write
-        with descriptors, so if it contains a RESTART, the descriptors belong to the frames after the RESTART.
+        If too few descriptors are free, the kernel delivers the first descriptors of a write and drops the rest. The
+        former belong to the next frames, in order. After a loss, no descriptor is assigned until the sender starts
+        again; otherwise a frame could get a later frame's descriptor and show its content. One read never extends past
+        a write with descriptors, so if it contains a RESTART, the descriptors belong to the frames after the RESTART.
 
         tests/_core/test_resend.py::test_no_frame_takes_the_descriptor_of_a_later_one
         tests/_core/test_resend.py::test_a_loss_while_it_starts_again_is_a_loss_of_what_follows
@@ -211,10 +213,10 @@ class Incoming:
         self.is_strict = True
 
     def take(self, frame: list[Any]) -> tuple[list[Any], list[int]] | None:
-        """Return a frame other than an ACK with its descriptors; None if the caller must ignore the frame.
+        """Return a frame other than an ACK, with its descriptors; None if the caller must ignore the frame.
 
         Raises:
-            FrameError: the frame came without its descriptors, and none were lost.
+            FrameError: the frame came without its descriptors, although none were lost.
         """
         kind = frame[0]
         if kind == frames.RESTART:
@@ -238,7 +240,7 @@ class Incoming:
             self._is_skipping = True
             return None
         if count:
-            # Count descriptors that came as pieces, too: the sender keeps its copies open until this ACK, and the peer
+            # Also count descriptors that came as pieces: the sender keeps its copies open until this ACK, and the peer
             # of an undelivered socket sees end-of-file only when all copies are closed.
             self._content += content_bytes(frame)
             if self._pieces is not None:
@@ -247,13 +249,13 @@ class Incoming:
             else:
                 fds = [self._fds.popleft() for _ in range(count)]
         self.received += 1
-        # Increment received before descriptors: another thread's ACK at this point resets ``descriptors``, so that ACK
-        # must already cover this frame.
+        # Increment ``received`` before ``descriptors``: an ACK that another thread sends at this point resets
+        # ``descriptors``, so it must already cover this frame.
         self.descriptors += count
         return frame, fds
 
     def end_read(self) -> bool:
-        """Finish one read. Return True if the sender must be told to restart."""
+        """Finish one read. Return True if the sender must be asked to restart."""
         self._lost_now = False
         if self._is_skipping:
             close_fds(self._fds)
@@ -289,7 +291,7 @@ class Incoming:
 
 
 def pieces(data: bytes, fds: Sequence[int], nbytes: int) -> Iterator[bytes]:
-    """Yield a packed frame in a form without descriptors: content in pieces, then the frame; a socket is omitted."""
+    """Yield a packed frame without descriptors: first its content in pieces, then the frame. A socket is omitted."""
     if fds and not nbytes:
         yield pack((frames.PIECE, 0, None))
     for offset in range(0, nbytes, PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Daemon state: device locks with ordered waiters (``DeviceLocks``), port leases (``PortLeases``) and port ranges."""
+"""State of a daemon: device locks with ordered waiters (``DeviceLocks``), port leases (``PortLeases``), port ranges."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _LOWEST_PORT: Final = 1024
 
 _HIGHEST_PORT: Final = 65535
 
-_QUIET_PORT: Final = 10000  # many services listen on lower ports, which are avoided
+_QUIET_PORT: Final = 10000  # many services listen on lower ports, so avoid those
 
 _MIN_PORTS: Final = 1000
 
 
 class Ticket(NamedTuple):
-    """One acquisition: its holder, and a number unique to that holder."""
+    """One acquisition: its holder, and a number that is unique for that holder."""
 
     holder: int
     number: int
@@ -32,14 +32,14 @@ class _LockRequest:
 class DeviceLocks:
     """Sets of devices, each locked by one holder at a time, any number of times.
 
-    A request for devices that its holder already has is granted at once; any other request waits until all its devices
-    are free and no earlier request waits for one of them. So requests for a device are served in order, and each gets
-    all its devices or none. ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
+    A request for devices that its holder already has is granted immediately. Any other request waits until all its
+    devices are free and no earlier request waits for one of them. Requests for a device are served in order, and each
+    gets all its devices or none. ``release`` undoes a ticket in any state; ``drop`` undoes all tickets of a holder.
     """
 
     held: dict[Ticket, _LockRequest] = field(default_factory=dict)
     waiting: dict[Ticket, _LockRequest] = field(default_factory=dict)
-    # Tickets by locked device; all tickets of a device have the same holder.
+    # Maps each locked device to its tickets, which all have the same holder.
     _owners: dict[int, list[Ticket]] = field(default_factory=dict, repr=False)
 
     def take(self, ticket: Ticket, name: str, devices: Iterable[int]) -> bool:
@@ -54,7 +54,7 @@ class DeviceLocks:
         return ticket in self._serve()
 
     def release(self, ticket: Ticket) -> list[Ticket]:
-        """End an acquisition, granted or waiting. Return the tickets that are granted now, in order."""
+        """End an acquisition, granted or waiting. Return the tickets that are granted as a result, in order."""
         self._remove(ticket)
         return self._serve()
 
@@ -118,12 +118,12 @@ class DeviceLocks:
 
 @dataclass
 class PortLeases:
-    """Leased ports of one node, by owner."""
+    """The leased ports of one node, by owner."""
 
     owners: dict[int, int] = field(default_factory=dict)
 
     def lease(self, port: int, owner: int) -> bool:
-        """Lease a port. Return False if it is leased already, even to the same owner."""
+        """Lease a port. Return False if it is already leased, even by the same owner."""
         if port in self.owners:
             return False
         self.owners[port] = owner
@@ -137,7 +137,7 @@ class PortLeases:
 
 
 def parse_port_range(text: str) -> tuple[int, int]:
-    """Return first and last port of ``"20000-20099"``; raise ValueError for a malformed range or privileged ports."""
+    """Return the first and last port of ``"20000-20099"``; ValueError for a malformed range or privileged ports."""
     first, _, last = (part.strip() for part in text.partition("-"))
     if not all(part.isascii() and part.isdecimal() and len(part) < 6 for part in (first, last)):
         raise ValueError(f"{text!r} is no range of ports")
@@ -147,7 +147,7 @@ def parse_port_range(text: str) -> tuple[int, int]:
 
 
 def port_range(ephemeral: tuple[int, int], most: int | None) -> range:
-    """Return the ports to choose from: only ports that the kernel does not assign itself, if there are enough.
+    """Return the ports to choose from: if there are enough, only ports that the kernel does not assign itself.
 
     Args:
         ephemeral: first and last port that the kernel assigns to connections and to sockets bound to port 0.

@@ -1,4 +1,4 @@
-"""Root cause among the failures of several ranks, with a note on the others; ranks as short text (``0-2,5``)."""
+"""The root cause among failures of several ranks, with a note on the others; ranks as short text (``0-2,5``)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DEATHS: Final = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in 
 
 
 def root_cause(failures: Sequence[tuple[int, BaseException | Failure]]) -> tuple[int, list[str]]:
-    """Return the index of the failure that caused the others, and lines about the others, equal ones folded.
+    """Return the index of the failure that caused the others, and lines about the others, with equal lines merged.
 
-    A rank's own death takes precedence, then deaths of other ranks that ranks report, then errors, then cancellations;
-    among equals the earliest wins.
+    A rank's own death takes precedence, then deaths of other ranks as reported by ranks, then errors, then
+    cancellations; among equals, the earliest wins.
     """
     root = min(range(len(failures)), key=lambda index: (*_precedence(failures[index][1]), index))
     ranks: dict[str, list[int]] = {}
@@ -68,7 +68,7 @@ def _precedence(failure: BaseException | Failure) -> tuple[int, float]:
     else:
         when = when_of(failure)
         if isinstance(failure, PeerLost) and when == math.inf:
-            return 0, when  # this process has seen the rank die
+            return 0, when  # this process itself has seen the rank die
         type_name = failure.type_name if isinstance(failure, RemoteError) else type_name_of(type(failure))
     if is_death(type_name):
         return 1, when

@@ -1,9 +1,9 @@
-"""Reducers for objects of a script that neither pickle nor cloudpickle supports: caches, locks, context variables.
+"""Reducers for script objects that neither pickle nor cloudpickle supports: caches, locks, context variables.
 
-Functions of a script travel by value, with the globals that they name. These globals may include objects that must be
-unique per process. Such an object travels under its name: a process with an object of that name and kind in its
-``__main__`` keeps it, any other process creates one, so that two functions that arrive separately share a cache, a lock
-or a context variable as at the sender.
+Functions of a script travel by value, with the globals to which they refer. These globals may include objects of which
+each process must have only one. Such an object is sent with its name. A process whose ``__main__`` has an object of
+that name and kind keeps it; any other process creates one. As a result, two functions that arrive separately share a
+cache, a lock or a context variable as they do at the sender.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cloudpickle import cloudpickle
 from rlinf_async._core import main_module
 from rlinf_async._core.main_module import MAIN_NAMES
 
-# Constructors by kind, for objects that arrive empty or unlocked, one per process.
+# Constructor for each kind of object that arrives empty or unlocked, one per process.
 _FRESH: Final[dict[type, Any]] = {
     type(threading.Lock()): threading.Lock,
     type(threading.RLock()): threading.RLock,
@@ -46,12 +46,13 @@ _SENTINELS: Final = tuple(type(vars(dataclasses)[name]) for name in ("MISSING", 
 _VARIABLES: Final = (typing.NewType, typing.ParamSpec, typing.TypeVarTuple)
 
 
-# Importable module and name of objects of ``_FRESH`` and context variables, by id; keeps the object alive.
+# Maps the id of each object of ``_FRESH`` or context variable to the object, which keeps it alive, and its importable
+# module and name.
 _homes: dict[int, tuple[Any, tuple[ModuleType, str] | None]] = {}
 
 
 def place_of(obj: Any) -> str | None:
-    """Return the name of an object at the top level of a script or in one of its classes, or None."""
+    """Return the name of an object at the top level of a script or in one of its classes; None if there is none."""
     for module in {id(each): each for each in map(sys.modules.get, MAIN_NAMES)}.values():
         for name, value in list(vars(module).items()):
             if value is obj:
@@ -64,7 +65,7 @@ def place_of(obj: Any) -> str | None:
 
 
 def definition_of(obj: Any) -> str | None:
-    """Return the top-level name of a function of the script, compiled ones included, or None."""
+    """Return the top-level name of a script function, even a compiled one; None if it has none."""
     if isinstance(obj, type | types.MethodType) or not callable(obj) or getattr(obj, "__name__", None) is None:
         return None
     place = place_of(obj)
@@ -83,14 +84,14 @@ def travels_by_value(definition: Any) -> bool:
 
 
 def is_dispatcher(function: types.FunctionType) -> bool:
-    """True if the function was created by ``functools.singledispatch``."""
+    """True if ``functools.singledispatch`` created the function."""
     return "registry" in function.__dict__ and "dispatch" in function.__dict__
 
 
 def reduce_dispatcher(function: Any) -> tuple[Any, ...]:
     """Reduce a function of ``functools.singledispatch`` to its implementations."""
-    # Implementations of other types may refer to the dispatcher. As the dispatcher's state they are unpickled once it
-    # exists.
+    # Implementations for other types may refer to the dispatcher. Because they are the dispatcher's state, they are
+    # unpickled only once it exists.
     others = {kind: each for kind, each in function.registry.items() if kind is not object}
     return _make_dispatcher, (place_of(function), function.registry[object]), others, None, None, _add_implementations
 
@@ -191,8 +192,8 @@ REDUCERS: Final[dict[Any, Callable[[Any], Any]]] = {
 
 
 def _settle(place: str | None, made: Any, is_alike: Callable[[Any], bool] = lambda known: True) -> Any:
-    """Return the equivalent object of that name in ``__main__``, or else register and return the new one."""
-    # An object in a class arrives with the class, which is filled in only once, so it needs no look-up.
+    """Return the equivalent object of that name in ``__main__``; if there is none, register and return the new one."""
+    # An object in a class arrives with the class, which is filled in only once, so it needs no lookup.
     if place is None or "." in place:
         return made
     known = main_module.own(place)

@@ -1,8 +1,8 @@
-"""Sealed shared-memory segments (memfd): allocates, writes, seals and maps them, duplicates and closes descriptors.
+"""Sealed shared-memory segments (memfd): allocates, writes, seals and maps them; duplicates and closes descriptors.
 
-A segment has no name in any file system (Linux): it is a file descriptor, and the kernel frees the memory with the last
-descriptor or mapping of it. One process writes a segment once and others map it. Its size is sealed, so that a peer
-cannot truncate it and thereby kill a process that maps it.
+A segment has no name in any file system (Linux). It is a file descriptor, and the kernel frees the memory when the last
+descriptor and mapping of it are gone. One process writes a segment once, and others map it. Its size is sealed, so that
+a peer cannot truncate it and thereby kill a process that has mapped it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _MAX_PARTS: Final = os.sysconf("SC_IOV_MAX")
 
 
 def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, size: int | None = None) -> int:
-    """Write the parts, flat and contiguous memory, into a new segment of ``nbytes`` bytes, or a larger ``size``.
+    """Write the parts, flat and contiguous memory, into a new segment of ``nbytes`` or, if given, ``size`` bytes.
 
-    Return its file descriptor, which is not inherited; the caller closes it.
+    Return the segment's file descriptor, which is not inherited; the caller closes it.
 
     Raises:
         MemoryError: this machine or this process's container is short of memory.
@@ -52,9 +52,9 @@ def write_segment(parts: Iterable[bytes | bytearray | memoryview], nbytes: int, 
 
 
 def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
-    """Return an empty segment, to be filled with ``os.pwrite`` and then sealed; raises like ``write_segment``.
+    """Return an empty segment, to be filled with ``os.pwrite`` and then sealed. Raises like ``write_segment``.
 
-    The memory is reserved now, so that a shortage raises here instead of killing the process by SIGBUS later.
+    The memory is reserved now, so that a shortage raises here, instead of killing the process with SIGBUS later.
     """
     try:
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -69,7 +69,7 @@ def allocate_segment(nbytes: int, name: str = "rlinf") -> int:
 
 
 def reserve_segment(fd: int, offset: int, nbytes: int) -> None:
-    """Allocate the memory for part of a segment; raises like ``write_segment``."""
+    """Allocate the memory for part of a segment. Raises like ``write_segment``."""
     try:
         if nbytes:
             os.posix_fallocate(fd, offset, nbytes)
@@ -82,7 +82,7 @@ def seal_segment(fd: int) -> None:
 
 
 def copy_fds(fds: Sequence[int]) -> list[int]:
-    """Duplicate descriptors, all or none; the caller closes the duplicates."""
+    """Duplicate descriptors, either all or none; the caller closes the duplicates."""
     copies: list[int] = []
     try:
         for fd in fds:
@@ -102,8 +102,8 @@ def close_fds(fds: Iterable[int]) -> None:
 def map_private(fd: int, nbytes: int) -> memoryview:
     """Map the first ``nbytes`` bytes of a segment, copy on write: changes stay in this process.
 
-    The mapping lives as long as the view and everything made from it, and holds a duplicate of ``fd`` as long (mmap
-    does so before Python 3.13); the caller keeps its own descriptor.
+    The mapping lives as long as the view and everything made from it. For as long, it holds a duplicate of ``fd`` (mmap
+    does this before Python 3.13); the caller keeps its own descriptor.
 
     Raises:
         SerializationError: the descriptor is not sealed memory, or it is smaller than the sender said.
@@ -127,7 +127,7 @@ def map_private(fd: int, nbytes: int) -> memoryview:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-        # No descriptor is free for the duplicate that the mapping would hold: copy the content.
+        # No descriptor is free for the duplicate that the mapping would hold, so copy the content.
         return _read(fd, nbytes)
 
 
@@ -140,7 +140,7 @@ def _read(fd: int, nbytes: int) -> memoryview:
 
 
 def _write(fd: int, parts: Sequence[memoryview]) -> int:
-    """Write everything; the kernel takes at most IOV_MAX parts and 2 GiB per call, and may take less."""
+    """Write everything; per call, the kernel takes at most IOV_MAX parts and 2 GiB, and perhaps less."""
     queue = [part for part in parts if part.nbytes]
     queue.reverse()
     offset = 0

@@ -1,4 +1,4 @@
-"""Environment of a process: opens standard descriptors; checks system calls, ``/proc`` and working directory."""
+"""The surroundings of a process: opens standard descriptors; checks system calls, ``/proc``, the working directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rlinf_async.errors import LaunchError
 def open_standard_descriptors() -> None:
     """Open closed standard descriptors on ``/dev/null`` (``train.py <&-``, cron, supervisors).
 
-    Otherwise the next file or socket gets one of these numbers and receives what libraries write to stdout or stderr;
-    uvloop aborts a process that closes such a descriptor.
+    Otherwise the next file or socket gets one of these numbers and receives whatever libraries write to stdout or
+    stderr. uvloop aborts a process that closes such a descriptor.
     """
     while (fd := os.open("/dev/null", os.O_RDWR)) <= 2:
         os.set_inheritable(fd, True)
@@ -28,7 +28,7 @@ def open_standard_descriptors() -> None:
 
 
 def check() -> None:
-    """Check for the system calls and files that the framework needs; LaunchError names the remedy."""
+    """Check for the system calls and files that the framework needs; a LaunchError names the remedy."""
     working_directory()
     try:
         own = Path("/proc/self").readlink().name
@@ -53,7 +53,7 @@ def check() -> None:
             call = "pidfd_send_signal"
             signal.pidfd_send_signal(pidfd, 0)
             call = "waitid(P_PIDFD)"
-            # A kernel with pidfds answers that this process is not its own child.
+            # A kernel that has pidfds answers that this process is not its own child.
             with contextlib.suppress(ChildProcessError):
                 os.waitid(os.P_PIDFD, pidfd, os.WEXITED | os.WNOHANG)
         finally:

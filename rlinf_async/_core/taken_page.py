@@ -1,7 +1,7 @@
 """``TakenPage`` and ``Takings``: records of items that a process took out of queues, readable after its death.
 
-A consumer owns an item once a note of it is in the page. The frame that reports the item may be sent later, with
-others; if the process dies first, its daemon reads the page and reports in its place.
+A consumer owns an item once the page has a note of it. The frame that reports the item may be sent later, together
+with others; if the process dies before that, its daemon reads the page and reports in its place.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ NOTES: Final = 512
 _WORDS: Final = 4
 _BYTES: Final = NOTES * _WORDS * 8
 
-# Longest delay until a note is reported, if no request reports it sooner.
+# Maximum delay until a note is reported, if no request reports it sooner.
 _WITHIN_S: Final = 2e-3
 
 
 class TakenPage:
-    """Ring of the latest notes; a note says that the first ``count`` items of a get were taken.
+    """A ring of the latest notes; a note says that the first ``count`` items of a get were taken.
 
-    One process writes, from any thread; its daemon reads after its death.  Reported notes stay until later ones
-    overwrite them.
+    One process writes, from any thread; its daemon reads after the process's death. Reported notes stay until later
+    notes overwrite them.
     """
 
     def __init__(self, fd: int) -> None:
-        # Python's own mmap would keep a descriptor of each page open, here and in the daemon.
+        # Python's own mmap would keep a descriptor of each page open, both here and in the daemon.
         self._words = memoryview(map_memory(fd, _BYTES, writable=True)).cast("B").cast("Q")
         self._next = itertools.count()
 
@@ -53,7 +53,7 @@ class TakenPage:
 
     @classmethod
     def of(cls, fds: Sequence[int]) -> TakenPage | None:
-        """Return the page whose descriptor a daemon received, and close the descriptor; None without a descriptor."""
+        """Return the page whose descriptor a daemon received, and close the descriptor; None if there is none."""
         try:
             return cls(fds[0]) if fds else None
         except OSError:
@@ -62,7 +62,7 @@ class TakenPage:
             close_fds(fds)
 
     def note(self, place: int, channel: int, get: int, count: int) -> None:
-        # The process may be killed between two of these lines. Readers skip a note whose get is 0, so it is zeroed
+        # The process may be killed between two of these lines. Readers skip a note whose get is 0, so the get is zeroed
         # first and written last.
         words, at = self._words, next(self._next) % NOTES * _WORDS
         words[at] = 0
@@ -72,7 +72,7 @@ class TakenPage:
         words[at] = get
 
     def read(self) -> dict[tuple[int, int], list[tuple[int, int]]]:
-        """Return (get, count) of all notes, by queue node and channel."""
+        """Return (get, count) of all notes; maps each pair of queue node and channel to a list."""
         found: dict[tuple[int, int], list[tuple[int, int]]] = {}
         words = self._words.tolist()
         for at in range(0, len(words), _WORDS):
@@ -83,17 +83,17 @@ class TakenPage:
 
 
 class TakingsQueue(Protocol):
-    """Queue from which something was taken."""
+    """A queue from which items were taken."""
 
     def send_taken(self) -> None:
         """Report all unreported takings."""
 
 
 class Takings:
-    """Queues of one client with unreported takings; any thread may call it.
+    """The queues of one client with unreported takings; any thread may call the methods.
 
     Attributes:
-        page: page that the client's daemon reads; without one (None), every taking is reported at once.
+        page: the page that the client's daemon reads; if it is None, every taking is reported immediately.
     """
 
     def __init__(self, later: Callable[[float, Callable[[], None]], None]) -> None:
@@ -107,7 +107,7 @@ class Takings:
         return f"<Takings [{len(self._queues)} queues]>"
 
     def note(self, queue: TakingsQueue, place: int, channel: int, get: int, count: int) -> None:
-        """Record that the first ``count`` items of a get were taken; the queue's next frame reports it."""
+        """Record that the first ``count`` items of a get were taken; the queue's next frame reports this."""
         page = self.page
         if page is None:
             queue.send_taken()
@@ -119,7 +119,7 @@ class Takings:
             self._is_due = True
             self._later(_WITHIN_S, self.report)
         elif self._noted >= NOTES // 2:
-            # Report now, before the ring overwrites unreported notes.
+            # Report now, before the ring overwrites notes that have not been reported.
             self.report()
 
     def report(self) -> None:

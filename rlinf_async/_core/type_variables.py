@@ -1,11 +1,11 @@
-"""Type variables of a group's worker class and of its results, which may be omitted: ``WorkerGroup``, ``Handle``."""
+"""Type variables for a group's worker class and for its results; ``WorkerGroup`` and ``Handle`` may omit them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from typing_extensions import TypeVar  # the type checker bundles it; defaults need Python 3.13
+    from typing_extensions import TypeVar  # the type checker bundles it; defaults would need Python 3.13
 
     R = TypeVar("R", default=Any)
     W_co = TypeVar("W_co", covariant=True, default=Any)

@@ -16,7 +16,7 @@ from rlinf_async.errors import SerializationError
 if TYPE_CHECKING:
     import pickle
 
-# Types whose values always travel and hold no other objects.
+# Types whose values can always be sent and contain no other objects.
 ATOMS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 _SEARCH_TIMEOUT_S: Final = 1.0
@@ -25,7 +25,7 @@ _SEARCH_DEPTH: Final = 100
 
 @dataclasses.dataclass(frozen=True)
 class Guilty:
-    """Part of a value that cannot be pickled.
+    """The part of a value that cannot be pickled.
 
     Attributes:
         holders: the objects that contain the part, innermost first, each with the step from it to the next.
@@ -37,7 +37,7 @@ class Guilty:
 
 
 def find_guilty(value: Any, root: str | tuple[str, ...], new_pickler: Callable[[], pickle.Pickler]) -> Guilty:
-    """Find the part that cannot be pickled; ``new_pickler`` creates a pickler like the failed one."""
+    """Find the part that cannot be pickled; ``new_pickler`` creates a pickler like the one that failed."""
     search = _Search(new_pickler)
     children = _children(value) if isinstance(root, str) else zip(root, value, strict=False)
     path, part = search.find(value, root if isinstance(root, str) else "", children) or ("", value)
@@ -76,7 +76,7 @@ def _name(kind: type) -> str:
 
 
 def summary(error: BaseException) -> str:
-    """Return type and text of an error, at most 1000 characters, even if its own methods fail."""
+    """Return the type and text of an error, at most 1000 characters long, even if its own methods fail."""
     try:
         return f"{_name(type(error))}: {str(error)[:1000]}"
     except Exception:
@@ -84,10 +84,10 @@ def summary(error: BaseException) -> str:
 
 
 class _Search:
-    """Search for the guilty part of a value: a part that fails although everything in it pickles.
+    """Search for the guilty part of a value: a part that fails although everything in it can be pickled.
 
-    Objects may refer to each other in cycles. A part that fails only because it contains an already suspected object is
-    innocent, and the search continues with its siblings.
+    Objects may refer to each other in cycles. A part that fails only because it contains an object that is already
+    suspected is innocent, and the search continues with its siblings.
     """
 
     def __init__(self, new_pickler: Callable[[], pickle.Pickler]) -> None:
@@ -99,10 +99,10 @@ class _Search:
     def find(
         self, suspect: Any, path: str, children: Iterator[tuple[str, Any]], depth: int = 0
     ) -> tuple[str, Any] | None:
-        """Return path and object of the guilty part; return None if every path leads to another suspect."""
+        """Return the path and object of the guilty part; None if every path leads to another suspect."""
         self._suspects[id(suspect)] = suspect
         innocent = False
-        # One pickler for all children, because it remembers the objects that it has pickled.
+        # Use one pickler for all children, because it remembers the objects that it has already pickled.
         pickler = self._new_pickler()
         with contextlib.suppress(Exception):  # the repr() of a key may fail, for example
             for step, child in children:

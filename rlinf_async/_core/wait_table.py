@@ -1,7 +1,7 @@
-"""Table of waits (of a loop's tasks, or of threads): how long each lasts, and when a warning about it is due.
+"""Table of waits (of a loop's tasks, or of threads): how long each has lasted, and when a warning about it is due.
 
-Plain state: the owner of a table calls ``due`` at the time from ``next_due``. ``rows`` is public because waits begin
-and end on hot paths, each by one operation on a dict.
+Plain state: the owner of a table calls ``due`` at the time given by ``next_due``. ``rows`` is public because waits
+begin and end on hot paths, each with one operation on a dict.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class WaitTable:
     """Waits with their start times, and the number of warnings about each.
 
     Attributes:
-        rows: waiting object and start of the wait in seconds of the monotonic clock, by key; the oldest first.
+        rows: maps each key to the waiting object and the start of the wait on the monotonic clock; oldest first.
     """
 
     __slots__ = ("_said", "_usual", "rows")
@@ -30,7 +30,7 @@ class WaitTable:
         return f"<WaitTable [{len(self.rows)} wait, {len(self._said)} for long]>"
 
     def due(self, now: float, marks: Sequence[float]) -> list[tuple[Hashable, Any, float, int]]:
-        """Return key, object, start and number of passed marks of each row that has passed another ascending mark."""
+        """Return key, object, start, and number of passed marks for each row that has passed another mark."""
         self.learn()
         found = []
         # Iterate over a copy, because other threads begin and end waits.
@@ -43,14 +43,14 @@ class WaitTable:
     def count_warning(self, key: Hashable, place: Hashable | None, passed: int, last: int) -> bool:
         """Count a warning about a row, at its line of code (``place``). Return True if the warning is to be logged.
 
-        If waits at a place have ended well after ``n`` warnings, waits there usually take this long, so their first
-        ``n`` warnings are not logged again. The ``last`` warning is always logged.
+        If waits at a place have ended well after ``n`` warnings, waits there usually take this long, so the first ``n``
+        warnings about later waits are not logged. The ``last`` warning is always logged.
         """
         self._said[key] = (passed, place)
         return passed > self._usual.get(place, 0) or passed >= last
 
     def next_due(self, marks: Sequence[float]) -> float:
-        """Return when the next warning is due, by the clock of the rows; ``FOREVER`` if none is."""
+        """Return when the next warning is due, on the clock of the rows; ``FOREVER`` if none is due."""
         said = self._said
         return min(
             (
@@ -67,8 +67,8 @@ class WaitTable:
         self._said.clear()
 
     def learn(self) -> None:
-        """Learn how long waits at a place usually take from the ended waits that had warnings."""
+        """Learn from ended waits that had warnings how long waits at a place usually take."""
         for key in [key for key in list(self._said) if key not in self.rows]:
-            passed, place = self._said.pop(key, (0, None))  # another thread may have learned it already
+            passed, place = self._said.pop(key, (0, None))  # another thread may already have learned from it
             if place is not None:
                 self._usual[place] = max(passed, self._usual.get(place, 0))

@@ -1,4 +1,4 @@
-"""Validation of users' arguments to an experience: options, names of groups, requests."""
+"""Validation of users' arguments for an experience: options, names of groups, requests."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ _NOUN: Final = "experience"
 
 
 class WantedRequest(Get[Any]):
-    """Wait until samples are wanted; its result is the trainer's version."""
+    """A wait until samples are wanted; its result is the trainer's version."""
 
     noun = _NOUN
 
     def _needs(self) -> Needs:
-        # The wait is for a trainer, which may still be busy, so producers that all wait here are not deadlocked.
+        # The wait is for a trainer, which may still be busy, so producers that all wait here are not in a deadlock.
         return [Target(TargetKind.DAEMON, name=self._describe())], True
 
     def refuse(self, end: QueueEnd) -> None:
-        # Use the ClosedError of a put: this request does not wait for remaining items.
+        # Use the ClosedError of a put, because this request does not wait for remaining items.
         self._settle(error=copy_of(end.put))
 
 
 def options_of(name: str, *, durable: Any, of: Any, order: Any, short_groups: Any, **numbers: Any) -> ExperienceOptions:
-    """Return the options of ``Experience.create``. Raise TypeError or ValueError with the valid values."""
+    """Return the options of ``Experience.create``. Raises TypeError or ValueError, which name the valid values."""
     whose = f"experience '{name}'"
     if of is not None:
         check_group_name(of)
@@ -75,7 +75,7 @@ def _positive(value: Any, option: str, whose: str) -> float:
 
 
 class ExperienceArguments:
-    """Factory of one experience's requests, from its methods' arguments."""
+    """Factory of one experience's requests, from the arguments of its methods."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -1,4 +1,4 @@
-"""``Take``: a block that holds groups of an experience; ``Batch``: the groups, with versions and staleness."""
+"""``Take``: a block that holds groups of an experience. ``Batch``: these groups, with versions and staleness."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from rlinf_async._channels.state.channel_keys import key_of
 from rlinf_async.work import Work
 
 OnStale = Callable[[list[Any], int], list[Any]]
-"""Callback that maps a stale group's samples and staleness to their replacements in the batch."""
+"""Callback that maps the samples and the staleness of a stale group to replacements for the batch."""
 
 
 class Batch(LeasedItems):
-    """Groups of a take: a list of lists of samples.
+    """The groups of a take, as a list of lists of samples.
 
     ``done(k)`` confirms the first ``k`` unconfirmed groups.
 
@@ -51,7 +51,7 @@ class Batch(LeasedItems):
 
 
 class Take(Lease):
-    """Lease of groups, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
+    """A lease of groups, for one ``async with`` block or, in ``def`` methods, one ``with`` block."""
 
     _use = "a take is for one block: call experience.take() for each"
 
@@ -72,7 +72,7 @@ class Take(Lease):
         assert get is not None
         try:
             self._items = batch = Batch(items, get.redelivered, lambda count: self._confirm(get, count), self._on_stale)
-        except BaseException:  # ``on_stale`` may raise, and then the block does not begin
+        except BaseException:  # if ``on_stale`` raises, the block does not begin
             assert get.destination is not None
             get.destination.withdraw(get)
             raise

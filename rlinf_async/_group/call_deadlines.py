@@ -1,4 +1,4 @@
-"""``CallDeadlines``: deadline of a group's calls, and a single timer that ends late calls."""
+"""``CallDeadlines``: the deadline of a group's calls, with a single timer that ends late calls."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from rlinf_async.stream import StreamCall
 
 
 class CallDeadlines:
-    """Watchdog that ends one group's calls when they are not answered in time.
+    """Watchdog that ends calls of one group that are not answered in time.
 
     Args:
         calls: returns the open calls in sequences, each oldest first.
-        in_order: returns True if deadlines rise within each sequence.
+        in_order: returns True if, in each sequence, later calls have later deadlines.
 
     Attributes:
-        limit: the deadline of each call; None for none.
+        limit: the deadline of each call; None for no deadline.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class CallDeadlines:
         self._calls = calls
         self._in_order = in_order
         self.limit: CallDeadline | None = None
-        self._counts_from = 0.0  # monotonic time when the constructors ended
+        self._counts_from = 0.0  # monotonic time at which the constructors ended
         self._timer = threading.Lock()  # held while the timer is set, so that concurrent callers set only one
 
     def __repr__(self) -> str:
         return f"<CallDeadlines [{self.limit}]>"
 
     def begin(self, limit: CallDeadline | None, ready: Handle | None) -> None:
-        """Give each call a deadline that counts from the end of the constructors' call (``ready``) at the earliest."""
+        """Give each call a deadline, counted from the end of the constructors' call (``ready``) at the earliest."""
         self.limit = limit
         if limit is not None and ready is not None:
             self._counts_from = math.inf
@@ -63,9 +63,9 @@ class CallDeadlines:
     def _look(self) -> None:
         """End the calls whose deadline has passed, and set the timer for the next deadline.
 
-        Calls are open in the order in which they were made and have the same deadline, so a single timer serves the
+        Calls are opened in the order in which they were made and have the same deadline, so a single timer serves the
         group: it is set for the oldest call, and an answered call need not cancel it. The timer's lock is held until no
-        open call remains. A call that begins before the release finds the timer set; the second pass handles that call.
+        call is open. A call that begins before the lock is released finds the timer set; the second pass handles it.
         """
         left = self._expire_calls()
         if left is None:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class PerRank:
-    """Argument with one value per rank, created by ``each``."""
+    """An argument with one value per rank, created by ``each``."""
 
     __slots__ = ("values",)
 
@@ -33,7 +33,7 @@ def each(values: Iterable[T]) -> T:
 
 
 def per_rank(args: tuple[Any, ...], kwargs: dict[str, Any], size: int) -> list[tuple[Any, Any]] | None:
-    """Return the arguments by rank, None if all ranks get the same; ValueError for an ``each`` of the wrong length."""
+    """Return each rank's arguments, or None if all get the same; ValueError for an ``each`` of the wrong length."""
     if not args and not kwargs:
         return None
     marked = [(str(place), value) for place, value in (*enumerate(args), *kwargs.items()) if isinstance(value, PerRank)]

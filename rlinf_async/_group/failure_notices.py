@@ -1,4 +1,4 @@
-"""Notices from a caller to ranks with open calls that another rank has failed, for which they may wait in a collective.
+"""Notices from a caller to ranks that may be waiting, in a collective of an open call, for a rank that has failed.
 
 A notice is sent after a delay, because most calls affected by a failure end within a second. The notified rank decides
 how and when to react (``_worker/collective_watch.py``).
@@ -27,12 +27,12 @@ _AGAIN_S: Final = 0.05
 
 @dataclass(frozen=True)
 class RankFailure:
-    """Failure of a rank.
+    """The failure of a rank.
 
     Attributes:
-        call: number of the call in which the rank failed; 0 between calls.
-        describe: returns ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
-        at: time of the failure, by ``clock.monotonic()``.
+        call: number of the call in which the rank failed; 0 if it failed between calls.
+        describe: function that returns ``"rank 3 of group 'actor' failed in step() (ValueError: no)"``.
+        at: time of the failure, on ``clock.monotonic()``.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class RankFailure:
 
 @dataclass
 class FailureConcern:
-    """Open call affected by a failure; ``is_own`` is true if the rank failed in this call."""
+    """An open call affected by a failure; ``is_own`` is True if the rank failed in this call."""
 
     handler: CallHandle
     failure: RankFailure
@@ -53,10 +53,10 @@ class FailureConcern:
 
 
 class FailureNotices:
-    """Failures of one group's ranks, and the open calls affected.
+    """The failures of one group's ranks, and the open calls affected by them.
 
-    A failure affects the failed call itself, the calls open at that time, and the calls open at the failed call's end,
-    because a rank that is called again after its failure is out of step with ranks still in the failed call.
+    A failure affects the failed call itself, the calls open at that time, and the calls open when the failed call ends,
+    because a rank that is called again after its failure is out of step with ranks that are still in the failed call.
     """
 
     def __init__(self, client: NodeClient, open_calls: Mapping[int, CallHandle]) -> None:
@@ -64,7 +64,7 @@ class FailureNotices:
         self._open = open_calls
         self._quiet = min(_QUIET_S, settings.COLLECTIVE_TIMEOUT_S() / 2)
         self._armed = False
-        self.concerns: dict[int, FailureConcern] = {}  # affected open calls, by ``id``
+        self.concerns: dict[int, FailureConcern] = {}  # the affected open calls, by ``id``
 
     def failed(self, failure: RankFailure, handler: CallHandle | None) -> None:
         """Record a rank's failure, in a call or between calls; called on the answer-handling thread."""
@@ -97,7 +97,7 @@ class FailureNotices:
         later: list[float] = []
         for concern in list(self.concerns.values()):
             due = concern.failure.at + self._quiet
-            if not concern.handler._unanswered():  # the call was answered while another thread was sending it
+            if not concern.handler._unanswered():  # the call was answered while another thread was still sending it
                 self.finished(concern.handler)
                 continue
             if concern.notified:
@@ -111,7 +111,7 @@ class FailureNotices:
             self._arm(min(later))
 
     def end(self, handler: Handle, failure: RankFailure) -> None:
-        """Cancel a call because a rank has died, and immediately end the waits of the call's other ranks.
+        """Cancel a call because a rank has died, and make the call's other ranks stop waiting immediately.
 
         The call stays open until these ranks have answered.
         """

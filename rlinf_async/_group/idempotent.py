@@ -1,4 +1,4 @@
-"""``idempotent``: marks methods whose calls are repeated if a worker dies during them and is restarted."""
+"""``idempotent``: marks methods whose calls are repeated if a worker dies in the middle of them and is restarted."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ _MARK: Final = "_rlinf_idempotent"
 
 
 def idempotent(method: M) -> M:
-    """Let calls of a worker's method be repeated if the worker dies during the call.
+    """Allow calls of a worker's method to be repeated if the worker dies during the call.
 
     In a group launched with ``restart=``, a call that a dead rank has not answered is repeated on the restarted rank,
     as often as needed; a call through ``group.any()`` is repeated on another rank, once. The caller does not notice the
-    death. So the method must be harmless when it runs twice, or partly and then completely, as reading, computing and
-    rewriting the same data are.
+    death. The method must therefore be harmless if it runs twice, or partly and then completely. This holds
+    for methods that only read, compute, or overwrite the same data.
 
     An async generator method may be marked if it has a keyword-only parameter ``resume``. If another rank restarts its
     stream, which happens only with ``group.any()``, ``resume`` is the list of items received so far, and the method

@@ -1,5 +1,5 @@
-"""A group's members in a caller's process, shared by its views: queues and sends calls, ends late calls, handles
-deaths."""
+"""The members of a group in a caller's process, shared by the group's views: queues and sends calls, ends late calls,
+handles deaths."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ _CALL: Final = EventKind.CALL
 
 CallHandle = Handle | StreamCall
 
-# Encoded arguments with their descriptors: one body for all ranks, or one per rank.
+# Encoded arguments and their descriptors: one body for all ranks, or one per rank.
 Bodies = Sequence[tuple[bytes | int, Sequence[int]]]
 
 
 class Supervisor(Protocol):
-    """Owner's side of a group's restarts; ``port`` is the port of the group's store."""
+    """The owner's side of a group's restarts; ``port`` is the port of the group's store."""
 
     port: int
 
@@ -70,7 +70,7 @@ class Supervisor(Protocol):
 
 
 class PoolOfCalls(Protocol):
-    """Interface to the members of the calls that any rank may take (``rlinf_async/any_rank.py``)."""
+    """The members' interface to the calls that any rank may take (``rlinf_async/any_rank.py``)."""
 
     def look(self) -> None:
         """Update the ranks' standing, and send the calls that can now be sent."""
@@ -87,7 +87,7 @@ class PoolOfCalls(Protocol):
 
 @dataclass
 class WaitingCall:
-    """Call that has not been sent to some of its ranks, whose slots are in ``slots``."""
+    """A call that has not been sent to some of its ranks, whose slots are in ``slots``."""
 
     callee: GroupCallee
     handler: CallHandle
@@ -97,25 +97,25 @@ class WaitingCall:
     slots: list[int]
 
 
-# The class stays whole with 40 methods, because queued, open and repeated calls change together under one lock, and
-# each of the client's events has a handler.
+# This class is not split, although it has 40 methods, because queued, open and repeated calls change together under one
+# lock, and each of the client's events has a handler.
 class Members:
-    """A group's ranks and their endpoints; until the endpoints are known, calls wait in order.
+    """The ranks of a group and their endpoints; until the endpoints are known, calls wait in order.
 
     Lifecycle: launching (calls are queued) -> running -> closed (calls raise ``ClosedError``), or failed at launch.
-    During a restart ranks are held (all of them, or with ``by_rank`` only those being restarted), and their calls are
-    queued as during the launch, so that each rank gets its calls in order.
+    During a restart, ranks are held (all of them, or with ``by_rank`` only those being restarted). Calls to held ranks
+    are queued as during the launch, so that each rank gets its calls in order.
 
     Attributes:
-        restarts: number of restarts, by rank.
-        placements: placement by rank, at the group's owner.
+        restarts: number of restarts of each rank.
+        placements: placement of each rank, at the group's owner.
         close_grace: seconds that the workers have for their shutdown.
-        supervisor: restarts dead ranks; None except at the owner of a supervised group.
+        supervisor: object that restarts dead ranks; None except at the owner of a supervised group.
         pool: calls that any rank may take; None until the first such call.
         on_restart: the driver's callbacks for restarts.
         on_death: the driver's callbacks for deaths.
         deadlines: deadlines of the calls.
-        by_rank: true if a rank being restarted delays only its own calls.
+        by_rank: True if a rank that is being restarted delays only its own calls.
         number: number of the group's entry in the name table; 0 until the name is reserved.
     """
 
@@ -140,15 +140,15 @@ class Members:
         self.pool: PoolOfCalls | None = None
         self.on_restart: list[Callable[[Restart], object]] = []
         self.on_death: list[Callable[[WorkerDied], object]] = []
-        # Last death reported to the callbacks, by rank: pid, and True if the rank was expected to return.
+        # Maps each rank to its last death reported to the callbacks: pid, and True if the rank was expected to return.
         self._reported: dict[int, tuple[int, bool]] = {}
         self.by_rank = False
         self.version = 0  # incremented whenever a rank gets another endpoint
         self._lock = threading.Lock()
         self._pending: list[WaitingCall] = []
-        # Calls, with slots, left unanswered by a rank's death, to be sent again.
+        # Calls, with slots, that a rank's death left unanswered and that are to be sent again.
         self._repeats: list[tuple[GroupCallee, Handle, int]] = []
-        # Ranks whose calls wait; ranks are added without the lock and removed under it.
+        # Ranks whose calls must wait; ranks are added without the lock and removed under it.
         self._held = set(range(size))
         self._started = False
         self._failure: BaseException | None = None
@@ -168,8 +168,8 @@ class Members:
         with self._lock:
             self.infos, self.logs = infos, logs
             self.endpoints = endpoints
-            # A looked-up group may be built from an outdated roster, when the report of a rank's return may already
-            # have arrived. tests/simulation/test_sim_cluster.py::
+            # A group that was looked up may be built from an outdated roster, when the report of a rank's return has
+            # already arrived. tests/simulation/test_sim_cluster.py::
             # test_a_group_that_was_found_while_its_rank_died_means_the_next_one
             for rank in range(len(endpoints)):
                 while (facts := self.client.events.returned.get(endpoints[rank])) is not None:
@@ -188,8 +188,8 @@ class Members:
             else:
                 self._repeat(callee, handler, slot)
         self._pending = [waiting for waiting in self._pending if not self._leave(waiting)]
-        # Set _started before testing _held, so that a rank held by the frame-handling thread at this moment is either
-        # seen here or clears _started.
+        # Set _started before testing _held, so that if the frame-handling thread holds a rank at this moment, the rank
+        # is either seen here or clears _started.
         self._started = True
         if self._held:
             self._started = False
@@ -199,7 +199,7 @@ class Members:
             self.client.later(0, self._repeat_now)
 
     def _leave(self, waiting: WaitingCall) -> bool:
-        """Send a call to those of its ranks that are not held. The caller holds the lock. True once no rank is left."""
+        """Send a call to its ranks that are not held. The caller holds the lock. Return True once no rank is left."""
         callee, handler = waiting.callee, waiting.handler
         if handler._cancel_wanted and not handler._call:
             # Do not send a cancelled call, because a rank could start it before the cancel arrives.
@@ -253,10 +253,10 @@ class Members:
         return rank in self._held
 
     def report_death(self, rank: int, facts: dict[str, Any]) -> None:
-        """Call the death callbacks once per death, and again if the rank is later given up. Called on the
-        frame-handling thread.
+        """Call the death callbacks once per death, and again if the rank is given up later.
 
-        A death is reported several times: by the daemon, by open calls, and by the loss of a node.
+        Called on the frame-handling thread.         The same death is reported several times: by the daemon, by open
+        calls, and by the loss of a node.
         """
         report = (facts["pid"], bool(facts.get("returns")))
         if self.on_death and self._reported.get(rank) != report:
@@ -271,7 +271,7 @@ class Members:
             except Exception:
                 logger.exception("a callback of %s() of group '%s' failed", what, self.name)
             except (SystemExit, KeyboardInterrupt) as error:
-                # The exception would end the calling restart and the framework's loop thread.
+                # If raised here, the exception would end the calling restart and the framework's loop thread.
                 if self.client.user_loop is None:
                     logger.exception(
                         "%s in a callback of %s() of group '%s' ends no program: it runs on the thread of the "
@@ -300,7 +300,7 @@ class Members:
             self.replace(rank, *_place_of(entry))
 
     def fail(self, error: BaseException) -> None:
-        """Fail all waiting calls, because there will be no processes."""
+        """Fail all waiting calls, because there will be no processes to take them."""
         with self._lock:
             self._failure = error
             pending, self._pending = self._pending, []
@@ -312,7 +312,7 @@ class Members:
             left = waiting.bodies if waiting.same or not handler._call else [waiting.bodies[i] for i in waiting.slots]
             close_fds(fd for _, fds in left for fd in fds)
             if not handler._call:
-                handler._fail(error)  # same object, because an error seen at one call counts as seen
+                handler._fail(error)  # the same object, because an error seen at one call counts as seen
                 continue
             for slot in waiting.slots:
                 self.client.answer_for(handler._call, slot, Status.UNKNOWN, frames.pack(str(error)))
@@ -373,7 +373,7 @@ class Members:
             self.client.unobserved.arrived(UnobservedError(loss_cause(node), where, f"{error}; {where} were there"))
 
     def look_for_losses(self) -> None:
-        """Handle node losses that were reported before the launch knew its ranks' endpoints."""
+        """Handle node losses that were reported before the launch knew the endpoints of its ranks."""
         for node in [*self.client.lost_nodes]:
             self._on_node_lost({"node": node})
 
@@ -384,7 +384,7 @@ class Members:
         return "reason" in self.deaths.get(rank, {})
 
     def look_for_loss(self, rank: int) -> None:
-        """Handle the loss of a restarted rank's node if reported before the rank's endpoint was known."""
+        """Handle the loss of a restarted rank's node, if it was reported before the rank's endpoint was known."""
         assert self.endpoints is not None
         node = frames.node_of(self.endpoints[rank])
         if node in self.client.lost_nodes and not self._was_lost(rank, node):
@@ -406,7 +406,7 @@ class Members:
         }  # fmt: skip
 
     def forgotten_calls(self) -> list[str]:
-        """Return open calls that were never awaited, with their ranks, except constructors."""
+        """Return open calls that were never awaited, with their ranks; omits constructors."""
         with self._lock:
             waiting = [each.handler for each in self._pending if not each.handler._call]
         waiting += self.pool.waiting() if self.pool is not None else ()
@@ -417,7 +417,7 @@ class Members:
         ]
 
     def _calls_by_age(self) -> Iterator[Sequence[CallHandle]]:
-        """Yield sequences of open calls, each oldest first; pooled calls are in a separate sequence.
+        """Yield sequences of open calls, each oldest first; pooled calls form a separate sequence.
 
         A pooled call that waited for a rank, or lost its rank, is sent later than younger calls.
         """
@@ -440,11 +440,11 @@ class Members:
         """Send a call, or queue it until its ranks are ready. The arguments are already encoded.
 
         Args:
-            encoded: one body for all ranks if they are the ``same``, else one per rank.
-            repeats: true if the call is resent to the next process of a rank that dies without answering.
+            encoded: one body for all ranks if it is the ``same`` for all, else one per rank.
+            repeats: True if the call is resent to the next process of a rank that dies without answering.
 
         Raises:
-            ClosedError: the group or its cluster is closed.  If this machine's daemon has exited, the call fails like
+            ClosedError: the group or its cluster is closed. If this machine's daemon has exited, the call fails like
                 earlier calls.
         """
         if not self.admits(handler, method):
@@ -462,7 +462,7 @@ class Members:
             raise
 
     def _queue(self, callee: GroupCallee, handler: CallHandle, method: str, bodies: Bodies, same: bool) -> bool:
-        """Queue a call whose ranks are held. Return False if no rank is held, so that the call may be sent."""
+        """Queue a call whose ranks are held. Return False if no rank is held, so that the call may be sent now."""
         with self._lock:
             if self._failure is not None:
                 close_fds(fd for _, fds in bodies for fd in fds)
@@ -551,7 +551,7 @@ class Members:
             node, _ = facts
             if node not in self.client.lost_nodes or not callee.restart_of(slot)[0]:
                 return False
-            # A call sent while its node is being lost gets two notices: one when sent, one from the loss.
+            # A call sent while its node is being lost gets two notices: one when it is sent, and one from the loss.
             is_new = handler._note_death(slot, {"node": node})
             if is_new and not any(each is handler and at == slot for _, each, at in self._repeats):
                 self._repeats.append((callee, handler, slot))
@@ -561,7 +561,7 @@ class Members:
             return True
         if not facts.get("returns"):
             return False
-        # The daemon answers again for a call that the caller reports when the dead worker's socket ends.
+        # The daemon answers a second time for a call that the caller reports when the dead worker's socket ends.
         # tests/simulation/test_sim_restarts.py::test_a_call_is_made_again_once_on_the_next_incarnation
         if not handler._note_death(slot, facts):
             return True
@@ -569,12 +569,12 @@ class Members:
         if self.endpoints is None:
             return True
         # Check this even while other ranks are being restarted, because their hooks do not report this death.
-        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away The
-        # rank's death has not been reported yet.
+        # tests/simulation/test_sim_restarts.py::test_a_death_at_the_launch_is_heard_of_while_another_rank_is_away
+        # If the pid is unchanged, the rank's death has not been reported yet.
         if self.infos[rank].pid == facts["pid"] and not self._is_given_up(rank):
             self.supervisor.rank_died(rank, facts)
         elif rank not in self._held:
-            # The rank has been restarted, but the daemon received the call only now.
+            # The rank has already been restarted, but the daemon received the call only now.
             self.client.later(0, self._repeat_now)
         return True
 
@@ -602,7 +602,7 @@ class Members:
     def _send_again(
         self, callee: GroupCallee, handler: CallHandle, slot: int, body: bytes | int, fds: Sequence[int]
     ) -> None:
-        # Replace the list by a copy, because the other ranks' answers are matched against the old targets.
+        # Replace the list with a copy, because answers of the other ranks are matched against the old targets.
         targets = handler._targets = [*handler._targets]
         targets[slot] = callee.targets[slot]
         credit = handler._window if isinstance(handler, StreamCall) else 0
@@ -626,7 +626,7 @@ class Members:
 
 
 class GroupCallee:
-    """Some of the members as the target of a call."""
+    """Some or all of the members, as the target of a call."""
 
     def __init__(self, members: Members, ranks: Sequence[int]) -> None:
         self._members = members
@@ -673,7 +673,7 @@ class GroupCallee:
         return f"rank {rank} of group '{self.name}'{where}"
 
     def peer_activity(self, slots: Sequence[int]) -> Work[str] | None:
-        """Describe the activity of the ranks in these slots, or of the launch while it lasts."""
+        """Describe the activity of the ranks in these slots or, during the launch, of the launch."""
         targets = self.targets
         if targets:
             who = {targets[slot]: (self.name, self.ranks[slot]) for slot in slots}

@@ -1,4 +1,4 @@
-"""``PoolCalls``: sends calls to any rank of a group with room, and repeats a lost rank's calls on another rank."""
+"""``PoolCalls``: sends calls to any rank of a group that has room, and repeats a lost rank's calls on another rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GONE: Final = frozenset({int(Status.DIED), int(Status.LOST)})
 
 
 class PooledCall(Protocol):
-    """Call that any rank may take: interface of ``Handle`` and ``StreamCall`` for the pool."""
+    """A call that any rank may take: what the pool uses of ``Handle`` and ``StreamCall``."""
 
     _method: str
     _request: PoolRequest
@@ -43,7 +43,7 @@ class PooledCall(Protocol):
 
 
 class PoolCalls:
-    """Calls of this process to any rank of a group: sends them, and repeats lost ranks' calls on other ranks.
+    """The calls of this process to any rank of a group: sends them, and repeats lost ranks' calls on other ranks.
 
     Each group has one instance, shared by its views. The lock guards only the state; calls are sent without it.
     """
@@ -53,9 +53,9 @@ class PoolCalls:
         self._state = RankPool(members.size)
         self._lock = Lock()
         self._callees = [GroupCallee(members, (rank,)) for rank in range(members.size)]
-        # Calls by ``id``, in the order in which they were made; filled only if calls have a deadline.
+        # Maps the ``id`` of each call to the call, in the order of creation; filled only if calls have a deadline.
         self._unfinished: dict[int, PooledCall] = {}
-        # Ended endpoints, with True if the rank will return, as reported by answers or by the group's owner.
+        # Maps each ended endpoint to True if its rank will return, as reported by answers or by the group's owner.
         self._gone: dict[int, bool] = {}
         self._due = math.inf
         for event in ("died", "node_lost"):
@@ -70,9 +70,9 @@ class PoolCalls:
     # -- standing of ranks -----------------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Update the ranks' standing, and start the calls that can now start."""
+        """Update the ranks' standing, and start the calls that can start now."""
         if self.members.endpoints is not None:
-            with self._lock:  # a thread with an older view must not overwrite a newer view
+            with self._lock:  # a thread with an older view must not overwrite a newer one
                 standing = [self._standing_of(rank) for rank in range(self.members.size)]
                 begun = self._state.set_standing(standing, clock.monotonic())
             self._start(begun)
@@ -88,8 +88,8 @@ class PoolCalls:
             returns = members.supervisor is not None
         if returns is not None:
             return Standing.AWAY if returns else Standing.GONE
-        # While its calls are held, a restarted rank is still being constructed. Calls to the other ranks are held, too,
-        # but pooled calls may still use them.
+        # A restarted rank is still being constructed as long as its calls are held. Calls to the other ranks are held,
+        # too, but pooled calls may still use those ranks.
         supervisor = members.supervisor
         is_coming = members.is_held(rank) and supervisor is not None and rank in supervisor.away
         return Standing.AWAY if is_coming else Standing.LIVE
@@ -112,7 +112,7 @@ class PoolCalls:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def submit(self, call: PooledCall, encoded: Encoded | bytes) -> None:
-        """Send a call, or queue it until a rank has room; ClosedError if the group or its cluster is closed."""
+        """Send a call, or queue it until a rank has room. Raise ClosedError if the group or its cluster is closed."""
         members, request = self.members, call._request
         handler: Any = call
         if not members.admits(handler, call._method):
@@ -133,7 +133,7 @@ class PoolCalls:
         try:
             call._start(attempt)
         except BaseException:
-            # The caller gets this error, so the deadline must not fail the call again.
+            # The caller gets this error, so the deadline must not fail the call a second time.
             self._forget(id(call))
             self._start(self._end(attempt))
             raise
@@ -142,7 +142,7 @@ class PoolCalls:
         self._unfinished.pop(call, None)
 
     def wait(self, call: PooledCall) -> None:
-        """Send a call whose body is bytes, now or once a rank has room."""
+        """Send a call, whose body is bytes, now or once a rank has room."""
         if (error := self._end_of_group()) is not None:
             call._fail(error)
             return
@@ -150,7 +150,7 @@ class PoolCalls:
             attempt = self._state.submit(call._request, clock.monotonic())
         if attempt is not None:
             self._start([attempt])
-        elif (error := self._end_of_group()) is not None:  # the group ended after its waiting calls were failed
+        elif (error := self._end_of_group()) is not None:  # the group ended, and had already failed its waiting calls
             self.fail(error)
 
     def _end_of_group(self) -> BaseException | None:
@@ -177,7 +177,7 @@ class PoolCalls:
             return self._state.end(attempt, clock.monotonic())
 
     def ended(self, attempt: Attempt, target: int, status: int, body: Body) -> None:
-        """Handle a rank's final answer to a call, or the daemon's answer in its place."""
+        """Handle a rank's final answer to a call, or the daemon's answer in place of the rank."""
         if status in GONE:
             died = status == Status.DIED
             returns = bool(frames.unpack(body).get("returns")) if died else self.members.supervisor is not None
@@ -197,7 +197,7 @@ class PoolCalls:
         return self._callees[rank]
 
     def withdraw(self, call: PooledCall) -> bool:
-        """Remove a call from the queue. Return False if it is not queued."""
+        """Remove a call from the queue. Return False if it was not queued."""
         with self._lock:
             begun = self._state.withdraw(call._request, clock.monotonic())
         self._start(begun or ())
@@ -213,12 +213,12 @@ class PoolCalls:
     def fail(self, error: BaseException) -> None:
         for call in self.waiting():
             if self.withdraw(call):
-                call._fail(error)  # same object, because an error seen at one call counts as seen
+                call._fail(error)  # the same object, because an error seen at one call counts as seen
 
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def watch(self, seconds: float) -> None:
-        """Schedule a stall check in ``seconds``, when a rank's sign of life is due."""
+        """Schedule a check for stalled calls in ``seconds``, when a rank's sign of life is due."""
         due = clock.monotonic() + seconds
         if due < self._due:
             self._due = due
@@ -226,7 +226,7 @@ class PoolCalls:
 
     def _look_for_stalls(self) -> None:
         now = clock.monotonic()
-        if now < self._due - 0.001:  # outdated timer, superseded by a later one
+        if now < self._due - 0.001:  # this timer is outdated, and a later one has replaced it
             return
         self._due = math.inf
         with self._lock:
@@ -234,7 +234,7 @@ class PoolCalls:
             lost = self._state.find_stalled(now)
         for attempt in lost:
             call = attempt.request.owner if attempt.request is not None else None
-            if call is not None:  # the call may have been answered
+            if call is not None:  # the call may have been answered in the meantime
                 call._stall(attempt)
         with self._lock:
             begun = self._state.begin_elsewhere(now) if lost else ()
@@ -259,7 +259,7 @@ class PoolCalls:
         return any(self._state.standing[rank] is Standing.LIVE for rank in request.ranks)
 
     def needs(self, request: PoolRequest) -> slow_waits.Needs:
-        """Return a waiting call's needs: the end of one of these calls, or a restart."""
+        """Return the needs of a waiting call: the end of one of these calls, or a restart."""
         if not self._is_any_there(request):
             is_restart = self.members.endpoints is not None
             return ([Target(TargetKind.RESTART, name=self.members.name)] if is_restart else []), True

@@ -1,4 +1,4 @@
-"""``RankPool``: plain state that assigns calls for any rank by load and key, and queues the rest."""
+"""``RankPool``: plain state that assigns calls for any rank by load and key, and queues the others."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
-# Number of conversations with a remembered rank; a new one evicts the least recently used.
+# Number of conversations whose rank is remembered; a new one evicts the least recently used.
 MAX_KEYS: Final = 1 << 16
 
 UNBOUNDED: Final = 1 << 62
 
 
 class Standing(Enum):
-    """State of a rank as known to the pool."""
+    """The state of a rank as known to the pool."""
 
     LIVE = auto()
-    # The rank is being started or restarted; calls wait for it only if no rank is alive.
+    # The rank is being started or restarted; calls wait for it only if no other rank is alive.
     AWAY = auto()
-    # The rank will not be restarted; a call is sent to it, and fails, only if no rank is alive or may return.
+    # The rank will not be restarted. A call is sent to it, and fails, only if no rank is alive or may return.
     GONE = auto()
 
 
@@ -37,16 +37,16 @@ class _CallQueue:
 
 @dataclass(eq=False, slots=True)
 class PoolRequest:
-    """Call in the pool.
+    """A call in the pool.
 
     Attributes:
         ranks: ranks that may take the call.
-        in_flight: limit on its rank's open calls, this call included.
-        stall_timeout: seconds without a sign of life from its rank before the call is lost; None for no limit.
-        key: key of its conversation, which stays at one rank; None without a conversation.
+        in_flight: limit on the number of its rank's open calls, this call included.
+        stall_timeout: seconds without a sign of life from its rank after which the call is lost; None for no limit.
+        key: key of its conversation, which stays at one rank; None if it belongs to no conversation.
         owner: the caller's object for the call.
         number: position among the waiting calls.
-        line: queue in which the call waits; None if it does not wait.
+        line: queue in which the call waits; None if it is not waiting.
     """
 
     ranks: tuple[int, ...]
@@ -60,11 +60,11 @@ class PoolRequest:
 
 @dataclass(eq=False, slots=True)
 class Attempt:
-    """Call at a rank, until the rank's final answer.
+    """A call at a rank, until the rank's final answer.
 
     Attributes:
         request: the call; None once the answer is no longer needed.
-        since: time since which a sign of life is due; None while none is due.
+        since: time since which a sign of life is expected; None while none is expected.
     """
 
     rank: int
@@ -72,24 +72,24 @@ class Attempt:
     since: float | None
 
     def detach(self) -> None:
-        """Ignore the answer; until it arrives, the call counts as open at the rank."""
+        """Ignore the answer. Until the answer arrives, the call counts as open at the rank."""
         self.request = self.since = None
 
 
 class RankPool:
-    """One process's calls on any rank of a group.
+    """The calls of one process for any rank of a group.
 
-    A call goes to the live rank with the fewest open calls, the first among equals, because a recently active process
-    is the fastest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that an earlier call
-    could use. The first call of a conversation binds its key to a rank, among equally loaded ranks to the one with the
-    fewest keys; later calls wait for this rank only, while it is alive and not silent.
+    A call goes to the live rank with the fewest open calls, and among equals to the first, because the most recently
+    active process is the fastest. If all ranks have ``in_flight`` calls, the call waits; a call never takes room that
+    an earlier call could use. The first call of a conversation binds its key to a rank; among equally loaded ranks, to
+    the one with the fewest keys. Later calls wait for this rank only, as long as it is alive and not silent.
 
     Methods that may make room return the resulting new attempts, in order.
 
     Attributes:
-        standing: state by rank.
-        open: unanswered calls by rank.
-        counts_from: time before which silence does not count, because one of the run's ranks was in the debugger.
+        standing: state of each rank.
+        open: unanswered calls of each rank.
+        counts_from: time before which silence is ignored, because one of the run's ranks was in the debugger.
     """
 
     def __init__(self, size: int) -> None:
@@ -97,14 +97,14 @@ class RankPool:
         self.open: list[dict[Attempt, None]] = [{} for _ in range(size)]
         self.counts_from = -math.inf
         self._last_sign = [0.0] * size
-        # Ranks with a stalled call that have sent nothing since.
+        # Ranks that have a stalled call and have sent nothing since it stalled.
         self._silent: set[int] = set()
         self._numbers = itertools.count(1)
         self._all_well = False
         self._lines: dict[tuple[int, ...], _CallQueue] = {}
         self._keyed = [_CallQueue((rank,)) for rank in range(size)]
         self._waiting = 0
-        # Rank by conversation; equal keys in two views are different conversations.
+        # Maps each conversation to its rank; equal keys in two views are different conversations.
         self._bound: OrderedDict[tuple[tuple[int, ...], Hashable], int] = OrderedDict()
         self._keys = [0] * size
 
@@ -115,14 +115,14 @@ class RankPool:
     # -- calls --------------------------------------------------------------------------------------------------
 
     def place(self, request: PoolRequest, now: float) -> Attempt | None:
-        """Start a call at a rank with room. Return None if the call must wait."""
+        """Start a call at a rank that has room. Return None if the call must wait."""
         candidates: Sequence[int] = request.ranks if self._all_well else self._eligible(request.ranks)
         if request.key is not None and candidates:
             candidates = (self._rank_of_key(request),)
         best, least = -1, request.in_flight
         for rank in candidates:
             count = len(self.open[rank])
-            # A rank for which an earlier call waits must take that call first.
+            # A rank for which an earlier call is waiting must take that call first.
             if count < least and (not self._waiting or self._first_for(rank) is None):
                 best, least = rank, count
                 if not count:
@@ -142,7 +142,7 @@ class RankPool:
         if (line := request.line) is None:
             return None
         self._unqueue(request)
-        return self._fill(line.ranks, now)  # a later call with a larger in_flight may fit now
+        return self._fill(line.ranks, now)  # a later call with a larger in_flight may now fit
 
     def waiting(self) -> list[PoolRequest]:
         found = [request for line in (*self._lines.values(), *self._keyed) for request in line.waiting.values()]
@@ -151,7 +151,7 @@ class RankPool:
     # -- signs of life ------------------------------------------------------------------------------------------
 
     def end(self, attempt: Attempt, now: float) -> list[Attempt]:
-        """Record the last answer to a call, or that it could not be sent."""
+        """Record the last answer to a call, or that the call could not be sent."""
         rank = attempt.rank
         self.open[rank].pop(attempt, None)
         if self._silent:
@@ -176,7 +176,7 @@ class RankPool:
     # -- stalls -------------------------------------------------------------------------------------------------
 
     def find_stalled(self, now: float) -> list[Attempt]:
-        """Return the calls of ranks silent for too long; new calls avoid such ranks until a sign of life."""
+        """Return the calls of ranks silent for too long; until a sign of life, new calls avoid these ranks."""
         found = []
         for rank, owed in self._owed():
             silence = now - self._owes_since(rank)
@@ -187,7 +187,7 @@ class RankPool:
         return found
 
     def begin_elsewhere(self, now: float) -> list[Attempt]:
-        """After ranks were found silent, start waiting calls that may go to other ranks."""
+        """Start waiting calls that may go to other ranks, after some ranks were found silent."""
         return self._settle(now)
 
     def next_stall(self) -> float | None:
@@ -195,7 +195,7 @@ class RankPool:
         return min(moments, default=None)
 
     def _owed(self) -> Iterator[tuple[int, list[tuple[Attempt, float]]]]:
-        """Yield ranks from which calls with a stall timeout await a sign of life, with the calls and timeouts."""
+        """Yield each rank that must give a sign of life, and its calls that have a stall timeout, with the timeouts."""
         for rank, attempts in enumerate(self.open):
             owed = [
                 (each, each.request.stall_timeout)
@@ -212,21 +212,21 @@ class RankPool:
     # -- choice -------------------------------------------------------------------------------------------------
 
     def _eligible(self, ranks: Sequence[int]) -> Sequence[int]:
-        """Return the best of these ranks: live ranks, else silent ranks, else none while a rank may return."""
+        """Return the best of these ranks: live ranks; else silent ranks; else none as long as a rank may return."""
         live = [rank for rank in ranks if self.standing[rank] is Standing.LIVE]
         if live:
             return [rank for rank in live if rank not in self._silent] or live
         return () if any(self.standing[rank] is Standing.AWAY for rank in ranks) else ranks
 
     def _rank_of_key(self, request: PoolRequest) -> int:
-        """Return a conversation's rank; bind one that is new or has lost its rank to the least loaded rank."""
+        """Return a conversation's rank; if it is new or has lost its rank, first bind it to the least loaded rank."""
         conversation = request.ranks, request.key
         old = self._bound.pop(conversation, None)
         eligible = self._eligible(request.ranks) or [
             rank for rank in request.ranks if self.standing[rank] is Standing.AWAY
         ]
         rank = old if old is not None and old in eligible else min(eligible, key=self._load)
-        self._bound[conversation] = rank  # inserted last, because the first entry is evicted first
+        self._bound[conversation] = rank  # insert at the end, because the first entry is evicted first
         self._keys[rank] += 1
         if old is None and len(self._bound) > MAX_KEYS:
             old = self._bound.popitem(last=False)[1]

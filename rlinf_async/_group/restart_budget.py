@@ -1,4 +1,4 @@
-"""``RestartBudget``: plain state of a group's remaining restarts, and the pause before each."""
+"""``RestartBudget``: plain state of a group's remaining restarts, and of the pause before each restart."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Final
 
 from rlinf_async.configuration import RestartPolicy
 
-# Pause before a restart; doubled each time for a rank that has lived less than ``MAX_PAUSE_S`` since the last one.
+# Pause before a restart; doubled each time for a rank that lived less than ``MAX_PAUSE_S`` since its last restart.
 FIRST_PAUSE_S: Final = 0.1
 
 MAX_PAUSE_S: Final = 10.0
 
 
 class RestartBudget:
-    """Count of each rank's restarts (the whole group's as rank -1) within the policy's window."""
+    """Counts each rank's restarts (the whole group's as rank -1) within the policy's window."""
 
     def __init__(self, policy: RestartPolicy) -> None:
         self.policy = policy
@@ -22,7 +22,7 @@ class RestartBudget:
         self._last: dict[int, tuple[float, float]] = {}
 
     def spend(self, rank: int, now: float) -> float | None:
-        """Count a restart. Return the seconds to wait before it; None if no restart is left."""
+        """Count a restart. Return the number of seconds to wait before it; None if no restart is left."""
         spent = self._restarts.setdefault(rank, deque())
         while spent and now - spent[0] >= self.policy.window:
             spent.popleft()

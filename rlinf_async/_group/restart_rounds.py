@@ -1,4 +1,4 @@
-"""``RestartRounds``: plain state of a group's restarts: ranks being restarted or back, and attempts to run hooks."""
+"""``RestartRounds``: plain state of a group's restarts: ranks that are away or back, and attempts to run hooks."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Restart:
-    """One attempt of a group to resume after a restart; the argument of ``on_restart`` in workers and driver.
+    """One attempt of a group to resume after a restart; the argument of ``on_restart`` in workers and in the driver.
 
     Indexing, iteration and ``len()`` refer to ``counts``.
 
     Attributes:
-        counts: number of restarts, by rank of the group.
-        ranks: restarted ranks, including those of earlier attempts interrupted by a death.
-        attempt: number of this attempt, from 1 on; the same on all ranks and unique in the group, so that keys of a
-            store and names of process groups can contain it.
+        counts: number of restarts of each rank in the group.
+        ranks: the restarted ranks, including those of earlier attempts that a death interrupted.
+        attempt: number of this attempt, starting at 1; the same on all ranks and unique in the group, so that it can be
+            part of the keys of a store and the names of process groups.
     """
 
     counts: tuple[int, ...]
@@ -35,7 +35,7 @@ class Restart:
 
 
 class RestartRounds:
-    """Rounds of one group's restarts.
+    """The rounds of one group's restarts.
 
     A round is over once the hooks of an attempt have ended while no rank was away::
 
@@ -46,7 +46,7 @@ class RestartRounds:
     Only ``died`` may be called from another thread.
 
     Attributes:
-        away: exit reports of dead ranks not yet restarted, by rank.
+        away: maps each dead rank that has not been restarted yet to its exit report.
         attempt: number of the last attempt.
     """
 
@@ -65,11 +65,11 @@ class RestartRounds:
 
     @property
     def coming_back(self) -> set[int]:
-        """Return the ranks that do not take calls yet: dead, or restarted without their hooks having ended."""
+        """Return the ranks that do not take calls yet: dead ranks, and restarted ranks whose hooks have not ended."""
         return self._back | self.away.keys()
 
     def died(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Record a death; a later report of a dead rank replaces the earlier one."""
+        """Record a death; a later report about a dead rank replaces the earlier one."""
         self.away[rank] = dict(report)
 
     def missed(self, rank: int, report: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``Substitutes``: plain state that chooses nodes to restart the ranks of lost nodes."""
+"""``Substitutes``: plain state that chooses nodes on which to restart the ranks of lost nodes."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from rlinf_async.placement import Placement
 
 
 class Resident(NamedTuple):
-    """Living rank of any group: its node, and whether it has its own accelerators."""
+    """A living rank of any group: its node, and whether it has its own accelerators."""
 
     node: int
     has_devices: bool
 
 
 class Substitutes:
-    """Choice of nodes for the ranks of one cluster's groups.
+    """Chooses nodes for the ranks of one cluster's groups.
 
-    A rank without its own hardware goes to the node with the fewest ranks. A node with accelerators is replaced as a
-    whole, by a spare node with the same accelerators, all unused. So ranks that shared devices share them again, and no
-    rank gets another rank's devices.
+    A rank without hardware of its own goes to the node with the fewest ranks. A node with accelerators is replaced as a
+    whole, by a spare node that has the same accelerators, all unused. As a result, ranks that shared devices share them
+    again, and no rank gets another rank's devices.
     """
 
     def __init__(self, nodes: Sequence[NodeInfo]) -> None:
@@ -33,7 +33,7 @@ class Substitutes:
         self._spares: dict[int, int] = {}
 
     def choose(self, placement: Placement, lost: Container[int], residents: Iterable[Resident]) -> int | None:
-        """Return a node for a rank whose node is lost, or None; ``residents`` are all groups' living ranks."""
+        """Return a node for a rank whose node is lost, if any; ``residents`` are all groups' living ranks."""
         groups = {label for node in self._nodes for label in node.node_labels}
         label = placement.node_group_label
         living = [
@@ -60,8 +60,7 @@ class Substitutes:
         return chosen
 
     def moved(self, placement: Placement, node: int, neighbours: int) -> Placement:
-        """Return the placement on another node, with the corresponding devices; a rank without its own devices sees all
-        devices.
+        """Return the placement on another node, with the corresponding devices (all, for a rank without its own).
 
         Args:
             neighbours: number of its group's ranks on the node.

@@ -1,4 +1,4 @@
-"""Wait for several calls at once: results in order, or the first failure, which cancels the others."""
+"""Waiting for several calls at once: returns the results in order, or the first failure, which cancels the others."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlinf_async.work import Returnable, Whole, Work, blocking
 
 
 def wait_all(*works: Work[Any]) -> Any:
-    """Return the results of all handles (or other works), in order; in a coroutine, return a ``Work`` of them.
+    """Return the results of all handles (or other works) in order; in a coroutine, a ``Work`` that resolves to them.
 
     The first failure ends the wait: the other calls are cancelled and the failure is raised, with further failures in
-    its notes. So any handle's failure is raised immediately, while ``env.wait(); actor.wait()`` raises the second
-    call's failure only after the first call is done. A cancelled or interrupted wait cancels the calls, too.
+    its notes. So any handle's failure is raised immediately, whereas ``env.wait(); actor.wait()`` raises a failure of
+    the second call only after the first call is done. A cancelled or interrupted wait also cancels the calls.
 
     Example:
         experience, steps, losses = wait_all(env.interact(), rollout.generate(), actor.train())
@@ -49,7 +49,7 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         self._callbacks: list[Any] = []
         self._open = set(range(len(works)))
         self._first: int | None = None
-        # Works cancelled because of that failure, whose cancellation is not a separate failure.
+        # Works cancelled because of the first failure; their cancellation is not a separate failure.
         self._cancelled_others: set[int] = set()
         self._outcome: tuple[list[Any] | None, Exception | None] | None = None
 
@@ -93,11 +93,11 @@ class _All(Returnable[list[Any]], Whole[list[Any]]):
         for place in sorted(self._cancelled_others):
             if not self._works[place]._cancel_after_failure():
                 with self._lock:
-                    self._open.discard(place)  # the work cannot be cancelled, so the wait must not include it
+                    self._open.discard(place)  # the work cannot be cancelled, so do not wait for it
 
     def _abandon(self) -> None:
-        """Cancel the works, because the wait was cancelled."""
-        # Settle first, because the following cancellations must not count as failures.
+        """Cancel the works, because the wait itself was cancelled."""
+        # Settle first, because the cancellations that follow must not count as failures.
         self._settle(error=ClosedError(f"the wait for {self._describe()} was given up"))
         for work, callback in zip(self._works, self._callbacks, strict=False):
             work._forget_waiter(callback)

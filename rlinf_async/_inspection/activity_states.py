@@ -1,4 +1,4 @@
-"""States of single tasks and threads: the object that a suspended task awaits, the call where a running one blocks."""
+"""States of single tasks and threads: what a suspended task awaits, and the call in which a running one blocks."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Key = Any  # a task or a thread's id
 
 @dataclass
 class Observation:
-    """Observed state of a task or thread: frames outermost first, age of its wait in seconds, None if unknown.
+    """The observed state of a task or thread: frames outermost first; age of its wait in seconds, None if unknown.
 
     Attributes:
-        is_users: true if a report includes it even if no reported activity waits for it.
-        awaits, one_of: other tasks and threads, all of which (``awaits``) or one of which (``one_of``) it waits for.
-        loop_thread: for a task that may continue, now or later, the thread that must run it.
-        blocks: true if it blocks its thread's event loop.
-        is_row: true if its wait is a row of the table of waits.
+        is_users: True if reports include it even if no reported activity waits for it.
+        awaits, one_of: other tasks and threads; it waits for all of ``awaits``, or for one of ``one_of``.
+        loop_thread: for a task that may continue now or later, the thread that must run it.
+        blocks: True if it blocks the event loop of its thread.
+        is_row: True if its wait is a row of the table of waits.
     """
 
     key: Key
@@ -55,7 +55,7 @@ class Observation:
 
 
 class States:
-    """Finds the states of all tasks and threads; ``stacks`` has frames by thread id, outermost first."""
+    """Finds the states of all tasks and threads; ``stacks`` maps thread ids to frames, outermost first."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class States:
         self._ages = ages
         self._rows = slow_waits.rows_of_threads()
         self._names: dict[str, Key] = {}
-        # Maps a future of another thread to the task or thread that completes it.
+        # Maps each future of another thread to the task or thread that completes it.
         self._carriers: dict[Any, Key] = {future: task for task in tasks for future in passed_on(task)}
         self._carriers |= _work_items(stacks)
 
     def carry(self, future: concurrent.futures.Future[Any], key: Key) -> None:
-        """Record that a task or thread must continue before another thread's future can complete."""
+        """Record that a task or thread must continue before a future of another thread can complete."""
         self._carriers.setdefault(future, key)
 
     def name_of(self, key: Key) -> str:
@@ -141,13 +141,13 @@ class States:
         return seen
 
     def _native_id(self, ident: int) -> int | None:
-        """Return the kernel's thread id; after a fork, Python 3.11 keeps the parent's id for the main thread."""
+        """Return the kernel's thread id. After a fork, Python 3.11 keeps the parent's id for the main thread."""
         if ident == threading.main_thread().ident:
             return os.getpid()
         return self._threads[ident].native_id if ident in self._threads else None
 
     def _wait_for_carrier(self, seen: Observation, does: Doing) -> bool:
-        """True if the wait is for another thread or task, even if not visible in this process."""
+        """True if the wait is for another thread or task, even one that is not visible in this process."""
         if does.future is not None:
             seen.awaits = [self._carriers[does.future]] if does.future in self._carriers else []
         elif does.thread is not None:
@@ -159,7 +159,7 @@ class States:
         else:
             return False
         if not seen.awaits:
-            # Another process may complete the future, or the future has just completed.
+            # Another process may complete the future, or the future may just have completed.
             seen.state = ActivityState.RUNNING
         return True
 

@@ -1,6 +1,6 @@
-"""Requests to all of a run's nodes about its processes: ``report``, and ``why``, the verdict on a stuck run.
+"""Requests to all nodes of a run about its processes: ``report``, and ``why``, the verdict on a stuck run.
 
-For processes of the run; an operator outside the run uses ``launcher/control``.
+These are for processes of the run; an operator outside the run uses ``launcher/control``.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ logger = own_logger(__name__)
 
 PARTS: Final = ("activities", "queues")
 
-# Extra seconds, beyond the processes' answer time, for a busy daemon that reads stacks.
+# Seconds, in addition to the processes' answer time, for a busy daemon that reads stacks.
 _GRACE_S: Final = 3.0
 
 VERDICT: Final = "the verdict on this run"  # describes the wait of ``why``
 
-# Seconds between a verdict's two reports; waits that are the same in both have not progressed.
+# Seconds between the two reports of a verdict; waits that are the same in both have made no progress.
 ASK_AGAIN_S: Final = 0.5
 
 
 class InspectionClient(Protocol):
-    """Part of ``NodeClient`` that sends requests to daemons."""
+    """The part of ``NodeClient`` that sends requests to daemons."""
 
     welcome: dict[str, Any]
     endpoint: int
@@ -75,7 +75,7 @@ def _asks(activity: Activity) -> bool:
 
 
 async def log_verdict(client: InspectionClient) -> None:
-    """Log the verdict on the run, unless it only says that others are working, like the wait's own warning."""
+    """Log the verdict on the run, unless it says only that others are working, as the wait's own warning does."""
     try:
         verdict = await why(client)
     except RLinfAsyncError as error:  # the cluster is probably closing

@@ -1,12 +1,12 @@
-"""``BlockedLoopResponder``: thread that answers the daemon while the user's event loop is blocked.
+"""``BlockedLoopResponder``: a thread that answers the daemon while the user's event loop is blocked.
 
-A driver inside asyncio handles frames on the user's loop, so a request stays unread while the loop is blocked, although
-another thread could report tasks, their waits, and the code that blocks the loop. The daemon wakes this thread::
+A driver inside asyncio handles frames on the user's loop. While that loop is blocked, a request stays unread, although
+another thread could report tasks, their waits, and the code that blocks the loop. The daemon therefore wakes a thread::
 
     daemon   opens /proc/PID/fd/N, whose number was in the process's HELLO, and writes a byte
-    process  the thread reads it, and answers
+    process  the thread reads the byte, and answers
 
-A signal handler would need no thread, but would interrupt system calls, even in C code that does not expect that.
+A signal handler would not require a thread, but would interrupt system calls, even in C code that does not expect it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import weakref
 from collections.abc import Callable
 from typing import Final
 
-# Each request of a daemon writes one byte; one answer covers all bytes that are read together.
+# Each request of a daemon writes one byte; a single answer covers all bytes that are read together.
 _MAX_READ_BYTES: Final = 4096
 
 
 class BlockedLoopResponder:
-    """Thread that answers until ``close``; the daemon opens ``fd``.
+    """A thread that answers until ``close``; the daemon opens ``fd``.
 
     Raises:
-        OSError, RuntimeError: no descriptor or thread is available.
+        OSError, RuntimeError: no descriptor or no thread is available.
     """
 
     def __init__(self, answer: Callable[[], None]) -> None:
@@ -54,13 +54,13 @@ class BlockedLoopResponder:
         if self._is_closed:
             return
         self._is_closed = True
-        # Write a byte, too, because the reader sees no end of file if a forked child has a copy of this end.
+        # Also write a byte, because the reader sees no end-of-file if a forked child has a copy of this end.
         with contextlib.suppress(OSError):
             os.write(self.fd, b"\0")
             os.close(self.fd)
 
     def leave_to_parent(self) -> None:
-        """Close a forked child's copies of the descriptors; the child has no responder thread."""
+        """Close a forked child's copies of the descriptors, because the child has no responder thread."""
         if not self._is_closed:
             self._is_closed = True
             for fd in (self.fd, self._read_fd):

@@ -1,4 +1,4 @@
-"""This process's frames as plain data, with the owner of their code: the user, an installed package, or neither."""
+"""Frames of this process as plain data, with the owner of their code: the user, an installed package, or neither."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _HELPERS: Final = frozenset(
         *("_pytest", "pluggy", "xdist", "execnet"),
     )
 )
-"""Packages with their own threads and tasks, which wait for work, write logs or run the user's code.
+"""Packages that have their own threads and tasks, which wait for work, write logs or run user code.
 
-grpc is not included, because its thread lives as long as an open call, and its callback may set a user's event.
+grpc is not included, because its thread lives as long as an open call, and its callback may set an event of the user.
 """
 
 
@@ -38,7 +38,7 @@ _LOADS: Final = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_F
 
 
 class Code(Enum):
-    """Owner of the code in a file."""
+    """The owner of the code in a file."""
 
     USERS = auto()
     INSTALLED = auto()  # an installed package, which may be the user's own
@@ -82,7 +82,7 @@ def line_of(frames: Sequence[FrameType]) -> str | None:
 
 
 def called_by(frame: FrameType) -> str:
-    """Return the name that an innermost frame is calling, such as ``acquire``; ``with`` on entering a block; or ""."""
+    """Return the name of what an innermost frame calls, such as ``acquire``; ``with`` on entering a block; or ""."""
     return _called_at(frame.f_code, frame.f_lasti)
 
 
@@ -97,8 +97,8 @@ def _called_at(code: CodeType, offset: int) -> str:
     if not current.opname.startswith(("CALL", "PRECALL")):
         return ""
     # The callee begins where the call begins, and is the longest expression that begins there: in
-    # ``self.lock.acquire(timeout=limit())`` that is ``self.lock.acquire``. Source positions reveal it; the value stack
-    # of another thread's frame is not accessible.
+    # ``self.lock.acquire(timeout=limit())`` it is ``self.lock.acquire``. Only source positions show this, because the
+    # value stack of another thread's frame is not accessible.
     callees = [each for each in before if each.opname.startswith(_LOADS) and _start(each) == _start(current)]
     callee = max(callees, key=_end, default=None)
     return "" if callee is None else str(callee.argval)

@@ -1,5 +1,5 @@
-"""Threads that run event loops: boundary on a stack between the frames that run the loop and the frames that the loop
-runs."""
+"""Threads that run event loops: finds, on a stack, the boundary between frames that run the loop and frames that the
+loop runs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Occupied:
 
     Attributes:
         main: task whose end stops the loop, if known.
-        task: the loop's running task.
-        outer, inner: frames that run the loop, and frames that the loop runs, outermost first; without a loop, all
+        task: the loop's running task, if any.
+        outer, inner: frames that run the loop, and frames that the loop runs, outermost first. If there is no loop, all
             frames are ``inner``.
     """
 
@@ -59,16 +59,16 @@ def occupied_by(ident: int, frames: Sequence[FrameType]) -> Occupied:
     if current is not None:
         root = getattr(current.get_coro(), "cr_frame", None)
         cut = next((place for place, frame in enumerate(frames) if frame is root), cut)
-        # The fork happened inside a step, so the called code continues but the loop does not.
+        # The fork happened within a step, so the called code continues, but the loop does not.
         if is_inherited(current):
             return Occupied(ident, None, None, None, [], frames[cut:])
     return Occupied(ident, loop, main if isinstance(main, asyncio.Task) else None, current, frames[:cut], frames[cut:])
 
 
 def turn_age(where: Occupied) -> float | None:
-    """Return the seconds since the loop's current turn began; None if frames do not show it, as with uvloop."""
+    """Return the seconds since the loop's current turn began; None if frames do not show this, as with uvloop."""
     turn = next((frame for frame in where.outer if frame.f_code.co_name == "_run_once"), None)
-    # ``end_time`` is the loop's clock just before it runs the ready callbacks.
+    # ``end_time`` is the loop's time just before it runs the ready callbacks.
     began = None if turn is None else turn.f_locals.get("end_time")
     return max(0.0, where.loop.time() - began) if where.loop is not None and isinstance(began, float) else None
 

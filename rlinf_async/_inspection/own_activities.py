@@ -1,7 +1,7 @@
-"""``own_activities``: tasks and threads of this process in which the user's code runs or waits.
+"""``own_activities``: the tasks and threads of this process in which user code runs or waits.
 
 Any thread may examine them, and running code need not record anything. An activity that changes during the examination
-may be reported in either state, so conclusions need two reports.
+may be reported in either state, so that conclusions require two reports.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def own_activities(
     ages: WaitAges | None = None,
     blocked: asyncio.AbstractEventLoop | None = None,
 ) -> list[Activity]:
-    """Return the activities of this process; any thread may call it.
+    """Return the activities of this process. Any thread may call this.
 
     Args:
-        blocked: the loop that handles frames, if it is blocked; until it runs again, no wait can end by an answer.
+        blocked: the loop that handles frames, if it is blocked; no answer can end a wait before that loop runs again.
     """
     ages = WaitAges() if ages is None else ages
     ages.begin()
@@ -80,7 +80,7 @@ class _Look:
         if running is not None:
             seen = self._states.running(task, running.ident, running.inner)
             seen.blocks = True
-        elif asyncio.current_task(loop) is task:  # the task was resumed after the stacks were read
+        elif asyncio.current_task(loop) is task:  # the task resumed after the stacks were read
             seen = Observation(task, self._states.name_of(task), [], is_users=True)
         else:
             seen = self._states.suspended(task)
@@ -96,7 +96,7 @@ class _Look:
         return seen
 
     def _see_thread(self, ident: int) -> Observation | None:
-        """Return a thread's activity apart from its loop's tasks; None if there is none."""
+        """Return a thread's activity, apart from its loop's tasks; None if it has none."""
         where = self._occupied[ident]
         call = self._blocking if ident == self._main else None
         if where.loop is None:
@@ -108,8 +108,8 @@ class _Look:
             return dataclasses.replace(self._states.running(ident, ident, where.inner), blocks=True)
         if not has_users(where.outer):
             return None
-        # User code has called a function that runs a loop. For asyncio.run(), the loop's tasks are reported and mention
-        # the call; for a blocking method of the framework, only this activity shows the wait.
+        # User code has called a function that runs a loop. If that is asyncio.run(), the loop's tasks are reported and
+        # mention the call. If it is a blocking method of the framework, only this activity shows the wait.
         main = self._seen.get(where.main)
         told = any(self._seen[task].is_users for task in self._tasks if task.get_loop() is where.loop)
         name = self._states.name_of(ident)
@@ -125,19 +125,19 @@ class _Look:
     # -- relations between them -------------------------------------------------------------------
 
     def _threads_of_loops(self) -> dict[asyncio.AbstractEventLoop, int]:
-        """Return the thread of each loop; for a worker's loop the main thread, even during a ``def`` method."""
+        """Return the thread of each loop; for a worker's loop, the main thread, even during a ``def`` method."""
         found = {task.get_loop(): self._main for task in self._calls}
         found |= dict(slow_waits.loops())
         found |= {where.loop: ident for ident, where in self._occupied.items() if where.loop is not None}
         return found
 
     def _hold_up(self) -> None:
-        """Record that tasks that could continue wait for the activity blocking their loop's thread."""
+        """Record that tasks that could otherwise continue wait for the activity that blocks their loop's thread."""
         for seen in self._seen.values():
             where = None if seen.loop_thread is None else self._occupied.get(seen.loop_thread)
             if where is None:
                 continue
-            # The task's loop is inside another task's step, or is not running because a method occupies the thread.
+            # The task's loop is inside another task's step, or is not running because a method occupies its thread.
             blocking = self._seen.get(where.task if seen.key.get_loop() is where.loop else where.ident)
             if blocking is not None and blocking is not seen and blocking.state is ActivityState.WAITING:
                 seen.state, seen.wait, seen.age, seen.awaits = ActivityState.WAITING, None, None, [blocking.key]
@@ -146,7 +146,7 @@ class _Look:
         where = next((each for each in self._occupied.values() if each.loop is loop), None)
         blocking = None if where is None else self._seen.get(where.task or where.ident)
         if where is not None and blocking is not None and blocking.state is not ActivityState.WAITING:
-            blocking.age = turn_age(where)  # the turn may be older than the wait in it
+            blocking.age = turn_age(where)  # the turn may be older than the wait within it
         for seen in self._seen.values():
             on_it = isinstance(seen.key, asyncio.Task) and seen.key.get_loop() is loop
             if (

@@ -1,4 +1,4 @@
-"""Collective operations of torch.distributed on this process's threads, with the awaited ranks."""
+"""Collective operations of torch.distributed on this process's threads, with the ranks that they await."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlinf_async._inspection.state.run_report import Target, TargetKind, Wait
 
 _MODULE: Final = "torch.distributed.distributed_c10d"
 
-# Variables of these operations that hold the single partner's rank, in the world and in the group.
+# Variables of these operations that hold the rank of the single partner, in the world and in the group.
 _PARTNERS: Final = {
     **dict.fromkeys(("send", "send_object_list"), ("dst", "group_dst")),
     **dict.fromkeys(("recv", "recv_object_list"), ("src", "group_src")),
@@ -24,7 +24,7 @@ _PARTNERS: Final = {
 
 
 def collective_wait(frames: Sequence[FrameType]) -> Wait | None:
-    """Return the wait for a collective's other ranks, without age; None outside one. Frames: outermost first."""
+    """Return the wait for other ranks of a collective, without its age; None outside of one. Outermost frame first."""
     c10d: Any = sys.modules.get(_MODULE)
     if c10d is None or not any(frame.f_globals.get("__name__") == _MODULE for frame in frames):
         return None
@@ -61,5 +61,5 @@ def _partners(c10d: Any, name: str, variables: Any) -> tuple[str, list[int], boo
 
 
 def _given(argument: int, variable: str) -> int:
-    """Return the argument of ``init_process_group``, or the environment variable that replaces it."""
+    """Return an argument of ``init_process_group``, or the environment variable that replaces it."""
     return argument if argument >= 0 else int(os.environ[variable])

@@ -1,4 +1,4 @@
-"""This process's tasks, on all loops, and the objects that they await."""
+"""The tasks of this process, on all loops, and the objects that they await."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FOLDER: Final = str(base_futures.__file__).rpartition("/")[0]
 # Names of asyncio's sets of all loops' tasks, which depend on the Python version.
 _REGISTRIES: Final = ("_all_tasks", "_scheduled_tasks", "_eager_tasks")
 
-# Attempts to copy such a set while other threads change it, as many as asyncio makes.
+# Number of attempts to copy such a set while other threads change it, the same as in asyncio.
 _MAX_TRIES: Final = 1000
 
 _MAX_DEPTH: Final = 32
@@ -33,24 +33,24 @@ _MAX_DEPTH: Final = 32
 Task = asyncio.Task[Any]
 T = TypeVar("T")
 
-# Parent process's tasks in a forked child, which no loop will ever run.
+# Tasks of the parent process in a forked child, where no loop will ever run them.
 _inherited: weakref.WeakSet[Task] = weakref.WeakSet()
 
 
 @dataclass
 class Awaited:
-    """Objects that a suspended task awaits.
+    """The objects that a suspended task awaits.
 
     Attributes:
         futures: awaited futures of other threads or processes.
-        row: its row in the table of waits, if registered.
-        kind, primitive: kind and name of the asyncio primitive on which user code waits: ``event`` and
-        ``asyncio.Event.wait()``.
+        row: its row in the table of waits, if it is registered there.
+        kind, primitive: kind and name of the asyncio primitive on which user code waits, such as ``event`` and
+            ``asyncio.Event.wait()``.
         token: object that lives as long as the await.
-        sleeps: true if it waits for a timer.
-        is_known: true if only the objects above can end the await.
-        every: true if all of the objects must complete; false if one suffices.
-        left: seconds until a timer ends the await, if any.
+        sleeps: True if it waits for a timer.
+        is_known: True if only the objects above can end the await.
+        every: True if all of the objects must complete; False if one suffices.
+        left: seconds until a timer ends the await, if there is one.
     """
 
     tasks: list[Task] = field(default_factory=list)
@@ -66,10 +66,10 @@ class Awaited:
 
 
 def all_tasks() -> list[Task]:
-    """Return the unfinished tasks of all loops of this process; any thread may call it."""
+    """Return the unfinished tasks of all loops of this process. Any thread may call this."""
     found = dict.fromkeys(task for registry in _registries() for task in _copy(registry))
     if sys.version_info >= (3, 14):
-        # From Python 3.14 on each thread has its own list, and the sets hold only third-party tasks.
+        # From Python 3.14 on, each thread has its own list, and the sets hold only third-party tasks.
         for loop, _ in slow_waits.loops():
             found.update(dict.fromkeys(asyncio.all_tasks(loop)))
     return [task for task in found if not (task.done() or is_inherited(task))]
@@ -108,7 +108,7 @@ def awaited_by(task: Task) -> Awaited:
 
 
 def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
-    """Return the futures that a task awaits, without asyncio's internal ones, and True if it awaits all of them."""
+    """Return the futures that a task awaits, except asyncio's internal ones, and True if it awaits all of them."""
     future: Any = getattr(task, "_fut_waiter", None)
     if frames and future is not None:
         code, variables = frames[-1].f_code, frames[-1].f_locals
@@ -124,7 +124,7 @@ def _innermost(task: Task, frames: list[FrameType]) -> tuple[list[Any], bool]:
 
 
 def _unfold(first: Any, found: Awaited) -> None:
-    """Resolve a future into its origin: a task, members of a gather, a shielded future, or another thread's work."""
+    """Resolve a future to its origin: a task, members of a gather, a shielded future, or work of another thread."""
     waiting = [first]
     while waiting:
         future = waiting.pop()
@@ -147,7 +147,7 @@ def _unfold(first: Any, found: Awaited) -> None:
 
 
 def _behind(future: Any) -> Iterator[Any]:
-    """Yield the origins of a future that forwards an outcome: ``shield``'s inner future, or another thread's future."""
+    """Yield the origins of a future that passes on an outcome: ``shield``'s inner future, another thread's future."""
     for callback, *_ in list(getattr(future, "_callbacks", None) or ()):
         if getattr(callback, "__name__", "") in ("_outer_done_callback", "_call_check_cancel"):
             yield from (
@@ -158,13 +158,13 @@ def _behind(future: Any) -> Iterator[Any]:
 
 
 def passed_on(task: Task) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield other threads' futures that complete with a task (``run_coroutine_threadsafe``)."""
+    """Yield other threads' futures that complete together with a task (``run_coroutine_threadsafe``)."""
     for callback, *_ in list(getattr(task, "_callbacks", None) or ()):
         yield from (value for value in bound_to(callback) if isinstance(value, concurrent.futures.Future))
 
 
 def handed_over(loop: asyncio.AbstractEventLoop | None) -> Iterator[concurrent.futures.Future[Any]]:
-    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks an asyncio loop has yet to create."""
+    """Yield the futures of ``run_coroutine_threadsafe`` whose tasks an asyncio loop has not created yet."""
     for handle in _copy(getattr(loop, "_ready", ())):
         yield from (value for value in bound_to(handle._callback) if isinstance(value, concurrent.futures.Future))
 
@@ -179,12 +179,12 @@ def above(task: Task) -> Iterator[Task]:
 
 
 def _left(task: Task) -> float | None:
-    """Return the seconds until a deadline of the task, or of a task awaiting it, expires; None without one."""
+    """Return the seconds until a deadline of the task, or of a task that awaits it, expires; None if there is none."""
     return min((left for each in above(task) if (left := time_left(each)) is not None), default=None)
 
 
 def _primitive(frames: list[FrameType]) -> tuple[str, str]:
-    """Return kind and name of the primitive on which user code waits, not a package, whose wait a socket may end."""
+    """Return kind and name of the primitive on which user code waits; empty in packages, where a socket may end it."""
     if not frames or frames[-1].f_code.co_filename not in _LOCKS:
         return "", ""
     caller = next((frame for frame in reversed(frames) if not frame.f_code.co_filename.startswith(_FOLDER)), None)

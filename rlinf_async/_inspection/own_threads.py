@@ -1,4 +1,4 @@
-"""States of this process's threads: known blocking functions in innermost frames, and system calls."""
+"""States of this process's threads, from known blocking functions in their innermost frames, and system calls."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _FUTURES: Final = _base.__file__
 
 @dataclass(frozen=True)
 class Doing:
-    """State of a thread, with the seconds spent in it, if known.
+    """The state of a thread, with the seconds spent in it, if known.
 
     Attributes:
         kind, what: kind and description of the wait; a wait for something outside the process counts as running.
-        sleeps: number of times that it has gone to sleep since its start.
-        future: awaited future, to be completed by a thread or task of this process, or by another process.
-        ends: true if it waits for all non-daemon threads to exit.
+        sleeps: number of times that the thread has gone to sleep since it started.
+        future: awaited future, which a thread or task of this process, or another process, must complete.
+        ends: True if it waits for all non-daemon threads to exit.
     """
 
     state: ActivityState
@@ -50,7 +50,7 @@ class Doing:
 
 
 def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
-    """Return the state of a thread that has no row in the table of waits; its frames are outermost first."""
+    """Return the state of a thread that has no row in the table of waits; its frames are given outermost first."""
     call = system_call_of(native_id)
     if call.name in ("nanosleep", "clock_nanosleep"):
         return Doing(ActivityState.SLEEPING)
@@ -60,9 +60,10 @@ def doing(frames: Sequence[FrameType], native_id: int | None) -> Doing:
         return Doing(
             ActivityState.RUNNING, "lock", "a lock that it shares with other processes", sleeps=_sleeps(native_id)
         )
-    # A thread may be in such a call for other reasons, too: to wait for the GIL, which this thread holds, or for a
+    # A thread may also be in such a call for other reasons: to wait for the GIL, which this thread holds, or for a
     # library's compute threads. So it counts as waiting only if it acquires one of Python's own locks without a
-    # deadline: with a deadline it continues by itself, and the GIL is retried every few milliseconds.
+    # deadline: with a deadline, it continues by itself, and attempts to get the GIL are repeated every few
+    # milliseconds.
     # tests/_inspection/test_own_threads.py::test_a_thread_that_computes_is_running_though_this_one_has_the_interpreter
     waits = _wait_of(frames)
     if waits is None:
@@ -104,14 +105,14 @@ def _note_exit() -> None:
     _exit_began = time.monotonic()
 
 
-# Register a hook that runs before the interpreter waits for threads, because atexit functions run later. Without the
-# hook, or during the exit, the age stays unknown.
+# Register a hook that runs before the interpreter waits for threads, because atexit functions run only afterwards. If
+# the hook is missing, or is registered during the exit, the age stays unknown.
 with contextlib.suppress(AttributeError, RuntimeError):
     threading._register_atexit(_note_exit)  # type: ignore[attr-defined]
 
 
 def _has_signal_handlers() -> bool:
-    """True if the user or a package has a signal handler; asyncio's own handlers only call back on the loop."""
+    """True if the user or a package has a signal handler. asyncio's own handlers do not count: they call the loop."""
     for number in signal.valid_signals():
         handler: Any = signal.getsignal(number)
         code = getattr(getattr(handler, "func", handler), "__code__", None)

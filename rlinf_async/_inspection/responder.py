@@ -1,7 +1,7 @@
-"""Answers to a daemon that inspects this process, with two fallbacks in case its loop does not answer.
+"""Answers for a daemon that inspects this process, with two fallbacks if the process's loop does not answer.
 
 If the user's loop handles frames and is blocked, the daemon wakes a thread that answers all rounds
-(``blocked_loop_responder.py``); if the thread does not answer, either, the daemon requests the stacks by a signal
+(``blocked_loop_responder.py``). If this thread does not answer either, the daemon requests the stacks with a signal
 (``stack_pipe.py``).
 """
 
@@ -26,7 +26,7 @@ logger = own_logger(__name__)
 
 
 def attach(client: NodeClient, calls: Callable[[], Iterable[ServedCall]] = list) -> dict[str, Any]:
-    """Answer inspections of this process, on its frame-handling thread, until the client is closed.
+    """Answer inspections of this process, on the thread that handles its frames, until the client is closed.
 
     Returns:
         Facts for the client's HELLO: the descriptors, if any, for stacks and for waking the answering thread.
@@ -53,10 +53,10 @@ class _Responder:
         self._client = client
         self._calls = calls
         self._ages = WaitAges()
-        self._lock = threading.Lock()  # held during an examination, as two threads may answer at once
+        self._lock = threading.Lock()  # held during an examination, because two threads may answer at once
 
     def answer(self, facts: dict[str, Any]) -> None:
-        """Answer an inspection. A failure is not reported, because the daemon then reads the stacks."""
+        """Answer an inspection. A failure is not reported, because the daemon then reads the stacks instead."""
         self._send_activities(facts["round"], None)
 
     def answer_for_loop(self) -> None:

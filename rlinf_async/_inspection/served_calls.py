@@ -1,4 +1,4 @@
-"""Calls running in this process, for reports about it."""
+"""The calls running in this process, for reports about it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ServedCall:
-    """This worker's running call, by caller and caller's number; without a task, a ``def`` call on the main thread.
+    """A running call of this worker, by caller and caller's number; without a task, a ``def`` call on the main thread.
 
     Attributes:
-        is_paused: true if its generator waits for the caller to take items.
+        is_paused: True if its generator is waiting for the caller to take items.
     """
 
     source: int

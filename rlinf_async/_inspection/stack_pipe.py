@@ -1,12 +1,12 @@
-"""Pipe into which this process writes its threads' stacks when its daemon sends a signal.
+"""Pipe into which this process writes the stacks of its threads when its daemon sends a signal.
 
-    daemon   opens the pipe by /proc/PID/fd, sends SIGNAL, reads
+    daemon   opens the pipe as /proc/PID/fd, sends SIGNAL, reads
     process  faulthandler's handler writes, in C: without the GIL, wherever a thread is stuck
 
-The process holds both ends in one descriptor and never reads it, so that the pipe always has a reader; otherwise a
+The process holds both ends in one descriptor and never reads it, so that the pipe always has a reader. Otherwise a
 write after the daemon's exit would raise SIGPIPE, whose default action kills the process. When the pipe is full, the
-rest of the stacks is lost, because the handler must not block. The pipe keeps its usual size, because all of a user's
-pipes share a limit (``pipe-user-pages-soft``); the reader may enlarge it briefly.
+rest of the stacks is lost, because the handler must not block. The pipe keeps its default size, because all of a user's
+pipes share a limit (``pipe-user-pages-soft``); the reader may enlarge the pipe for a short time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _users = 0
 
 
 def acquire() -> int | None:
-    """Return the descriptor, opened if necessary; None if that fails."""
+    """Return the descriptor, opening it if necessary; None if that fails."""
     global _fd, _users
     if _fd == _NONE:
         _fd = _opened()
@@ -37,7 +37,7 @@ def acquire() -> int | None:
 
 
 def release() -> None:
-    """Release one client's use; the last release closes the pipe."""
+    """End one client's use; the last release closes the pipe."""
     global _users
     _users = max(0, _users - 1)
     if _users == 0:
@@ -45,8 +45,8 @@ def release() -> None:
 
 
 def _opened() -> int:
-    # Leave a user's handler in place. Without one, ignore the signal first, because faulthandler restores the previous
-    # action on unregister, and with the default action a pending signal would kill the process.
+    # Leave a user's handler in place. If there is none, ignore the signal first: faulthandler restores the previous
+    # action on unregister, and with the default action, a pending signal would kill the process.
     try:
         previous = signal.getsignal(SIGNAL)
         if previous not in (signal.SIG_DFL, signal.SIG_IGN):
@@ -70,7 +70,7 @@ def _close() -> None:
     fd, _fd = _fd, _NONE
     if fd == _NONE:
         return
-    # Unregister before close(), because afterwards the number may belong to another file.
+    # Unregister before close(), because after close() the number may belong to another file.
     faulthandler.unregister(SIGNAL)
     with contextlib.suppress(OSError):  # user code may have closed the pipe
         os.close(fd)

@@ -1,4 +1,4 @@
-"""System calls of this process's threads, and the external objects that they wait for."""
+"""System calls of this process's threads, and the external objects for which they wait."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NUMBERS: Final = {
 
 _NAMES: Final = {numbers[_PLACE]: name for name, numbers in _NUMBERS.items()}
 
-# Calls whose first argument is a descriptor, with a description of their waits.
+# Maps each call whose first argument is a descriptor to a description of its wait.
 _ON_FILES: Final = {
     **dict.fromkeys(("read", "recvfrom", "recvmsg"), "data from"),
     **dict.fromkeys(("write", "sendto", "sendmsg"), "room for data to"),
@@ -45,7 +45,7 @@ _FUTEX_PRIVATE: Final = 128
 
 @dataclass(frozen=True)
 class SystemCall:
-    """System call of a thread; the name is empty for irrelevant calls and outside system calls."""
+    """A system call of a thread; the name is empty for irrelevant calls, and outside of system calls."""
 
     name: str = ""
     arguments: tuple[int, ...] = (0,) * 6
@@ -56,17 +56,17 @@ class SystemCall:
 
     @property
     def is_shared(self) -> bool:
-        """True for a ``futex`` in memory that processes share, like multiprocessing's locks and events."""
+        """True for a ``futex`` in memory that processes share, as in multiprocessing's locks and events."""
         return not self.arguments[1] & _FUTEX_PRIVATE
 
     @property
     def outside(self) -> tuple[str, str]:
-        """Return kind and description of the awaited external object; empty if unknown."""
+        """Return the kind and description of the awaited external object; empty if unknown."""
         first, second, *_ = self.arguments
         if self.name in _ON_FILES:
             kind, name = _file(first)
-            # If this process also holds the other end of a pipe, a read never ends, even after the writing child has
-            # exited.
+            # If this process also holds the other end of a pipe, a read never ends, even after the child that writes
+            # has exited.
             ended = _ended_child() if name in ("a pipe", "a socket") else ""
             return kind, f"{_ON_FILES[self.name]} {name}{ended}"
         if self.name == "wait4" or (self.name == "waitid" and first == _P_PID):
@@ -95,8 +95,9 @@ def _file(fd: int) -> tuple[str, str]:
 
 
 def _address(fd: int) -> str:
-    """Return the address of a socket's peer; for a listening socket, its own address."""
-    # Use a duplicate, because the other thread may close its descriptor, and the number may then refer to another file.
+    """Return the address of a socket's peer; for a listening socket, return its own address."""
+    # Use a duplicate, because the other thread may close its descriptor, after which the number may refer to another
+    # file.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
         try:
             address = copy.getpeername()

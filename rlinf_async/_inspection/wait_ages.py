@@ -1,4 +1,4 @@
-"""Ages of unrecorded waits: lower bounds, tracked from one examination of this process to the next."""
+"""Ages of waits that are not recorded: lower bounds, tracked from one examination of this process to the next."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class _Record:
 
 
 class WaitAges:
-    """Findings of earlier examinations, by key: a name and the awaited object.
+    """The findings of earlier examinations; the key is a name with the awaited object.
 
-    A wait is unchanged if its token is the same: a task's future, which lives no longer than the wait, or the number of
-    times that a thread has gone to sleep so far.
+    A wait is unchanged if its token is the same. The token is a task's future, which lives no longer than the wait, or
+    the number of times that a thread has gone to sleep so far.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class WaitAges:
         self._last = self._looked_at = 0.0
 
     def begin(self) -> None:
-        """Start an examination; forget waits that the previous examination did not find."""
+        """Start an examination, and forget waits that the previous examination did not find."""
         self._before, self._now = self._now, {}
         self._last, self._looked_at = self._looked_at, clock.monotonic()
 
     def age(self, key: Hashable, token: Any) -> float | None:
-        """Return a lower bound on a wait's age in seconds, or an upper bound for a new wait; None if unknown."""
+        """Return a lower bound on a wait's age in seconds, or an upper bound if the wait is new; None if unknown."""
         with contextlib.suppress(TypeError):  # the token may be a number
             token = weakref.ref(token)
         now = self._looked_at

@@ -1,4 +1,4 @@
-"""``DevicePayload``, ``DeviceContent``: message bodies with GPU memory, sent over a GPU link or copied to the CPU."""
+"""Message bodies with GPU memory (``DevicePayload``, ``DeviceContent``), sent over a GPU link or copied to the CPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DevicePayload(Payload):
-    """Outgoing value with buffers in GPU memory, and its CPU copy, made on first request.
+    """An outgoing value with buffers in GPU memory, and its copy in CPU memory, made on first request.
 
     Both forms share one head, so the value is pickled once. ``encoded`` may also be the flat bytes of one tensor.
     """
@@ -63,7 +63,7 @@ class DevicePayload(Payload):
 
     @property
     def rest(self) -> int:
-        """Return the number of bytes outside the GPU's memory."""
+        """Return the number of content bytes that are not in GPU memory."""
         if not isinstance(self._source, Encoded):
             return 0
         return self.nbytes - sum(self._source.buffers[place].nbytes for place in self.places)
@@ -83,7 +83,7 @@ class DevicePayload(Payload):
         return pack_body(source.replace([view for view in source.buffers if isinstance(view, memoryview)]))
 
     def tensors(self) -> list[torch.Tensor]:
-        """Return the GPU buffers for a link; the caller's stream first waits until they have been written."""
+        """Return the GPU buffers for a link; the caller's CUDA stream first waits until they have been written."""
         self._own.follow(self._written)
         if not isinstance(self._source, Encoded):
             return [self._source]
@@ -92,7 +92,7 @@ class DevicePayload(Payload):
 
 
 class DeviceContent(Content):
-    """Content that arrived over a GPU link: ``places`` are the indices of ``tensors``; ``rest`` came in the frame."""
+    """Content from a GPU link: ``places`` are the indices of ``tensors``; ``rest`` arrived in the frame."""
 
     __slots__ = ("_places", "_tensors")
 

@@ -1,4 +1,4 @@
-"""Front end of ``send``, ``recv`` and ``broadcast``: encodes, resolves group and rank, starts outbox or inbox."""
+"""The front end of ``send``, ``recv`` and ``broadcast``: encodes values, resolves members, starts outbox or inbox."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CONTIGUOUS = (
 
 
 class Exchange:
-    """Sends, receives and broadcasts of one worker. Each method starts an operation from any thread and returns it."""
+    """The sends, receives and broadcasts of one worker. Any thread may call a method, which returns the operation."""
 
     def __init__(self, client: NodeClient, info: WorkerInfo, group: str) -> None:
         self._client = client
@@ -203,7 +203,7 @@ class Exchange:
     def _send_emulated(
         self, sending: SendWork, members: Sequence[Member], receivers: Sequence[Peer], stream: Any
     ) -> None:
-        """Send the message; on an emulated link, only after the delay."""
+        """Send the message; over an emulated link, only after the link's delay."""
         outbox = self._mailbox.outbox
         if emulated_links.here is None:
             outbox.send(sending, receivers, stream)
@@ -228,8 +228,8 @@ class Exchange:
             if roster is None:
                 work._settle(error=error or RuntimeError(f"group '{group}' was not found"))
                 return
-            # A group that is closed and launched again may have another size. Because rank 0 is watched, the group's
-            # end clears the cached roster.
+            # A group that is closed and launched again may have another size. Rank 0 is therefore watched, so that the
+            # group's end clears the cached roster.
             endpoint, node, pid = roster.find(0)
             self._mailbox.peers.note_names(endpoint, group, 0, node, pid)
             self._mailbox.peers.watch([self._mailbox.peers.at(endpoint)])
@@ -265,7 +265,7 @@ class Exchange:
         return self._mailbox.peers.members
 
     def watch_introductions(self, callback: Callable[[str, int], None]) -> Callable[[], None]:
-        """Call back with group and rank of each worker that introduces itself, before its first message is handled.
+        """Call ``callback`` with the group and rank of each worker that introduces itself, before its first message.
 
         The callback runs in the thread that reads the socket. Call the returned function to stop.
         """
@@ -298,8 +298,8 @@ class Exchange:
             name = f"{operation.what.partition('(')[0]} {names}"
             kind = EventKind.LINE if stream is not None else EventKind.RECV if receives else EventKind.SEND
             operation._event = recording.begin(kind, name, nbytes)
-        # A receive of a user message may still take messages that a rank sent before it died. Broadcasts and private
-        # streams wait for the rank to return instead: otherwise a private stream would fail immediately and be
+        # A receive of a user message may still get messages that a rank sent before it died. Broadcasts and private
+        # streams wait for the rank to return instead; otherwise a private stream would fail immediately and be
         # reopened, in an endless loop. tests/_messaging/test_moments.py::
         # test_whatever_a_rank_has_sent_before_its_death_others_than_its_receives_wait_for_its_return
         receives = receives and stream is None and len(members) == 1
@@ -332,7 +332,7 @@ class Exchange:
                         names.late, member.group, operation._timeout, operation.abandon
                     )
 
-                # The roster arrives even if the operation has been abandoned, which must then not be sent:
+                # The roster arrives even if the operation has been abandoned; an abandoned operation must not be sent:
                 # tests/_messaging/test_mailbox.py::test_what_is_given_up_while_it_waits_for_a_name_is_never_sent
                 def on_roster(roster: Roster | None, error: Exception | None, after: int = after) -> None:
                     if not operation.done() and self._take_roster(operation, missing, found, roster, error, after):
@@ -359,12 +359,12 @@ class Exchange:
         error: Exception | None,
         after: int,
     ) -> bool:
-        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process (0 for none)."""
+        """Look up the first missing member; ``after`` is the endpoint of the rank's dead process, or 0."""
         member = missing.pop(0)
         if roster is None:
             before = self._mailbox.peers.named(*member)
             if before is not None and isinstance(before.error, NodeLost):
-                # The lost node may also have hosted the group's owner, which could then not answer.
+                # The lost node may also have hosted the group's owner, which in that case could not answer.
                 error = copy_of(before.error)
             operation.fail(error or RuntimeError(f"group '{member.group}' was not found"))
             return False
@@ -383,7 +383,7 @@ class Exchange:
             # test_who_waits_for_a_rank_to_return_is_not_told_of_its_end_by_an_earlier_lookup
             missing.insert(0, member)
             return True
-        # The roster still lists the dead process, so the rank will not return.
+        # The roster still lists the dead process, which means that the rank will not return.
         if peer.returns:
             peers.mark_lost(peer)
         found.append(peer)

@@ -1,4 +1,4 @@
-"""Name resolution of groups: asks node 0 for a group's ranks (``Roster``), waits for missing ones, caches rosters."""
+"""Name resolution for groups: asks node 0 for a group's ranks (``Roster``), waits for missing ones, caches rosters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlinf_async.work import Work
 
 
 class Roster:
-    """Ranks of one group. The entry of a rank that has not joined is None."""
+    """The ranks of one group. The entry of a rank that has not joined is None."""
 
     def __init__(self, group: str, entries: list[dict[str, Any] | None]) -> None:
         self.group = group
@@ -43,7 +43,7 @@ class Roster:
         return entry is not None and bool(entry.get("supervised"))
 
     def find(self, rank: int) -> tuple[int, str, int]:
-        """Return endpoint, node name and pid of a rank; raise a ValueError that lists the ranks for an unknown rank."""
+        """Return a rank's endpoint, node name and pid. A ValueError for an unknown rank lists the ranks."""
         if not 0 <= rank < len(self._entries):
             ranks = fold_ranks(range(len(self._entries)))
             raise ValueError(f"group '{self.group}' has no rank {rank}: its ranks are {ranks}")
@@ -60,7 +60,7 @@ _Key = tuple[str, int | None, int]
 
 
 def _key(group: str, rank: int, after: int) -> _Key:
-    """Return the key shared by equal lookups; it includes the rank for subprocesses, which join rank by rank."""
+    """Return the key shared by equal lookups; includes the rank for subprocesses, because they join rank by rank."""
     return group, rank if after or ":" in group else None, after
 
 
@@ -74,7 +74,7 @@ class _Lookup:
 
 
 class GroupRosters:
-    """Rosters by group name; lookups of unknown names wait. Lookups of the same name are answered in order."""
+    """The known rosters by group name, and the lookups of unknown names. Equal lookups are answered in order."""
 
     def __init__(self, client: NodeClient) -> None:
         self._client = client
@@ -84,10 +84,10 @@ class GroupRosters:
         self._patience = settings.NAME_TIMEOUT_S()
 
     def find(self, group: str, on_roster: OnRoster, rank: int = 0, after: int = 0) -> bool:
-        """Call back with the roster of a group. Return True if the roster was known and the callback has run.
+        """Call ``on_roster`` with a group's roster. Return True if it was known, so that the callback has run.
 
-        The roster includes the given rank, if that rank can exist. With ``after``, the endpoint of an ended process of
-        the rank, the roster has the rank's next process; if the rank does not return, the roster is unchanged.
+        The roster includes the given rank, if that rank can exist. If ``after`` is the endpoint of an ended process of
+        the rank, the roster lists the rank's next process; if the rank does not return, the roster is unchanged.
 
         If no such group appears within ``settings.NAME_TIMEOUT_S``, the error lists the existing groups; if the group
         is closed, the error says so immediately.
@@ -116,7 +116,7 @@ class GroupRosters:
             request = self._client.request(operation, node=0, what=f"a group named '{group}'")
             lookup.number = request.number
             request._follow(lambda: self._found(key, lookup, request))
-            if not after:  # for a restarting rank, the group's owner always reports the outcome
+            if not after:  # the group's owner always reports the outcome of a restart
                 self._client.later(self._patience, lambda: self._time_out(key, lookup))
         return False
 
@@ -177,7 +177,7 @@ class GroupRosters:
 
 
 class GroupSearch(Work[int]):
-    """Search for a group; its result is the group's world size."""
+    """A search for a group; its result is the group's world size."""
 
     _kind = "name"
 

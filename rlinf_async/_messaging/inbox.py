@@ -1,4 +1,4 @@
-"""Receiving side of messaging: delivers messages to posted receives, fetches content over links, answers senders."""
+"""The receiving side of messaging: matches messages with posted receives, fetches content, answers senders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class _ReceiveStream:
-    """Receiving side of a message stream. The death of a peer in ``others`` also fails it."""
+    """The receiving side of a message stream. The death of a peer in ``others`` also fails it."""
 
     __slots__ = ("arrivals", "id", "others", "source")
 
@@ -39,7 +39,7 @@ class _ReceiveStream:
 
 
 class Inbox:
-    """Receiving sides of this worker's streams. Any thread may call ``receive``; ``on_…`` run where frames are read."""
+    """The receiving sides of this worker's streams. Any thread may ``receive``; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -73,7 +73,7 @@ class Inbox:
     # -- receiving ----------------------------------------------------------------------------------------------
 
     def receive(self, receiving: ReceiveWork[Any], source: Peer, stream_id: Any, others: Iterable[Peer] = ()) -> None:
-        """Post a receive of the next message, for which the peers in ``others`` must also be alive."""
+        """Post a receive of the next message, which fails if a peer in ``others`` dies."""
         stream = self._stream(source, stream_id, receives=True)
         arrivals = stream.arrivals
         receiving.withdraw = lambda error: self._act(stream, arrivals.cancel, receiving)
@@ -85,7 +85,7 @@ class Inbox:
         if receiving.done():  # another thread abandoned it before it was posted
             self._act(stream, arrivals.cancel, receiving)
             receiving.withdraw = None
-        # Check after posting, because a peer's end before the receive was in the table has not failed this receive.
+        # Check after posting, because the end of a peer fails only receives that are already in the table.
         gone = next((peer for peer in stream.others if peer.error is not None), None) if stream.others else None
         if source.error is not None:
             gone = source
@@ -280,7 +280,7 @@ class Inbox:
 
     def fail(self, peer: Peer, *, is_back: bool) -> None:
         """Fail the receives that depend on an ended peer. If its name already refers to another process (``is_back``),
-        drop the peer's queued messages, which no receive can take."""
+        also drop the peer's queued messages, because no receive can get them."""
         for key, stream in list(self._streams.copy().items()):
             if stream.source is peer or peer in stream.others:
                 self._fail(stream, peer)

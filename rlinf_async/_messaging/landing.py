@@ -19,7 +19,7 @@ logger = own_logger(__name__)
 
 
 class Room(Protocol):
-    """Memory for one payload; ``memory`` is sliced into pieces."""
+    """Memory for one payload, whose ``memory`` is sliced into pieces."""
 
     memory: Any
 
@@ -34,7 +34,7 @@ class Room(Protocol):
 
 
 class RelayHost:
-    """Host of a machine: receives one payload at a time on its stream.
+    """The host of a machine: receives one payload at a time on its stream.
 
     Args:
         carrier: link to the source and, by address, to other hosts: ``send``, ``send_tensor``, ``receive_tensor``, and
@@ -128,7 +128,7 @@ class RelayHost:
 
 
 class _Landing:
-    """Arriving payload, whose pieces are forwarded immediately; thread-safe.
+    """An arriving payload, whose pieces are forwarded immediately; thread-safe.
 
     Args:
         source: address of another machine's host that sends the pieces; None if the source sends them.
@@ -184,7 +184,7 @@ class _Landing:
                 while self._arrived < len(self._coming) and self._coming[self._arrived].done():
                     self._coming[self._arrived]._result()
                     self._arrived += 1
-            except Exception as error:  # the error's traceback would keep the memory alive, so a copy is kept
+            except Exception as error:  # keep a copy: the error's traceback would keep the memory alive
                 self._error = self._error or copy_of(error)
             if self._arrived > arrived:
                 self._watch()
@@ -252,7 +252,7 @@ class _Landing:
 
 
 def abandon_works(works: Sequence[Work[Any]]) -> None:
-    """Abandon a stream's transfers, last first; otherwise later messages would match earlier receives."""
+    """Abandon a stream's transfers, last first; otherwise later messages would be matched with earlier receives."""
     for work in reversed(works):
         if not work.done():
             work._lose_interest()

@@ -1,4 +1,4 @@
-"""Messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
+"""The messaging endpoint of a worker: dispatches incoming MESSAGE frames to its inbox, outbox and links.
 
     outbox.send (user's thread) ──► MESSAGE frame ──► daemons ──► on_frame (where the socket is read) ──► inbox
     inbox.receive (user's thread): takes a message that has arrived; otherwise the reading thread settles the Work
@@ -27,7 +27,7 @@ logger = own_logger(__name__)
 
 
 class Mailbox:
-    """Inbox, outbox, peers and group names of one worker, which introduces itself by group, rank, node name and pid."""
+    """The inbox, outbox, peers and group names of one worker, which introduces itself by group, rank, node, pid."""
 
     def __init__(self, client: NodeClient, introduction: tuple[str, int, str, int], address: str) -> None:
         self.names = GroupRosters(client)

@@ -1,4 +1,4 @@
-"""Body of a message: ``Payload`` serialises a value for a frame or link, ``Content`` rebuilds it on arrival."""
+"""The body of a message: ``Payload`` serialises a value for a frame or link, ``Content`` rebuilds it on arrival."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from rlinf_async._transports.shared_memory import SharedSegment
 
 
 class Payload:
-    """Outgoing value, which refers to the value's own memory until packed.
+    """An outgoing value, which refers to the value's own memory until it is packed.
 
-    The receiver gets the description, ``kind`` and ``about``, ahead of the content.
+    The receiver gets the description (``kind`` and ``about``) before the content.
     """
 
     is_on_gpu = False
@@ -87,9 +87,9 @@ def encode(
 
 
 class Content:
-    """Arrived content: the frame's body or the memory that came with it, and buffers from a link.
+    """The content of an arrived message: the frame's body or the memory that came with it, and buffers from a link.
 
-    With buffers, a non-empty body is the pickle that refers to them.
+    If there are buffers, a non-empty body is the pickle that refers to them.
     """
 
     __slots__ = ("body", "buffers")
@@ -111,7 +111,7 @@ class Content:
 
 
 def content_of(body: Any, fds: list[int]) -> Content:
-    """Return the content of a frame and take ownership of the descriptor. Raise OSError if it cannot be read."""
+    """Return the content of a frame and take ownership of its descriptors. Raise OSError if it cannot be read."""
     if not fds:
         return Content(body)
     segment = SharedSegment(fds[0], body)

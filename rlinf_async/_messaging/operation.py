@@ -1,4 +1,4 @@
-"""Operations of messaging, ``SendWork`` and ``ReceiveWork`` (deadline, withdrawal, result), and their ``Member``s."""
+"""Operations of messaging: ``SendWork`` and ``ReceiveWork`` (deadline, withdrawal, result), and their ``Member``s."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Member(NamedTuple):
-    """Rank in a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
+    """A rank in a group. A worker's own subprocesses form the group ``<its group>:<its rank>``."""
 
     group: str
     rank: int
@@ -45,16 +45,16 @@ class Member(NamedTuple):
 
 
 class MessageOperation(Work[T]):
-    """Send or receive whose effects are undone if it is abandoned.
+    """A send or receive whose effects are undone if it is abandoned.
 
     Attributes:
-        what: description without the peer.
-        peer: the peer; until it is known, an object whose text names it.
+        what: description of the operation, without the peer.
+        peer: the peer; until it is known, an object whose ``str`` names it.
         others: receivers of a broadcast.
         missing: member whose group is being looked up.
         is_away: True if the missing member has died and is being restarted.
-        withdraw: undoes the effects so far; None before any.
-        explain: called at the deadline instead of raising a plain timeout error.
+        withdraw: function that undoes the effects so far; None before there are any.
+        explain: called at the deadline, in place of raising a plain timeout error.
     """
 
     others: Sequence[Peer] = ()
@@ -108,7 +108,7 @@ class MessageOperation(Work[T]):
         return True
 
     def forget(self) -> None:
-        # Break the cycle through the callbacks, which would keep the payload until a garbage collection.
+        # Break the cycle through the callbacks, which would keep the payload alive until a garbage collection.
         self.withdraw = self.explain = None
 
     def fail(self, error: BaseException) -> bool:
@@ -119,7 +119,7 @@ class MessageOperation(Work[T]):
         """Fail the operation unless it is done, and undo its effects.
 
         The sending thread sets ``withdraw`` and then checks for done; this method marks the operation as done and then
-        reads ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that has left.
+        reads ``withdraw``. Whatever the interleaving, at least one of the two withdraws a message that was sent.
 
         tests/test_exchange.py::test_a_send_that_is_given_up_in_the_middle_was_never_made
         """
@@ -135,7 +135,7 @@ class MessageOperation(Work[T]):
 
 
 class SendWork(MessageOperation[Any]):
-    """Send of one message; done once the caller may change the value."""
+    """The send of one message; done once the caller may change the value."""
 
     _kind = "send"
 
@@ -154,13 +154,13 @@ class SendWork(MessageOperation[Any]):
 
 
 class Acceptor(Protocol):
-    """Kind of receive: accepts or refuses messages and stores their content."""
+    """How a receive accepts or refuses messages, and stores their content."""
 
     def refuses(self, message: Message) -> str | None:
         """Return the reason why the message is not acceptable; None if it is acceptable."""
 
     def place(self) -> GivenMemory | None:
-        """Return the memory for arriving content; the user must not touch it before the content is complete."""
+        """Return memory for arriving content, if any; the user must not touch it before the content is complete."""
 
     def arrived(self, content: Content) -> None:
         """Store the content, on the socket-reading thread and before the operation is done. May raise."""
@@ -170,7 +170,7 @@ class Acceptor(Protocol):
 
 
 class ReceiveWork(Returnable[T], MessageOperation[T]):
-    """Receive of one message; done once a message has been delivered.
+    """The receive of one message; done once a message has been delivered.
 
     If the last waiter is cancelled before its wait returns, ``back`` returns the message to the head of its stream, as
     if never received.
@@ -185,7 +185,7 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message: Message | None = None
 
     def deliver(self, message: Message) -> bool:
-        """Take the message. Return False if it must go back because this is done; raise if its content does not fit."""
+        """Take the message. Return False if it must go back, as the receive is done; raise if it does not fit."""
         try:
             self.acceptor.arrived(message.content)
         except Exception as error:
@@ -195,8 +195,8 @@ class ReceiveWork(Returnable[T], MessageOperation[T]):
         self._message = message
         if self._settle():
             return True
-        # Another thread may have abandoned the operation, perhaps after the message was stored here. That thread has
-        # then returned the message, and returning it a second time would duplicate it.
+        # Another thread may have abandoned the operation, perhaps after the message was stored here. In that case it
+        # has already returned the message, and returning it a second time would duplicate it.
         # tests/_messaging/test_operation.py::test_a_message_goes_back_once_whenever_its_receive_is_given_up
         with self._lock:
             kept, self._message = self._message, None

@@ -1,4 +1,4 @@
-"""Sending side of messaging: numbers messages, waits for window room, chooses frame or link, retries, withdraws."""
+"""The sending side of messaging: numbers messages, waits for window room, picks a transport, retries, withdraws."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _MAX_ATTEMPTS: Final = 3
 
 
 class InFlight(WindowEntry):
-    """Message of an unfinished send.
+    """The message of an unfinished send.
 
     Attributes:
         awaited: endpoints that have not yet confirmed the content.
-        links: links used for the content, with the number of the transfer on each.
+        links: links used for the content; maps each link to the number of the transfer on it.
         attempts: total transfers started.
         by_gpu: True if the latest transfer was from GPU to GPU.
         relay: relayed broadcast that carries the content, or None.
@@ -76,7 +76,7 @@ class SendStream:
         self.other_nodes = len({peer.node for peer in receivers} - {node})
         self.window: SendWindow[InFlight] = SendWindow(peer.endpoint for peer in receivers)
         self.order = threading.RLock()
-        """Lock held from numbering a message until its frame is sent, so that frames leave in numerical order.
+        """Lock held from numbering a message until its frame is sent, so that frames are sent in numerical order.
 
         It is reentrant: if a link refuses a message immediately, the message takes another path and may complete while
         the lock is held, and its ``then`` callback may send another message. tests/_messaging/test_moments.py::
@@ -85,10 +85,10 @@ class SendStream:
         self.open: dict[int, InFlight] = {}
 
 
-# The class stays whole with more than 30 methods, because each receiver's message and each transport changes the same
-# table of streams.
+# This class is not split, although it has more than 30 methods, because each receiver's message and each transport
+# changes the same table of streams.
 class Outbox:
-    """Sending sides of this worker's streams. Any thread may call ``send``; ``on_…`` run where frames are read."""
+    """The sending sides of this worker's streams. Any thread may call ``send``; ``on_…`` run where frames are read."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -136,8 +136,8 @@ class Outbox:
             sending.forget()
             if sending.has_failed:  # another thread abandoned it while it was being sent
                 self._rollback(stream, in_flight, ClosedError(f"{sending._describe()} was given up"))
-        # A peer may have ended after the check above but before this message was in the table, where ``fail`` could not
-        # see it.
+        # A peer may have ended after the check above but before this message was in the table; in that case ``fail``
+        # did not see the message.
         for peer in receivers:
             if peer.error is not None:
                 self._fail(stream)
@@ -226,7 +226,7 @@ class Outbox:
             for peer in receivers:
                 in_flight.awaited.pop(peer.endpoint, None)
             if not in_flight.awaited:
-                self._drop(stream, in_flight)  # the send is done, and a receiver's later error must not affect it
+                self._drop(stream, in_flight)  # the send is done, so a receiver's later error must not affect it
         self._peers.post(receivers, (*start, None), body, fds)
 
     def _by_link(
@@ -246,7 +246,7 @@ class Outbox:
         sizes = [buffer.nbytes for buffer in buffers]
         for peer, link in zip(receivers, links, strict=True):
             if in_flight.by_gpu and not peer.gpu_link.is_proven:
-                # Libraries may try to connect forever.
+                # GPU libraries may try to connect forever.
                 timeout = settings.GPU_LINK_TIMEOUT_S()
                 self._peers.later(timeout, functools.partial(self._abandon_gpu_link, stream, number, peer, link))
             in_flight.attempts += 1
@@ -260,7 +260,7 @@ class Outbox:
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} was withdrawn"))
 
     def _sent_by_link(self, stream: SendStream, in_flight: InFlight, peer: Peer, work: Any) -> None:
-        # Do not raise the error, because its traceback would keep the payload until a garbage collection.
+        # Do not raise the error, because its traceback would keep the payload alive until a garbage collection.
         if work._error is not None:
             self._retry(stream, in_flight, (peer,), work._error)
 
@@ -307,7 +307,7 @@ class Outbox:
     # -- relayed broadcasts -------------------------------------------------------------------------------------
 
     def _is_relayed(self, stream: SendStream, in_flight: InFlight) -> bool:
-        """True for a large message to two or more other nodes, all of whose receivers wait for it."""
+        """True if the message is large, goes to two or more other nodes, and all its receivers wait for it."""
         payload = in_flight.sending.payload
         is_awaited = in_flight.charge == 0 and stream.other_nodes > 1
         return is_awaited and payload.nbytes >= CHAIN_FROM_BYTES and not payload.is_on_gpu and payload.has_small_head
@@ -331,7 +331,7 @@ class Outbox:
         carriers = [Carrier(self._peers, self, None, peer, stream.id, in_flight.number) for peer in far]
         in_flight.relay = RelayedBroadcast(carriers, on_landed)
         in_flight.relay.start(memory)
-        # Another thread, which did not see the relay, has withdrawn the message.
+        # Another thread, which did not see the relay, may have withdrawn the message.
         if in_flight.number not in stream.open:
             in_flight.end_relay()
 
@@ -358,7 +358,7 @@ class Outbox:
             with self._lock:
                 stream.open.pop(in_flight.number, None)
         if in_flight.links:
-            # A link keeps a transfer until its receiver requests it. A receiver that already has the message would
+            # A link keeps a transfer until its receiver requests it, but a receiver that already has the message will
             # never request it. tests/_messaging/test_moments.py::
             # test_a_transfer_that_nobody_asks_for_ends_with_its_message
             in_flight.end_transfers(ClosedError(f"{in_flight.sending._describe()} is done"))
@@ -397,7 +397,7 @@ class Outbox:
             stream.open.clear()
         for in_flight in messages:
             in_flight.end_relay()
-            # End the transfers to living receivers, too, because the caller may change the value from now on.
+            # End the transfers to living receivers as well, because the caller may change the value from now on.
             in_flight.end_transfers(error)
             in_flight.sending.fail(copy_of(error))
 
@@ -419,9 +419,9 @@ class Outbox:
                 self._send_announced(stream, [in_flight])
 
     def _send_announced(self, stream: SendStream, leaving: Sequence[InFlight] = ()) -> None:
-        """Send the content of these messages, and of the messages behind them that fit into the remaining room."""
-        # A message that is withdrawn or cannot be packed leaves its room unused. No further ROOM would then release the
-        # messages behind it, hence the loop. tests/_messaging/test_moments.py::
+        """Send the content of these messages, and of later messages that fit into the remaining room."""
+        # A message that is withdrawn or cannot be packed leaves its room unused. No later ROOM message would release
+        # the messages behind it, so this is a loop. tests/_messaging/test_moments.py::
         # test_those_behind_a_message_that_does_not_leave_have_its_room
         while True:
             for in_flight in leaving:

@@ -1,4 +1,4 @@
-"""``Peer``, record of another worker (endpoint, node, error, links), and ``LinkHealth``, failures of its links."""
+"""``Peer``: the record of another worker (endpoint, node, error, links). ``LinkHealth``: failures of a link to it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rlinf_async._core import frames
 from rlinf_async._transports.devices.gpu_link_choice import Gpu
 
 _MAX_FAILURES: Final = 3
-"""Number of failures, without a success, before a link to a peer is abandoned."""
+"""Number of failures, with no success so far, after which a link to a peer is abandoned."""
 
 
 class LinkHealth:
-    """Record of a link's failures and successes. The link is proven once a message has got through."""
+    """The record of a link's failures and successes. The link is proven once a message has got through."""
 
     __slots__ = ("_failures", "is_proven")
 
@@ -37,10 +37,10 @@ class Peer:
     Attributes:
         error: the error that ended it; None while it is alive.
         returns: True if it has died and its rank is being restarted under another endpoint.
-        is_supervised: True if its rank is known to be restarted after a death.
+        is_supervised: True if its rank is known to be restarted after it dies.
         connection, gpu_link: health of the direct connection and of the GPU link.
         gpu: its announced GPU, if any.
-        reachable: uuids of other GPUs that it can open.
+        reachable: uuids of other GPUs whose memory it can open.
         knows_gpu: True if this worker's GPU has been announced to it.
     """
 

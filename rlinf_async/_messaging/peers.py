@@ -1,4 +1,4 @@
-"""Table of a worker's peers: introduction, frames to them, links, GPU negotiation (``Devices``), notices of death."""
+"""Table of a worker's peers: introductions, frames to peers, links, GPU negotiation (``Devices``), notices of death."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 logger = own_logger(__name__)
 
 SWITCH: Final = "RLINF_GPU_LINKS"
-"""Worker's environment variable; ``0`` sends all its tensors through CPU memory."""
+"""Environment variable of a worker; ``0`` makes all its tensors go through CPU memory."""
 
 
 def label_of(group: str, rank: int, node: str, pid: int) -> str:
@@ -40,7 +40,7 @@ class Peers:
     """All workers with which this worker has exchanged messages, including itself.
 
     Args:
-        on_end: called with each peer that has ended, and again once its rank has been restarted.
+        on_end: called with each peer that has ended, and once more when its rank has been restarted.
         on_facts: called with facts and body that this worker posts to itself.
     """
 
@@ -87,7 +87,7 @@ class Peers:
         if before is None or before.error is not None or peer.error is None:
             self._named[group, rank] = peer
             if before is not None and before is not peer and before.error is not None:
-                # Call back again: messages of the dead process can no longer be received.
+                # Call back once more: messages of the dead process can no longer be received.
                 self._on_end(before)
 
     def named(self, group: str, rank: int) -> Peer | None:
@@ -223,10 +223,10 @@ class Peers:
             self.mark_lost(peer, report["reason"])
 
     def mark_lost(self, peer: Peer, reason: str = "") -> None:
-        """Record that a peer expected to return will not."""
+        """Record that a peer that was expected to return will not."""
         assert peer.error is not None
         peer.returns = False
-        if isinstance(peer.error, WorkerDied):  # the error's text says that the rank is being restarted
+        if isinstance(peer.error, WorkerDied):  # the error's text still says that the rank is being restarted
             peer.error = WorkerDied.from_exit_report({**vars(peer.error), "returns": False, "reason": reason})
             return
         peer.error = copy_of(peer.error)
@@ -253,24 +253,24 @@ class Peers:
         peer.error = error
         links = list(peer.links.values())
         for link in links:
-            link.discard(copy_of(error))  # a copy: the raised error would keep open transfers alive
+            link.discard(copy_of(error))  # a copy, because a raised error would keep open transfers alive
         self._on_end(peer)
 
 
 class Devices:
     """This worker's GPU, and the links from it to each peer's GPU.
 
-    Two workers announce their GPUs to each other when one first sends the other a large tensor. This tensor, and others
-    until the answer arrives, go through CPU memory. Only a user thread knows its current GPU, and CUDA is never
-    initialised just to find out. A worker that learns of another's GPU therefore announces its own with the next
-    message that it sends or receives while CUDA is in use.
+    Two workers announce their GPUs to each other when one of them first sends the other a large tensor. Tensors go
+    through CPU memory until the answer arrives. Only a user thread knows its current GPU, and CUDA is never initialised
+    just to find out. A worker that learns of another's GPU therefore announces its own with the next message that it
+    sends or receives while CUDA is in use.
 
     Raises:
         ConfigError: the environment's ``RLINF_GPU_LINKS`` is neither 0 nor 1.
 
     Attributes:
         own: GPU of this worker; None if unknown or absent.
-        is_awaited: True if a peer waits for this GPU's announcement: a user thread must call ``detect_gpu``.
+        is_awaited: True if a peer waits for the announcement of this GPU; a user thread must then call ``detect_gpu``.
     """
 
     def __init__(self, send_gpu: Callable[[Peer, Sequence[Any]], None]) -> None:
@@ -340,7 +340,7 @@ def _is_switched_off() -> bool:
 
 
 def _find_own_gpu() -> OwnGpu | None:
-    """Return this thread's GPU, or None if CUDA is not in use; neither import torch nor initialise CUDA."""
+    """Return this thread's GPU, or None if CUDA is not in use. Neither imports torch nor initialises CUDA."""
     is_in_use = getattr(sys.modules.get("torch.cuda"), "is_initialized", None)
     if is_in_use is None or not is_in_use():
         return None

@@ -1,4 +1,4 @@
-"""``Relay``: executes a ``RelayPlan`` at the source: sends messages and pieces to hosts, reports results to the
+"""``Relay``: executes a ``RelayPlan`` at the source. Sends messages and pieces to hosts, and reports results to the
 plan."""
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 class Relay:
-    """Distributions from one source to other machines.
+    """The distributions from one source to other machines.
 
-    A receiver has a ``link`` (as for ``RelayPlan``, with ``error`` and ``send_tensor``), and ``send`` for messages.
+    A receiver has a ``link`` (as for ``RelayPlan``, plus ``error`` and ``send_tensor``) and a ``send`` for messages.
 
     Args:
         source: object whose methods are called one at a time, with the lock held.
@@ -40,7 +40,7 @@ class Relay:
         with self._lock:
             result = event(*facts)
             # A message may fail immediately. The failure is another event, whose actions queue behind pending actions,
-            # so that messages leave in the order in which the plan requested them.
+            # so that messages are sent in the order in which the plan requested them.
             if not self._is_acting:
                 self._is_acting = True
                 try:

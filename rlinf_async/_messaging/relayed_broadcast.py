@@ -1,9 +1,9 @@
-"""Large broadcasts by the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` at the receiving nodes.
+"""Large broadcasts over the relay: ``RelayedBroadcast`` at the source, ``BroadcastHosts`` at the receiving nodes.
 
 The first receiver of each node is its host. The host receives the message's buffers into sealed memory. The source
-sends the memory's name to all receivers of the node; each maps the memory privately and answers TAKEN. Then the source
-makes the hosts release the memory. Content to be unpickled never travels over the relay, whose pieces may use
-unauthenticated connections, but in the body of the frame that names the memory.
+sends the memory's name to all receivers of the node; each maps the memory privately and answers TAKEN. The source
+then makes the hosts release the memory. Content to be unpickled never travels over the relay, whose pieces may use
+unauthenticated connections; it is in the body of the frame that names the memory.
 
 If the relay fails, or stalls, the daemons carry the content, as for other broadcasts.
 """
@@ -39,14 +39,14 @@ RELAY: Final = "relay"
 
 HOST: Final = "host"
 END: Final = "end"
-"""Messages from the source besides those of ``RelayPlan``: receive for your node; release the memory."""
+"""Messages from the source, in addition to ``RelayPlan``'s: HOST (receive for your node), END (release the memory)."""
 
 STALL_S: Final = 20.0
-"""Seconds, beyond the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack it."""
+"""Seconds, after the transfer time at 4 MiB/s, before the daemons carry the content to receivers that lack it."""
 
 _SLOWEST_BYTES_PER_S: Final = 4 << 20
 _SECONDS: Final = 2 * STALL_S
-"""Time limit of a broadcast; hosts wait for each other's pieces for a fraction of this time."""
+"""Time limit of a broadcast; a host waits for another host's pieces for a fraction of this time."""
 
 _ALIGNMENT_BYTES: Final = 64
 _PIECE_BYTES: Final = 1 << 20
@@ -90,9 +90,9 @@ def open_landed(memory: Sequence[Any], sizes: Sequence[int], head: bytes) -> Con
 
 
 class Carrier:
-    """Link of one broadcast between this worker and a peer, and to other hosts by endpoint.
+    """The link between this worker and a peer for one broadcast, and to other hosts by address.
 
-    A source needs no inbox. ``about`` holds the message's stream and number.
+    A source passes no inbox. ``about`` holds the message's stream and number.
     """
 
     def __init__(self, peers: Peers, outbox: Any, inbox: Any, peer: Peer, *about: Any) -> None:
@@ -144,7 +144,7 @@ class Carrier:
 
 
 class _PieceAcceptor:
-    """Acceptor of a piece; the piece is written in place as it arrives."""
+    """Acceptor of a piece, which is written in place as it arrives."""
 
     def __init__(self, memory: memoryview) -> None:
         self._memory = memory
@@ -167,11 +167,11 @@ class _PieceAcceptor:
 
 
 class RelayedBroadcast:
-    """Message in transit to receivers on several other nodes; thread-safe.
+    """A message in transit to receivers on several other nodes; thread-safe.
 
     Args:
         carriers: one carrier per receiver.
-        told: called with receivers and either their node's memory that holds the message, or the error.
+        told: called with receivers and either the memory on their node that holds the message, or the error.
     """
 
     def __init__(self, carriers: Sequence[Carrier], told: Callable[[list[Peer], Any, Exception | None], None]) -> None:
@@ -199,7 +199,7 @@ class RelayedBroadcast:
         self._relay.on_message(self._carriers[peer.endpoint], *message)
 
     def abandon(self, error: Exception) -> None:
-        """Abandon the relay; receivers that lack the content get it on another path."""
+        """Abandon the relay; receivers that lack the content get it by another path."""
         told = self._told
         self.close()
         if told is not None:

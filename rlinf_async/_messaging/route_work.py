@@ -1,4 +1,4 @@
-"""``AsyncRouteWork``: one ``Work`` for all sends or receives of a ``send_to`` or ``recv_from``."""
+"""``AsyncRouteWork``: a single ``Work`` for all sends or receives of one ``send_to`` or ``recv_from`` call."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from rlinf_async.work import Returnable, Whole, Work
 
 
 class AsyncRouteWork(Returnable[Any], Whole[Any]):
-    """Result of ``send_to`` and ``recv_from``: done once all parts are done, failed once any part has failed.
+    """The result of ``send_to`` and ``recv_from``: done once all parts are done, failed once any part has failed.
 
-    ``timeout`` covers all parts together. The waiter's thread merges them. If the waiter is cancelled before the merge,
-    the parts return to their senders' streams.
+    ``timeout`` covers all parts together. The waiter's thread merges their results. If the waiter is cancelled before
+    the merge, received messages return to their streams.
     """
 
     def __init__(self, what: str, timeout: float | None = None) -> None:
@@ -37,7 +37,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
         """Wait first for a part whose result determines the other parts."""
         self._share_time((size,))
         self._parts = (size,)
-        # Fail immediately, because another operation that looks for the same group may have a longer deadline.
+        # Fail immediately, because another operation that waits for the same group may have a longer deadline.
         size._follow(lambda: None if size._error is None else self.fail(size._error))
 
     def _share_time(self, parts: Sequence[Work[Any]]) -> None:
@@ -46,7 +46,7 @@ class AsyncRouteWork(Returnable[Any], Whole[Any]):
                 part._timeout, part._since = self._timeout, self._since
 
     def begin(self, parts: Sequence[Work[Any]], finalize: Callable[[list[Any]], Any] | None = None) -> None:
-        """Wait for these parts; ``finalize``, called once, returns the result (None by default) from theirs."""
+        """Wait for these parts. ``finalize``, called once, computes the result from theirs; by default it is None."""
         self._share_time(parts)
         self._parts = parts
         self._finalize = finalize

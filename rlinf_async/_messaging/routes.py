@@ -1,4 +1,4 @@
-"""Executes ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or directly, merges them."""
+"""Execution of ``send_to`` and ``recv_from``: splits a batch, sends shards by channel or directly, merges them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SizeFn = Callable[[Any], int]
 
 
 class LocalWorker(Protocol):
-    """Worker attributes that ``Routes`` uses."""
+    """The attributes of a worker that ``Routes`` uses."""
 
     _group_name: str
     _rank: int
@@ -46,7 +46,7 @@ class LocalWorker(Protocol):
 
 @dataclass(frozen=True)
 class Route:
-    """Arguments of one ``send_to`` or ``recv_from``, except data and functions.
+    """Arguments of one ``send_to`` or ``recv_from`` call, except data and functions.
 
     Attributes:
         channel: channel that carries the shards; None for peer-to-peer sends.
@@ -75,7 +75,7 @@ class Route:
 
 
 class Routes:
-    """``send_to`` and ``recv_from`` of one worker. Everything runs in threads of user code.
+    """The ``send_to`` and ``recv_from`` calls of one worker. All methods run in threads of user code.
 
     The first use of a group looks it up. Operations that wait for the lookup start in order, ahead of later operations.
     """
@@ -266,8 +266,8 @@ class Routes:
 
     def _advance(self, group: str) -> None:
         waiting = self._waiting[group]
-        # Another thread, of a ``@concurrent`` method, may run this at the same time and take the next entry, whose
-        # lookup may not be done. tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
+        # Another thread, running a ``@concurrent`` method, may execute this at the same time and take the next entry,
+        # whose lookup may not be done. tests/_messaging/test_route_work.py::test_two_threads_start_what_is_known_once
         with self._order:
             while waiting and waiting[0][0].done():
                 size, work, start = waiting.popleft()

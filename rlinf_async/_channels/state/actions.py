@@ -1,4 +1,4 @@
-"""Action codes (ACCEPTED, DELIVER, FULL, ...) that a queue's state machine returns for its owner to carry out."""
+"""Codes of the actions (ACCEPTED, DELIVER, FULL, ...) that a queue's state machine returns for its owner."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 
 class QueueAction(IntEnum):
-    """Codes of a queue's actions for its owner; each comment names the argument."""
+    """Codes of a queue's actions for its owner; each comment names the action's argument."""
 
     ACCEPTED = 0  # an item: notify its producer that the queue has it
     DELIVER = 1  # a get: deliver its items to its consumer
@@ -15,10 +15,10 @@ class QueueAction(IntEnum):
     EMPTY = 3  # a get: get_nowait found nothing
     ENDED = 4  # a get: the queue is closed and stays empty
     CLOSED = 5  # an item: the queue is closed
-    TOO_LARGE = 6  # an item: alone exceeds the byte bound
+    TOO_LARGE = 6  # an item: it alone exceeds the byte bound
     TOO_HEAVY = 7  # a batch: the next item alone weighs more than its target
     OUT_OF_BYTES = 8  # a batch: its gathered items use up the byte bound
-    FREED = 9  # a client and bytes: that many bytes of its unanswered puts were admitted
+    FREED = 9  # a client, and the number of bytes admitted of its unanswered puts
     SHARED = 10  # a client: there is another consumer
     FAILED = 11  # a client, the number of its request, the name of an error, its text
 

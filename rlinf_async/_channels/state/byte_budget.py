@@ -1,4 +1,4 @@
-"""Byte budget of a channel's queue: the room shared by its keys, and the order in which they wait for room."""
+"""The byte budget of a channel's queue: room shared by its keys, and the order in which keys wait for room."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class ByteBudget:
-    """Bytes used by one queue's items, and the keys that are blocked for lack of room.
+    """The bytes used by one queue's items, and the keys that are blocked for lack of room.
 
     A key whose first put does not fit is *blocked*. Blocked keys get room in order. Smaller items of other keys may
     overtake blocked keys until ``max_bytes`` bytes have overtaken the first blocked key, which is then next.
@@ -17,7 +17,7 @@ class ByteBudget:
         max_bytes: bound for all items together; 0 means no bound.
         used: bytes of queued and leased items.
         blocked: blocked keys, in the order in which they get room.
-        partial: batches that hold items while waiting for more.
+        partial: batches that hold items while they wait for more.
     """
 
     def __init__(self, max_bytes: int) -> None:

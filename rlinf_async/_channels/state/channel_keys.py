@@ -13,7 +13,7 @@ MAX_KEY_BYTES: Final = 64 * 1024
 
 
 def canonical_key(key: Any) -> bytes:
-    """Return bytes that are equal for equal keys, in any process.
+    """Return the same bytes for equal keys, in any process.
 
     As in a dict, ``1``, ``1.0`` and ``True`` are one key, as are a named tuple and the equal plain tuple. Any value
     other than numbers, strings, bytes, None, tuples and frozen sets is encoded as its pickle.

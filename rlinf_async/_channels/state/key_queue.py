@@ -1,4 +1,4 @@
-"""One key's FIFO in a channel's queue: matches items and waiting gets, redelivers returned items."""
+"""The FIFO of one key in a channel's queue: matches items with waiting gets, redelivers returned items."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rlinf_async._channels.state.queue_client import Demand, Item
 
 
 class KeyQueue:
-    """Items, puts and gets of one key.
+    """The items, puts and gets of one key.
 
     Attributes:
         items: items in the order of their places.
         returned: heap of returned items, all of which precede ``items``.
         puts, gets: waiting requests, in order of arrival.
-        handed_out: number of delivered gets, leases included, with items not yet taken.
+        handed_out: number of delivered gets, including leases, whose items have not all been taken.
         handed_out_items: number of items of these gets.
         put, got: numbers of accepted and taken items.
     """
@@ -58,8 +58,8 @@ class KeyQueue:
         """Hand items to waiting gets until either run out.
 
         Returns:
-            A batch whose next item alone exceeds its target; the target is now that item's weight, and the batch no
-            longer waits. The remaining requests have not been matched.
+            A batch whose next item alone exceeds its target, if there is one. Its target is now that item's weight, and
+            it no longer waits. The remaining requests have not been matched.
         """
         while self.gets and (self.items or self.returned):
             get = next(iter(self.gets))

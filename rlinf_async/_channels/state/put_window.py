@@ -1,4 +1,4 @@
-"""Window of bytes that one process may have in flight to a queue, in puts not yet admitted by the queue."""
+"""The window of bytes that one process may have in flight to a queue, in puts that the queue has not yet admitted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, Generic, Protocol, TypeVar
 from rlinf_async._core.frames import MAX_INLINE_BYTES
 
 ITEM_OVERHEAD_BYTES: Final = 256
-"""Approximate overhead of an item besides its body."""
+"""Approximate overhead of an item in addition to its body."""
 
 WINDOW_BYTES: Final = 16 << 20
 _SHARE: Final = 32
-"""Divisor of ``max_bytes`` that gives the window of one process."""
+"""Divisor: the window of one process is ``max_bytes``, if bounded, divided by this number."""
 
 _DESCRIPTOR_BYTES: Final = 256 << 10
-"""Minimum charge for an item in sealed memory: descriptors in transit are limited, for all processes together."""
+"""Minimum charge for an item in sealed memory, because all processes together share a limit on descriptors."""
 
 
 def cost(nbytes: int) -> int:
-    """Return the bytes of a window taken by an item with a body of ``nbytes`` bytes."""
+    """Return the number of window bytes taken by an item with a body of ``nbytes`` bytes."""
     whole = nbytes + ITEM_OVERHEAD_BYTES
     return whole if nbytes <= MAX_INLINE_BYTES else max(whole, _DESCRIPTOR_BYTES)
 
@@ -28,13 +28,13 @@ def cost(nbytes: int) -> int:
 def report_from_bytes() -> int:
     """Return the number of admitted bytes after which a queue reports them.
 
-    Half a window: a process that has filled its window gets the report while the other half is in flight.
+    This is half a window: a process that has filled its window gets the report while the other half is in flight.
     """
     return WINDOW_BYTES // 2
 
 
 class NumberedPut(Protocol):
-    """Put that gets its number, among its process's requests, when sent."""
+    """A put that gets its number, among its process's requests, when it is sent."""
 
     number: int
 
@@ -43,7 +43,7 @@ P = TypeVar("P", bound=NumberedPut)
 
 
 class PutWindow(Generic[P]):
-    """Puts of one process to one queue; thread-safe.
+    """The puts of one process to one queue; thread-safe.
 
     A put enters while the window is not full, so a single put may exceed it. Other puts wait in order. A put is
     numbered as it enters, under the lock, so a later put from any thread has a higher number.
@@ -74,7 +74,7 @@ class PutWindow(Generic[P]):
             return True
 
     def force(self, put: P, nbytes: int) -> tuple[list[P], bool]:
-        """Admit the waiting puts, then this one, even beyond the window. Return all; True if this one had room."""
+        """Admit the waiting puts and then this one, even beyond the window. Return all; True if this one had room."""
         with self._lock:
             has_room = not self.waiting and self._used < self.size
             self.waiting[put] = nbytes

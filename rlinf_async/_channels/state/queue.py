@@ -1,17 +1,17 @@
-"""State machine of a channel's queue: keyed FIFOs with weighted batches, bounds, and leases of items.
+"""State machine of a channel's queue: a FIFO per key, with weighted batches, bounds, and leases of items.
 
-Plain state. Each client of the queue, a process, numbers its requests 1, 2, 3, … Each method takes one client's message
-and returns the resulting actions, in order, for the queue's owner::
+Plain state. Each client of the queue is a process, which numbers its requests 1, 2, 3, … Each method takes one client's
+message and returns the resulting actions, in order, for the queue's owner::
 
     put ── room ──► ACCEPTED       get ── item ──► DELIVER: leased ── taken ──► gone
         └─ full ──► waits              └─ none ──► waits        └─ given back, or its consumer died ──► its old place
 
-A queue consists of a table of keys (``key_queue.py``), which share a byte budget (``byte_budget.py``) and nothing else,
-so that a key without a consumer blocks no other key. Items that one client puts under one key are delivered in the
-order of their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
+A queue is a table of keys (``key_queue.py``). The keys share a byte budget (``byte_budget.py``) and nothing else, so a
+key without a consumer blocks no other key. Items that one client puts under one key are delivered in the order of
+their numbers. The cost of a method does not grow with the number of queued items or waiting requests.
 
-A put with ``sent`` is immediately done for its producer. Its item is admitted even if the producer dies. Such puts have
-no answers; the producer is told the number of admitted bytes from time to time (FREED).
+For its producer, a put with ``sent`` is done immediately, and its item is admitted even if the producer dies. Such puts
+are not answered; instead, the producer is told the number of admitted bytes from time to time (FREED).
 
 A get without a lease delivers at most once: an item that its consumer may have received is never delivered again. A get
 with a lease (``lease_s``) keeps its items in the queue until the consumer confirms them.
@@ -32,15 +32,15 @@ from rlinf_async._channels.state.queue_client import Demand, Item, QueueClient
 from rlinf_async._channels.state.queue_counts import DISCARDED, NODE_LOST, TOO_LATE, QueueCounts
 
 
-# The class stays whole with more than 30 methods, because each kind of client message has a method that may unblock
-# other clients' requests.
+# This class is not split, although it has more than 30 methods, because each kind of client message has a method, which
+# may unblock other clients' requests.
 class Queue:
-    """Items of one channel on one node.
+    """The items of one channel on one node.
 
     Args:
         maxsize: limit on the items of one key; 0 means no bound. Items returned by a consumer may exceed it.
         max_bytes: limit on the bytes of all items, including leased items; 0 means no bound.
-        gone: dead clients, whose late messages are dropped.
+        gone: dead clients, whose late messages are ignored.
 
     Attributes:
         closed: True once puts are refused.
@@ -92,7 +92,7 @@ class Queue:
         return self._in_order(consumer, number, Demand(consumer, number, key, *demand, **attributes))
 
     def skip(self, client_id: int, number: int) -> list[Step]:
-        """Advance past the number of an invalid or never sent request."""
+        """Advance past the number of a request that was invalid or never sent."""
         return self.cancel(client_id, number) + self._in_order(
             client_id, number, Item(client_id, number, b"", 0, 0, None, True)
         )
@@ -165,21 +165,22 @@ class Queue:
         """Forget a dead client. Its queued items stay, and its ``sent`` items are still admitted.
 
         Args:
-            is_lost: True if its node is lost, perhaps together with a message that the client has taken items. Items
-            that may have been taken are dropped, unless leased.
+            is_lost: True if its node is lost, perhaps together with a message that the client had taken items. In this
+                case, delivered items are dropped unless they are leased.
         """
         steps: list[Step] = []
         self.consumers.discard(client_id)
         client = self.clients.pop(client_id, None)
         if client is None:
             return steps
-        # Before the withdrawal, drop the items that the client may have taken; otherwise it would return them to the
-        # queue, and another client would get them again.
+        # Before the withdrawal, drop the items that the client may have taken; otherwise the withdrawal would return
+        # them to the queue, and another client would get them again.
         for get in client.gets.values() if is_lost else ():
             if get.delivered and get.lease_s is None:
                 self._lose(get)
         self._withdraw([item for item in client.puts.values() if not item.sent], client.gets.values(), steps)
-        # A gap in the numbers is a message that the dead process never sent, so admit sent items behind the gap.
+        # A gap in the numbers is a message that the dead process never sent, so admit the sent items that follow the
+        # gap.
         for _, early in sorted(client.early.items()):
             if type(early) is Item and early.sent:
                 self._put(client, early, steps)
@@ -189,7 +190,7 @@ class Queue:
         """Refuse puts, including waiting puts; gets end once all items have been taken.
 
         Args:
-            discard: True to discard all items, too, even of an already closed queue.
+            discard: True to also discard all items, even if the queue is already closed.
         """
         steps: list[Step] = []
         if not self.closed:
@@ -271,7 +272,8 @@ class Queue:
         while following is not None:
             number = client.expected
             client.expected = number + 1
-            # The cancel was processed before its request, and an item given to a cancelled get would reach no consumer.
+            # The cancel was processed before its request. Drop the request, because items given to a cancelled get are
+            # lost.
             if client.cancelled and number in client.cancelled:
                 client.cancelled.discard(number)
             elif type(following) is Demand:
@@ -303,7 +305,7 @@ class Queue:
             steps.append((QueueAction.TOO_LARGE, item))
             return
         key_queue = self._of_key(item.key)
-        # A put that fits must not overtake waiting puts, which may be the same producer's earlier puts under this key.
+        # Even a put that fits must not overtake waiting puts, which may be earlier puts of the same producer and key.
         if not key_queue.puts and self._has_room(key_queue, item):
             self._accept(key_queue, item, steps)
             if key_queue.gets:
@@ -381,7 +383,7 @@ class Queue:
                 self._run(key_queue, steps)
 
     def _free_bytes(self, steps: list[Step]) -> None:
-        """If waiting batches hold every byte, fail one of them."""
+        """If batches that wait for more items hold every byte, fail one of them."""
         if self.budget.deadlocked:
             get = next(iter(self.budget.partial))
             del self.clients[get.consumer].gets[get.number]
@@ -408,7 +410,7 @@ class Queue:
             del self.clients[get.consumer].gets[get.number]
             steps.append((QueueAction.EMPTY, get))
             self._withdraw([], [get], steps)
-        # This batch may have used up the remaining bytes.
+        # This batch may just have used up the remaining bytes.
         if self.budget.blocked and self.budget.deadlocked:
             self._unblock(steps)
 
@@ -422,8 +424,8 @@ class Queue:
             key_queue = self._keys[get.key]
             touched[key_queue] = None
             key_queue.give_back(get, self.budget)
-        # Match only after all these gets are removed; otherwise an item returned by one get would go to another get
-        # that is about to be withdrawn.
+        # Match only after all these gets have been removed; otherwise an item returned by one of them would go to
+        # another get that is about to be withdrawn.
         for key_queue in touched:
             self._run(key_queue, steps)
             self._settle(key_queue, steps)
@@ -460,7 +462,7 @@ class Queue:
         """True if a returned item may still serve this get.
 
         Other clients may return the items delivered to them. The get's own client may return leases and a loop's unread
-        items; items of its plain gets are returned only when it dies, together with this get.
+        items; items of its plain gets are returned only if it dies, and this get then ends as well.
         """
         own = self.clients[get.consumer].gets.values()
         return key_queue.handed_out > sum(

@@ -1,4 +1,4 @@
-"""Records that a channel's queue keeps: ``QueueClient`` (a process), ``Item`` (a put), ``Demand`` (single or batch)."""
+"""Records kept by a channel's queue: ``QueueClient`` (a process), ``Item`` (a put), ``Demand`` (a get)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """Item put by a producer: queued, leased, or waiting for room.
+    """An item put by a producer: queued, leased, or waiting for room.
 
     Attributes:
-        producer, number: the client that put the item, and the put's number among the client's requests.
-        weight: weight for batches.
+        producer, number: the client that put the item, and the number of the put among the client's requests.
+        weight: its weight in a batch.
         nbytes: size counted against ``max_bytes``.
         sent: True if the put was done when sent, so that the item is admitted even if the producer dies.
-        place: permanent position in the queue, to which the item can be returned.
+        place: its permanent position in the queue, to which it can be returned.
         redelivered: True if an earlier consumer received the item but returned it or died.
     """
 
@@ -39,7 +39,7 @@ class Item:
 
 @dataclass(slots=True, eq=False)
 class Demand:
-    """Request for an item, or for a batch of items.
+    """A request for an item, or for a batch of items.
 
     Attributes:
         target: weight of the batch; None for one item.
@@ -75,16 +75,16 @@ class Demand:
 
 @dataclass(slots=True, eq=False)
 class QueueClient:
-    """Process that uses the queue.
+    """A process that uses the queue.
 
     Attributes:
         expected: number of the next request.
         early: requests that arrived before their turn.
         cancelled: numbers of requests cancelled before their arrival.
-        puts: its items that wait for room.
+        puts: the client's items that wait for room.
         gets: gets that wait or have untaken items.
-        unsaid_bytes: bytes of its admitted ``sent`` items not yet reported to it.
-        has_put, has_got: True once a put was accepted, and once an item was delivered; set by the queue's owner.
+        unsaid_bytes: bytes of the client's admitted ``sent`` items that have not been reported to it yet.
+        has_put, has_got: True once a put was accepted or an item was delivered, respectively; set by the queue's owner.
     """
 
     expected: int = 1

@@ -1,4 +1,4 @@
-"""``QueueCounts``: fate of a queue's items: put = got + dropped + present, in total and by key."""
+"""``QueueCounts``: what became of a queue's items: put = got + dropped + present, in total and by key."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ NODE_LOST: Final = "handed to a process whose node was lost"
 
 @dataclass
 class QueueCounts:
-    """Numbers of items of one channel.
+    """The numbers of items of one channel.
 
     Attributes:
         put: items accepted by the channel.
         got: items taken by consumers.
-        dropped: items that no consumer will get, by reason.
+        dropped: items that no consumer will get; maps each reason to a number.
         present: items queued, gathered for a batch, or delivered but not yet taken.
-        keys: put, got and present of each key with present items, by the key's bytes.
+        keys: maps each key (its bytes) with present items to its numbers of put, got and present items.
     """
 
     put: int = 0

@@ -1,4 +1,4 @@
-"""Error name and message for each refusal of a channel's queue: full, empty, closed, item too large or heavy."""
+"""The error's name and text for each refusal by a channel's queue: full, empty, closed, item too large or heavy."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from rlinf_async._channels.state.actions import QueueAction
 
 
 def refusal(action: int, subject: Any, channel: str, max_bytes: int) -> tuple[str, str]:
-    """Return the name of an exception, of asyncio, Python or ``errors.py``, and its text.
+    """Return the name of an exception (of asyncio, Python or ``errors.py``) and its text.
 
     Args:
-        action, subject: the action returned by the queue, with its item or get.
+        action, subject: the action returned by the queue, and the item or get that it refers to.
         channel: the channel's name.
         max_bytes: byte bound of the queue.
     """
@@ -51,12 +51,12 @@ def lease_lost(channel: str) -> str:
 
 
 def closed_to_puts(channel: str, why: str = "", noun: str = "channel") -> str:
-    """Return the error text of a put; ``why`` is a reason beyond a plain close."""
+    """Return the error text of a refused put; ``why`` is a reason other than a plain close."""
     return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing can be put there any more{_anew(noun)}"
 
 
 def closed_to_gets(channel: str, why: str = "", noun: str = "channel") -> str:
-    """Return the error text of a get; ``why`` is a reason beyond a plain close."""
+    """Return the error text of a refused get; ``why`` is a reason other than a plain close."""
     return f"{noun} '{channel}' is closed{why and f': {why}'}; nothing is left to get there{_anew(noun)}"
 
 

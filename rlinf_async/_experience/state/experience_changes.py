@@ -1,4 +1,4 @@
-"""Changes that a durable experience writes to disk: samples that are put, taken or dropped, versions, counts."""
+"""The changes that a durable experience writes to disk: samples put, taken or dropped; versions; counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlinf_async._experience.state.sample_pool import Sample, SampleGroup
 
 @dataclass(eq=False)
 class Insert:
-    """Sample that a producer has put; ``is_withdrawn`` once the producer has cancelled the put."""
+    """A sample that a producer has put; ``is_withdrawn`` is True once the producer has cancelled the put."""
 
     item: Item
     group: SampleGroup
@@ -30,7 +30,7 @@ class Settle:
 
 @dataclass(eq=False)
 class Drop:
-    """Dropped samples, by place."""
+    """Dropped samples, identified by place."""
 
     places: list[int]
     reason: str
@@ -54,16 +54,16 @@ Change = Insert | Settle | Drop | Advance | Earlier
 
 
 class Keeper(Protocol):
-    """Owner of an experience's state, with a clock, optionally a disk, and connections to other daemons."""
+    """The owner of an experience's state, with a clock, connections to other daemons, and optionally a disk."""
 
     @property
     def is_durable(self) -> bool: ...
 
     def write(self, change: Change) -> None:
-        """Write a change after earlier ones; ``ExperienceQueue.written`` is called for each in order."""
+        """Write a change after all earlier changes; ``ExperienceQueue.written`` is called for each change, in order."""
 
     def wake_at(self, deadline: float | None) -> None:
         """Schedule ``ExperienceQueue.expire`` at this time; None cancels an earlier schedule."""
 
     def trainer_gone(self, endpoint: int) -> None:
-        """Find out how the trainer ended; call ``ExperienceQueue.end_wishes`` unless the trainer will return."""
+        """Find out how the trainer ended, and call ``ExperienceQueue.end_wishes`` unless the trainer will return."""

@@ -1,4 +1,4 @@
-"""``ExperienceOptions``: bounds and rules of one experience, in the form that travels to its daemon."""
+"""``ExperienceOptions``: the bounds and rules of one experience, in the form sent to its daemon."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ExperienceOptions:
 
     Attributes:
         group: number of samples in a complete group.
-        lease_s, group_timeout_s: seconds; 0 means no bound.
+        lease_s, group_timeout_s: time limits in seconds; 0 means no limit.
         maxsize, max_bytes: bounds for all samples together; 0 means no bound or the daemon's default.
         durable: absolute path of the store on the experience's node; empty for none.
         of: the group whose publications set the trainer's version; empty for none.

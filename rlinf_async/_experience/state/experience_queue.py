@@ -1,8 +1,8 @@
-"""``ExperienceQueue``: an experience's queue in its daemon; processes' numbered requests, the trainer's versions.
+"""``ExperienceQueue``: an experience's queue in its daemon; numbered requests of processes, the trainer's versions.
 
-To senders of frames it is a channel's ``Queue``, which handles request order, cancels, deaths and leases. Puts enter a
-``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until samples are
-wanted.
+To senders of frames, it is a channel's ``Queue``, which handles the order of requests, cancels, deaths and leases. Puts
+enter a ``SamplePool`` instead of a key's FIFO. Gets are takes of whole groups, or *wishes*, which wait until samples
+are wanted.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rlinf_async._experience.state.sample_pool import SampleGroup, SamplePool
 TAKE: Final = 0
 TAKE_STALE_TOO: Final = 1
 WISH: Final = 2
-"""Kinds of gets: fresh groups, groups including stale ones, and a wait until samples are wanted."""
+"""Kinds of gets: for fresh groups, for groups including stale ones, and to wait until samples are wanted."""
 
 Name = tuple[bytes | None, bytes]
 
@@ -59,19 +59,19 @@ def _is_key(key: Any) -> bool:
     return key is None or type(key) is bytes
 
 
-# The class stays whole with more than 30 methods, because its owner treats it as a channel's queue; others are for the
-# trainer.
+# This class is not split, although it has more than 30 methods, because its owner treats it as a channel's queue; the
+# other methods are for the trainer.
 class ExperienceQueue(Queue):
-    """Samples of one experience, and the processes that use it.
+    """The samples of one experience, and the processes that use it.
 
     Args:
         name: the experience's name, for errors.
         gone: dead clients.
-        now: clock in seconds.
+        now: clock that returns seconds.
 
     Attributes:
         trainer: description of the trainer; empty until it has set a version.
-        setters: the trainer's live processes, each with its last set version.
+        setters: maps each live process of the trainer to the version that it last set.
         story: description of how the trainer ended, if it will not return.
     """
 
@@ -93,7 +93,7 @@ class ExperienceQueue(Queue):
         self._keeper = keeper
         self._now = now or clock.monotonic
         self._waiting: OrderedDict[Name, dict[Item, None]] = OrderedDict()
-        """Puts that wait for room, by group; groups that already have samples come first."""
+        """Puts that wait for room, by group. Groups that already have samples come first."""
         self._takes: dict[Demand, tuple[int, bytes | None]] = {}
         self._wishes: dict[Demand, None] = {}
         self._leases: dict[Demand, list[SampleGroup]] = {}
@@ -208,7 +208,7 @@ class ExperienceQueue(Queue):
                 self.pool.drop_stale()
             groups = self.pool.take(get.target or 1, key, shared=shared)
             if groups is None:
-                # This take waits. Later takes must leave it the groups without a key; otherwise large takes would
+                # This take waits. Later takes must leave the groups without a key to it; otherwise large takes would
                 # starve.
                 shared = False
                 continue
@@ -222,7 +222,7 @@ class ExperienceQueue(Queue):
         return is_served
 
     def _deliver(self, get: Demand, facts: Any, samples: Iterable[Item], steps: list[Step]) -> None:
-        """Answer a get with an item that describes the samples, followed by the samples."""
+        """Answer a get with an item that describes the samples, followed by the samples themselves."""
         get.items = [_item(plain_body(facts)), *samples]
         get.delivered = True
         steps.append((DELIVER, get))
@@ -284,7 +284,7 @@ class ExperienceQueue(Queue):
         return super().cancel(client_id, *numbers)
 
     def confirm(self, consumer: int, number: int, count: int, steps: list[Step]) -> bool:
-        return False  # ``settle`` confirms instead, because its answer may wait for a disk
+        return False  # ``settle`` confirms instead, because its answer may have to wait for a disk
 
     def settle(
         self, holder: int, number: int, count: int, done: Callable[[Exception | None], None]
@@ -322,7 +322,7 @@ class ExperienceQueue(Queue):
         return steps
 
     def written(self, change: Change, error: Exception | None) -> list[Step]:
-        """Apply a change that is on disk, or whose write failed."""
+        """Apply a change that is on disk, or handle the failure to write it."""
         steps: list[Step] = []
         self._unwritten -= 1
         self._apply(change, error, steps)
@@ -340,8 +340,8 @@ class ExperienceQueue(Queue):
                     steps.append((ACCEPTED, item))
                     return
                 self.pool.withdraw((group, sample), WITHDRAWN if error is None else "")
-                # A full group that lost a sample is incomplete again, and might wait behind puts without room, so its
-                # puts go first. tests/_experience/state/test_experience_queue.py::
+                # A full group that lost a sample is incomplete again, and might wait behind puts that find no room, so
+                # its puts go first. tests/_experience/state/test_experience_queue.py::
                 # test_a_group_that_is_open_again_has_the_next_put_for_it
                 if self.pool.is_open(*(name := (group.key, group.name))) and name in self._waiting:
                     self._waiting.move_to_end(name, last=False)
@@ -377,7 +377,7 @@ class ExperienceQueue(Queue):
                 f"where it has gone back to a checkpoint, write set_version({version}, restart=True)"
             )
         if restart:
-            # The other ranks have yet to set the version to which they return.
+            # The other ranks have not yet set the version to which they return.
             self.setters = dict.fromkeys(self.setters, -1)
         self.trainer, self.story = trainer, ""
         self.setters[setter] = version
@@ -395,12 +395,12 @@ class ExperienceQueue(Queue):
         """Refuse all wishes, because the trainer has ended and will not return."""
         steps: list[Step] = []
         if not self.setters:
-            self.story = self.story or story  # the first report has the last output
+            self.story = self.story or story  # the first report contains the last output
             self._serve(steps)
         return steps
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> list[Step]:
-        """Load another experience's counts; keep a version already set by the trainer.
+        """Load the counts of another experience; keep a version that the trainer has already set.
 
         Raises:
             ValueError: this experience already has samples.
@@ -419,7 +419,7 @@ class ExperienceQueue(Queue):
         steps = super().drop(client_id, is_lost=is_lost)
         if self.setters.pop(client_id, None) is not None:
             if self.setters:
-                # The replacement process may have set a lower version before this node learned of the death.
+                # The replacement process may have set a lower version before this node learned about the death.
                 # tests/_experience/state/test_experience_queue.py::test_the_version_of_a_dead_process_counts_no_more
                 self._advance(steps)
             else:
@@ -455,7 +455,7 @@ class ExperienceQueue(Queue):
         return sum(map(len, self._waiting.values())), len(self._takes)
 
     def peek(self, key: bytes) -> list[Item]:
-        """Return the content: an item with counts and names, then the samples, including leased samples."""
+        """Return the content: an item with counts and names, then all samples, including leased ones."""
         entries = [*self.pool.samples(), *((group, sample) for groups in self._leases.values() for group in groups
                                        for sample in group.samples)]  # fmt: skip
         entries.sort(key=lambda each: (each[0].serial, each[1].place))

@@ -1,4 +1,4 @@
-"""``SampleLedger``: fate of every sample of an experience: put = taken + present + leased + dropped by reason."""
+"""``SampleLedger``: what became of each sample: put = taken + present + leased + dropped (by reason)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ WITHDRAWN: Final = "withdrawn by its producer while it was written"
 
 @dataclass
 class SampleLedger:
-    """Counts of an experience's samples.
+    """The numbers of an experience's samples.
 
     Attributes:
         put: samples accepted by the experience.
         taken: samples confirmed by ended takes.
-        present: unleased samples in the experience, including those of incomplete groups.
+        present: samples in the experience that are not leased, including those of incomplete groups.
         leased: samples held by open takes.
-        dropped: samples that no take will get, by reason.
+        dropped: samples that no take will get; maps each reason to a number.
         incomplete: number of groups that lack samples.
         version: the trainer's version; None until it is first set.
     """

@@ -1,15 +1,16 @@
-"""State of an experience: samples in groups, versions and staleness, leases and group deadlines, the ledger.
+"""The state of an experience: samples in groups, versions and staleness, leases and group deadlines, the ledger.
 
 Plain state without IO. A group passes through these stages::
 
     first sample ──► open ── `size` samples, or its deadline ──► ready ── take() ──► leased ── confirm() ──► taken
                       └─ its deadline ──► dropped       └─ too stale ──► dropped  └─ give_back() ──► ready, at its place
 
-A sample is first *entered* into its group, and *accepted* when safe: immediately, or once a durable experience has
-written it. A group is ready when all its samples are accepted. The ledger counts only accepted samples.
+A sample is first *entered* into its group, and *accepted* once it is safe: immediately or, if the experience is
+durable, once it has been written. A group is ready when all its samples are accepted. The ledger counts only accepted
+samples.
 
-Room for a whole group is reserved at its first sample; otherwise an experience full of incomplete groups would admit
-none of the samples that complete them.
+Room for a whole group is reserved with its first sample; otherwise an experience full of incomplete groups could not
+admit the samples that complete them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rlinf_async._experience.state.ledger import DISCARDED, INCOMPLETE, STALE, S
 
 @dataclass(slots=True, eq=False)
 class Sample(Item):
-    """Item of an experience; its weight is the version of the model weights that produced it.
+    """An item of an experience; its weight is the version of the model weights that produced it.
 
     Attributes:
         is_accepted: True once the ledger counts it.
@@ -41,13 +42,13 @@ class SampleGroup:
     """Samples that are taken together.
 
     Attributes:
-        serial: increasing number, because a name may be reused.
-        key: key of the takes that may get the group; None for all takes.
+        serial: a number that increases from group to group, because names may be reused.
+        key: key of the takes that may get the group; None if any take may get it.
         name: name given by the producers.
-        rank: place among the ready groups: version of the oldest sample, then serial.
+        rank: position among the ready groups: version of the oldest sample, then serial.
         waits: number of samples entered but not yet accepted.
         is_over: True once no further sample may join the group.
-        reason: reason why the group was dropped, or empty.
+        reason: reason why the group was dropped; empty if it was not.
     """
 
     serial: int
@@ -73,14 +74,14 @@ class SampleGroup:
 Removal = tuple[list[int], str]
 
 
-# The class stays whole with more than 30 methods, because every stage of a group changes the same counts of samples,
-# bytes and the ledger.
+# This class is not split, although it has more than 30 methods, because every stage of a group changes the same counts
+# of samples and bytes and the same ledger.
 class SamplePool:
-    """Samples of one experience.
+    """The samples of one experience.
 
     Attributes:
         version: the trainer's version; None until it is first set.
-        removals: dropped samples not yet reported; the owner empties this list.
+        removals: dropped samples that have not yet been reported; the owner empties this list.
 
     Example:
         pool = SamplePool(ExperienceOptions(group=2, max_staleness=1))
@@ -103,15 +104,15 @@ class SamplePool:
         self._unsettled: dict[SampleGroup, None] = {}
         self._ready: dict[bytes | None, list[SampleGroup]] = {}
         self._deadlines: list[tuple[float, int, tuple[bytes | None, bytes]]] = []
-        """Heap of open groups' names, because references to the groups would keep their samples alive after a take."""
+        """Heap of deadlines and group names; references to the groups would keep their samples alive after a take."""
         self._entries = itertools.count()
         self._samples = 0
         self._bytes = 0
-        """Bytes used or reserved; a leased sample still uses bytes but no place."""
+        """Number of bytes used or reserved. A leased sample still uses bytes, but no place."""
         self._swept_for: int | None = None
-        """Oldest fresh version at the last sweep of incomplete groups."""
+        """Oldest version that was fresh at the last sweep of incomplete groups."""
         self._taken_now = self._taken_before = 0
-        """Groups taken in the trainer's current version, and in the previous version."""
+        """Numbers of groups taken in the trainer's current version and in the previous version."""
 
     def __repr__(self) -> str:
         return f"<SamplePool version {self.version} [{self._samples} samples, {self._bytes} bytes]>"
@@ -119,7 +120,7 @@ class SamplePool:
     # -- room ---------------------------------------------------------------------------------------------------
 
     def is_open(self, key: bytes | None, name: bytes) -> bool:
-        """True if an incomplete group has that name, with room reserved for another sample."""
+        """True if an incomplete group has that name, and thus has room reserved for another sample."""
         return (key, name) in self._open
 
     def has_room(self, nbytes: int) -> bool:
@@ -154,9 +155,10 @@ class SamplePool:
         return group, sample
 
     def accept(self, entered: tuple[SampleGroup, Sample]) -> None:
-        """Count an entered sample as accepted, now that it is safely stored."""
+        """Count an entered sample as accepted, because it is now safely stored."""
         group, sample = entered
-        # Mark the sample first, because _drop counts only accepted samples, and would omit this sample from the ledger.
+        # Mark the sample first: _drop counts only accepted samples, and would otherwise omit this sample from the
+        # ledger.
         sample.is_accepted = True
         group.waits -= 1
         self._ledger.put += 1
@@ -167,7 +169,7 @@ class SamplePool:
             self._settle(group)
 
     def withdraw(self, entered: tuple[SampleGroup, Sample], reason: str = "") -> None:
-        """Remove an entered sample that could not be stored or, with a reason, drop a stored sample."""
+        """Remove an entered sample that could not be stored or, given a ``reason``, drop a stored sample."""
         group, sample = entered
         group.waits -= 1
         if reason:
@@ -233,20 +235,20 @@ class SamplePool:
 
     @property
     def next_deadline(self) -> float | None:
-        """Return a lower bound on the next time when ``expire`` has an effect."""
+        """Return a lower bound on the time at which ``expire`` next has an effect."""
         return self._deadlines[0][0] if self._deadlines else None
 
     def expire(self, now: float) -> None:
         """Close incomplete groups whose deadlines have passed."""
         while self._deadlines and self._deadlines[0][0] <= now:
             group = self._open.get(heapq.heappop(self._deadlines)[2])
-            # The entry's group may be complete, and a later group may have its name, so only the group's own deadline
-            # counts.
+            # The group of this entry may be complete, and a later group may have its name, so only the group's own
+            # deadline counts.
             if group is not None and group.deadline is not None and group.deadline <= now:
                 self._close_group(group)
 
     def close(self, *, discard: bool) -> None:
-        """Refuse new groups and close incomplete groups; with ``discard``, drop all samples not taken."""
+        """Refuse new groups and close incomplete groups; if ``discard``, drop all samples that were not taken."""
         self.is_closed = True
         for group in list(self._open.values()):
             self._close_group(group)
@@ -280,7 +282,7 @@ class SamplePool:
         for groups in list(self._ready.values()):
             self._drop_ready(groups, _stale(groups, oldest), STALE)
         if oldest == self._swept_for:
-            return  # groups that became stale later are dropped once complete
+            return  # groups that have become stale since are dropped once complete
         self._swept_for = oldest
         for group in [group for group in self._open.values() if group.version < oldest]:
             del self._open[group.key, group.name]
@@ -303,7 +305,7 @@ class SamplePool:
     # -- get ----------------------------------------------------------------------------------------------------
 
     def available(self, key: bytes | None, *, shared: bool = True) -> int:
-        """Return the number of ready groups for a take: groups of its key and, if ``shared``, groups without a key."""
+        """Return the number of ready groups for a take: those with its key and, if ``shared``, those without a key."""
         return sum(len(groups) for groups in self._ready_for(key, shared))
 
     def _ready_for(self, key: bytes | None, shared: bool) -> list[list[SampleGroup]]:
@@ -311,7 +313,7 @@ class SamplePool:
         return [self._ready[each] for each in keys if each in self._ready]
 
     def take(self, count: int, key: bytes | None, *, shared: bool = True) -> list[SampleGroup] | None:
-        """Lease ``count`` groups, in the order of the options. Once closed, return fewer; None if too few are ready."""
+        """Lease ``count`` groups, in the configured order; None if too few are ready. Once closed, lease the rest."""
         lists = self._ready_for(key, shared)
         available = sum(map(len, lists))
         if available < count and not (self.is_closed and available):
@@ -356,7 +358,7 @@ class SamplePool:
     # -- queries ------------------------------------------------------------------------------------------------
 
     def wants(self) -> bool:
-        """True if a sample of the trainer's version, put now, can still be fresh when taken.
+        """True if a sample of the trainer's version that is put now can still be fresh when it is taken.
 
         The estimate assumes that the trainer takes about as many groups in each version as in the latest versions.
         """
@@ -385,7 +387,7 @@ class SamplePool:
         return self._bytes
 
     def lacking(self) -> tuple[int, int]:
-        """Return the number of incomplete groups and the number of their missing samples."""
+        """Return the number of incomplete groups and the number of samples that they lack."""
         lack = sum(self.options.group - len(group.samples) for group in self._open.values())
         return len(self._open), lack
 
@@ -408,7 +410,7 @@ class SamplePool:
     # -- earlier lives ------------------------------------------------------------------------------------------
 
     def count_earlier(self, version: int | None, taken: int, dropped: dict[str, int]) -> None:
-        """Load the counts of this experience's earlier run.
+        """Load the counts of an earlier run of this experience.
 
         Raises:
             ValueError: this pool already has samples.
@@ -421,9 +423,9 @@ class SamplePool:
         self._ledger.put = taken + sum(dropped.values())
 
     def restore(self, rows: Iterable[tuple[int, int, bytes | None, bytes, int, int, object]], now: float) -> None:
-        """Load an earlier run's samples, in order, each as place, serial, key, name, version, size and body.
+        """Load an earlier run's samples, in order; each is a tuple of place, serial, key, name, version, size and body.
 
-        A name's last group continues if incomplete; its earlier groups were closed.
+        The last group with a name continues if it is incomplete; earlier groups with that name were closed.
         """
         for place, serial, key, name, version, nbytes, body in rows:
             earlier = self._open.get((key, name))

@@ -1,7 +1,8 @@
-"""Needs of ranks inside collectives of torch.distributed: the group's members that have not arrived.
+"""The needs of ranks in collectives of torch.distributed: members of the group that have not arrived.
 
-A report lists members by their rank in torch's world. These are taken for ranks of the worker group only if plausible:
-a trainer's rank 0 and all rollouts may form their own process group to transfer weights.
+A report lists members by their rank in torch's world. These ranks are taken to be ranks of the worker group only if
+that is plausible: rank 0 of a trainer and all rollouts, for example, may form their own process group to transfer
+weights.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rlinf_async._inspection.state.needs import Need, action_of, is_in_collectiv
 from rlinf_async._inspection.state.run_report import ProcessReport, Target, TargetKind, Wait
 from rlinf_async._inspection.state.wait_graph import WaitGraph, WaitNode
 
-# Seconds after which ranks that are all in a rendezvous will never meet, because each waits for another key of the
+# Seconds after which ranks that are all in a rendezvous will never meet, because each waits for a different key of the
 # store.
 RENDEZVOUS_S: Final = 10.0
 
@@ -27,7 +28,7 @@ _NUMBERED_BY_TORCH: Final = re.compile(r"\d*|[0-9a-f]{40}")
 
 @dataclass(frozen=True)
 class _Inside:
-    """Activity in a collective, with the other members' ranks and the group's known members; empty if unknown."""
+    """An activity in a collective, with the other members' ranks and the group's known members; empty if unknown."""
 
     process: ProcessReport
     name: str
@@ -40,7 +41,7 @@ class _Inside:
 
 
 class Needs:
-    """Needs of all nodes of a graph, each computed once."""
+    """The needs of all nodes of a graph, each computed once."""
 
     def __init__(self, graph: WaitGraph) -> None:
         self.graph = graph
@@ -53,7 +54,7 @@ class Needs:
             if node.waits and node.wait is not None and is_in_collective(node.wait):
                 self._inside[node] = inside = self._enter(node.process, node.wait)
                 self._inside_of[node.process.endpoint].append(inside)
-        # Process groups that have or may have members outside the worker group.
+        # Process groups that have, or may have, members outside the worker group.
         self._foreign = {inside.group for inside in self._inside.values() if self._is_foreign(inside)}
 
     def __repr__(self) -> str:
@@ -84,7 +85,7 @@ class Needs:
         if process.role != "worker" or not process.group or inside.group in self._foreign:
             return [Need(target, coming="its members are not known")]
         late = [rank for rank in self._late_for(inside) if rank != process.rank]
-        # The partner of a send or receive is unknown among several ranks.
+        # With more than two ranks, the partner of a send or receive is unknown.
         is_with_one = is_point_to_point(inside.name.partition("#")[0]) and len(inside.members) > 2
         if not late and is_rendezvous(inside.name):
             if (age or 0.0) < RENDEZVOUS_S:
@@ -126,5 +127,5 @@ class Needs:
 
 
 def collective_name(wait: Wait) -> str:
-    """Return ``all_reduce#0``, or the operation alone if the group's name is unknown."""
+    """Return ``all_reduce#0``, or only the operation if the group's name is unknown."""
     return next((target.name for target in wait.targets if target.name), wait.kind)

@@ -1,6 +1,6 @@
-"""Collective operations of torch.distributed: recognised by a thread's frames; decides which can meet.
+"""Collective operations of torch.distributed: recognises them in a thread's frames, and decides which can meet.
 
-Works on file and function names alone; torch is neither imported nor called.
+Works with file and function names only; torch is neither imported nor called.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FILE: Final = "torch/distributed/distributed_c10d.py"
 _PACKAGE: Final = "/torch/"
 
 _PREFIXES: Final = ("all_reduce", "all_gather", "all_to_all", "reduce_scatter", "gather", "scatter", "broadcast")
-# Operations without one of the prefixes. ``isend`` and ``irecv`` do not wait.
+# Operations that have none of the prefixes. ``isend`` and ``irecv`` do not wait.
 _NAMES: Final = frozenset(
     (
         *("barrier", "monitored_barrier", "reduce", "init_process_group", "new_group", "split_group"),
@@ -23,7 +23,7 @@ _NAMES: Final = frozenset(
     )
 )
 
-# Functions that pickle for a collective: they compute instead of waiting.
+# Functions that pickle objects for a collective; they compute instead of waiting.
 _ENCODING: Final = frozenset(("_object_to_tensor", "_tensor_to_object"))
 
 _SENDING: Final = "send"
@@ -36,7 +36,7 @@ def collective_of(stack: Sequence[Frame]) -> str | None:
     """Return the collective or point-to-point operation that a thread is in; None if it is in none.
 
     The outermost operation counts: ``all_gather_object`` calls ``all_gather``, and users know the former. Wrappers from
-    ``c10d_logger.py`` are further out. Callbacks from inside, to pickle an object, run instead of waiting.
+    ``c10d_logger.py`` are further out. If an operation calls back to pickle an object, it runs instead of waiting.
     """
     for place, frame in enumerate(stack):
         if frame.file.endswith(_FILE) and is_collective(frame.function):
@@ -55,13 +55,13 @@ def is_point_to_point(name: str) -> bool:
 
 
 def is_rendezvous(name: str) -> bool:
-    """True if the operation sets up a process group: it exchanges addresses, never large data."""
+    """True if the operation sets up a process group: it exchanges addresses, but never large data."""
     return _family(name.partition("#")[0]) == _SETTING_UP
 
 
 @cache
 def can_meet(one: str, other: str) -> bool:
-    """True if ranks in these operations may meet: ``all_reduce`` and ``all_reduce#0`` may, as may variants."""
+    """True if ranks in these operations may meet, as in ``all_reduce`` and ``all_reduce#0``, or in variants."""
     (kind, _, group), (other_kind, _, other_group) = one.partition("#"), other.partition("#")
     if group and other_group and group != other_group:
         return False

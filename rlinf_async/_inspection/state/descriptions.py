@@ -76,7 +76,7 @@ def seconds(ages: Iterable[float | None]) -> str:
 
 
 def age_of(graph: WaitGraph, node: WaitNode) -> float | None:
-    """Return the age of a wait or, for running code, of the call being served."""
+    """Return the age of a wait or, for running code, of the call that it serves."""
     call = None if node.waits else graph.call_of(node)
     return node.age if call is None else call.age
 
@@ -133,7 +133,7 @@ def _doing(node: WaitNode) -> tuple[str, str]:
 
 
 def what_of(wait: Wait) -> str:
-    """Return a wait's description; for a collective, without the other ranks, which differ from rank to rank."""
+    """Return a wait's description; for a collective, omit the other ranks, because they differ from rank to rank."""
     if len(wait.targets) < 2 or not is_in_collective(wait):
         return wait.what
     kind, _, group = collective_name(wait).partition("#")

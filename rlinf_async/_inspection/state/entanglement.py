@@ -1,4 +1,4 @@
-"""Cores of hopeless waits: circles of waits, and waits that no live activity can end."""
+"""The cores of hopeless waits: circles of waits, and waits that no live activity can end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
 @dataclass(frozen=True)
 class Core:
-    """Waits from which all other hopeless waits follow; in a circle each node waits for the next one, cyclically."""
+    """The waits from which all other hopeless waits follow; in a circle, each node waits for the next, cyclically."""
 
     nodes: list[WaitNode]
     needs: list[tuple[WaitNode, Need]]
@@ -21,14 +21,14 @@ class Core:
 
 
 def core_of(liveness: Liveness) -> Core | None:
-    """Return the core that a driver waits for, if any, else any core; None if no wait is hopeless."""
+    """Return the core that a driver waits for, else any core; None if no wait is hopeless."""
     hopeless = by_age(liveness.hopeless)
     if not hopeless:
         return None
     following = {node: _following(liveness, node) for node in hopeless}
     drivers = [node for node in hopeless if node.process.role == "driver"]
     awaited = _reached_from(drivers, following)
-    # Nodes that a driver waits for come first, because other hopeless waits may be in the background.
+    # Consider the nodes that a driver waits for first, because other hopeless waits may be in the background.
     ordered = [*(node for node in hopeless if node in awaited), *(node for node in hopeless if node not in awaited)]
     circle = _shortest_circle(ordered, following)
     if circle:
@@ -45,7 +45,7 @@ def waiting_for(liveness: Liveness, core: Sequence[WaitNode]) -> list[WaitNode]:
 
 
 def stopped_ones(liveness: Liveness) -> list[WaitNode]:
-    """Return the stopped processes that others wait for; all stopped processes if no such dependency is known."""
+    """Return the stopped processes that others wait for; if none is known to be awaited, all stopped processes."""
     stopped = [node for node in liveness.graph.nodes if is_stopped(node.process)]
     following = {node: _following(liveness, node, everything=True) for node in liveness.hopeless}
     awaited = _reached_from(liveness.hopeless, following)
@@ -53,7 +53,7 @@ def stopped_ones(liveness: Liveness) -> list[WaitNode]:
 
 
 def by_age(nodes: Iterable[WaitNode]) -> list[WaitNode]:
-    """Return the nodes sorted by age, the oldest first; drivers first among equals."""
+    """Return the nodes sorted by age, oldest first; among equals, drivers first."""
     return sorted(nodes, key=lambda node: (-(node.age or 0.0), node.process.role != "driver", node.process.endpoint))
 
 
@@ -88,7 +88,7 @@ def _reached_from(nodes: Iterable[WaitNode], following: dict[WaitNode, list[Wait
 
 
 def _shortest_circle(nodes: Iterable[WaitNode], following: dict[WaitNode, list[WaitNode]]) -> list[WaitNode]:
-    """Return a shortest circle through the first node that is in a circle; empty if there is none."""
+    """Return a shortest circle through the first node that is in any circle; empty if there is none."""
     for start in nodes:
         before: dict[WaitNode, WaitNode] = {}
         waiting = deque([start])

@@ -1,12 +1,12 @@
-"""Activities of a run that continue or may be freed, as a least fixed point; all others are hopeless.
+"""The activities of a run that continue or may be freed, as a least fixed point; all others are hopeless.
 
-Activities that run, sleep or are too little known are alive initially. A waiting activity is alive once live activities
-may meet all of its needs (``needs.py``). The remaining activities wait only for each other, a closed set that nothing
-in the report can free.
+Initially, activities are alive if they run or sleep, or if too little is known about them. A waiting activity becomes
+alive once live activities may meet all of its needs (``needs.py``). The remaining activities wait only for each other;
+they form a closed set that nothing in the report can free.
 
 Two reports make this certain. Processes report at slightly different moments, so one process may show the state before
-an event and another the state after it. But activities with the same wait in both reports, longer in the second, have
-all been waiting at some moment between the two.
+an event, and another process the state after it. But if activities have the same wait in both reports, and it is longer
+in the second, there was a moment between the two reports at which all of them were waiting.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from rlinf_async._inspection.state.needs import Need
 from rlinf_async._inspection.state.run_report import ActivityState, ChildProcess, ProcessReport, RunReport, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_in_its_users_hands, is_stopped
 
-# Seconds after which a wait may be hopeless; a message in flight may end a younger wait.
+# Seconds after which a wait may count as hopeless; a message in transit may still end a younger wait.
 PATIENCE_S: Final = 2.0
 
-# Seconds to a deadline above which the deadline does not count, because a call with an hour's timeout may be stuck all
-# that time.
+# A deadline that is more than this number of seconds away does not count, because a call with a timeout of an hour may
+# be stuck all that time.
 FAR_DEADLINE_S: Final = 60.0
 
 YOUNG_CHILD_S: Final = 60.0  # a younger child process may still be starting, even if it uses no CPU
 
-# Targets of waits that may end by work not visible as an activity: copying data, C threads.
+# Targets of waits that may be ended by work that is not visible as an activity: copying of data, C threads.
 _OF_WORK: Final = frozenset(
     (TargetKind.MESSAGE, TargetKind.QUEUE, TargetKind.COLLECTIVE, TargetKind.WEIGHTS, TargetKind.LOCAL)
 )
 
 
 class Why(StrEnum):
-    """Reason why an activity is alive."""
+    """The reason why an activity is alive."""
 
     RUNS = "runs"
     SLEEPS = "sleeps"
@@ -53,16 +53,16 @@ class Why(StrEnum):
 
 
 class Liveness:
-    """Live activities of one report, with the reasons.
+    """The live activities of one report, with the reasons.
 
     Args:
-        earlier: liveness of the previous report; None without one.
-        working: endpoints whose processes used CPU between the two reports.
+        earlier: liveness in the previous report; None if there is none.
+        working: endpoints whose processes used CPU time between the two reports.
         stopped_go_on: whether stopped processes count as alive.
 
     Attributes:
-        anyone: true if a live or unknown activity may take any action possible in the run.
-        child: child process that may act in the run, with its parent.
+        anyone: True if a live or unknown activity may take any action that is possible in the run.
+        child: child process that may act in the run, with its parent; None if there is none.
         hopeless: nodes that are not ``alive``, except idle nodes.
     """
 
@@ -80,7 +80,7 @@ class Liveness:
         self._working = frozenset(working)
         self._stopped_go_on = stopped_go_on
         self._before = None if earlier is None else {_key(node): node.age for node in earlier.hopeless}
-        # A run without a driver is starting or ending.
+        # A run without a driver is either starting or ending.
         self.anyone = bool(report.missing) or not any(process.role == "driver" for process in report.processes)
         self.child = _child_that_acts(report, None if earlier is None else earlier.graph.report)
         self.anyone |= self.child is not None
@@ -126,7 +126,7 @@ class Liveness:
         return self._hope(node) if node.waits else None
 
     def _hope(self, node: WaitNode) -> Why | None:
-        """Return why a wait will end by itself or is too young to be called hopeless, or None."""
+        """Return why a wait will end by itself, or is too young to be called hopeless; None if neither holds."""
         needs = self.needs.of(node)
         if node.wait is not None and node.wait.left is not None and node.wait.left <= FAR_DEADLINE_S:
             return Why.DEADLINE
@@ -169,7 +169,7 @@ def _key(node: WaitNode) -> Hashable:
 
 
 def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[ProcessReport, ChildProcess] | None:
-    """Return a child process that is young enough to be about to join, or has used CPU since the previous report."""
+    """Return a child process that is young enough to be about to join, or has used CPU since the last report."""
     earlier = {} if before is None else {child.pid: child.cpu for each in before.processes for child in each.children}
     for process in report.processes:
         for child in process.children:
@@ -179,7 +179,7 @@ def _child_that_acts(report: RunReport, before: RunReport | None) -> tuple[Proce
 
 
 def _moves(report: RunReport) -> Any:
-    """Return facts that change whenever an activity progresses; idle activities may come and go."""
+    """Return facts that change whenever an activity makes progress; idle activities may come and go."""
     processes = {
         (process.endpoint, process.pid): (
             frozenset((call.source, call.number) for call in process.calls),

@@ -1,7 +1,7 @@
-"""Needs of waiting activities: the required action, and the process that must take it.
+"""The needs of waiting activities: the required action, and the process that must take it.
 
 When in doubt, a need counts as about to be met (``coming``), so that a healthy run is never called stuck: an answer may
-be in flight, a process group may have members elsewhere, a socket may fill a queue.
+be in transit, a process group may have members elsewhere, a socket may fill a queue.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from rlinf_async._inspection.state.wait_graph import MAIN_THREAD, WaitGraph, Wai
 
 LARGE_BYTES: Final = 64 << 20  # size above which a queued item may be in transit for seconds
 
-# Functions of asyncio's locks and queues whose waits only an activity of the same process can end.
+# Functions of asyncio's locks and queues; a wait in one of them can be ended only by an activity of the same process.
 _GIVEN_BACK: Final = frozenset(("acquire", "put", "join"))
 
 
 @dataclass(frozen=True)
 class Need:
-    """Condition for an activity to continue.
+    """A condition for an activity to continue.
 
     Attributes:
-        target: target of the wait.
-        process: process that must act; None if not a specific process.
-        nodes: nodes, one of which must continue.
-        anyone: true if any other activity of the run could act instead.
-        coming: why the need will be met anyway; empty if not certain.
+        target: the target of the wait.
+        process: process that must act; None if it need not be a specific process.
+        nodes: nodes of which one must continue.
+        anyone: True if any other activity of the run could act instead.
+        coming: why the need will be met anyway; empty if that is not certain.
         ended: how the process that must act has ended; empty if it is alive.
-        arrived: true if the process is in the same collective but will not meet the waiting process.
+        arrived: True if the process is in the same collective, but will not meet the waiting process there.
     """
 
     target: Target
@@ -43,7 +43,7 @@ class Need:
 
 
 def needs_of(graph: WaitGraph, node: WaitNode) -> list[Need]:
-    """Return all needs of a waiting activity, except those of collectives (``collective_needs.py``)."""
+    """Return all needs of a waiting activity, except those in collectives (``collective_needs.py``)."""
     if node.activity is None or not node.waits:
         return []
     found = [_of_activity(graph, Target(TargetKind.LOCAL, name=name), node) for name in node.activity.awaits]
@@ -53,7 +53,7 @@ def needs_of(graph: WaitGraph, node: WaitNode) -> list[Need]:
 
 
 def is_in_collective(wait: Wait) -> bool:
-    """True if a wait is for other ranks in torch.distributed; this framework has a ``send`` and ``recv`` as well."""
+    """True if the wait is for other ranks in torch.distributed, not in this framework's own ``send`` and ``recv``."""
     if not wait.targets:
         return is_collective(wait.kind) and not is_point_to_point(wait.kind)
     return any(target.kind is TargetKind.COLLECTIVE for target in wait.targets)
@@ -139,7 +139,7 @@ def _of_lock(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for a version, which is coming if another group waits for the weights differently."""
+    """Return the need for a version, which counts as coming if another group waits for the weights differently."""
     process = graph.processes.get(target.endpoint)
     for other in graph.nodes:
         if other.wait is None or node.wait is None or other.process.group == node.process.group:
@@ -151,7 +151,7 @@ def _of_weights(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
-    """Return the need for another activity of the same process; for any activity if the name is unknown."""
+    """Return the need for another activity of the same process; any activity if its name is unknown."""
     if target.name.startswith(("task ", "thread ")):
         named = tuple(other for other in graph.of(node.process) if other.name == target.name)
         return Need(target, node.process, named, coming="" if named else "it has ended")
@@ -163,11 +163,11 @@ def _of_activity(graph: WaitGraph, target: Target, node: WaitNode) -> Need:
 
 
 def _is_given_back(node: WaitNode) -> bool:
-    """True if only an activity in the report can end a wait on a lock, event or queue.
+    """True if only an activity in the report can end a wait for a lock, an event or a queue.
 
     This holds for coroutines that wait for locks and permits, which other activities hold. Events and queue items may
-    come from a loop callback that has read a socket or a signal. Threads wait for other threads, which the report
-    includes; only the wait of a driver's main thread may end by a signal.
+    also come from a loop callback that has read a socket or a signal. Threads wait for other threads, which the report
+    also contains; only the wait of a driver's main thread may be ended by a signal.
     """
     activity, wait = node.activity, node.wait
     if activity is None or wait is None:
@@ -183,7 +183,7 @@ def _is_given_back(node: WaitNode) -> bool:
 
 
 def _fit(one: Wait, other: Wait) -> bool:
-    """True if a send and a receive may belong to the same message; unknown with several waits at once."""
+    """True if a send and a receive may belong to the same message; unknown if there are several waits at once."""
     kinds = {one.kind, other.kind}
     if kinds == {"send", "recv"}:
         return one.what.startswith("broadcast") == other.what.startswith("broadcast")

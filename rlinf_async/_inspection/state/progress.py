@@ -1,4 +1,4 @@
-"""Progress of a run that is not stuck: what the drivers' oldest waits depend on, and stragglers."""
+"""Progress of a run that is not stuck: dependencies of the drivers' oldest waits, and stragglers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rlinf_async._inspection.state.needs import is_in_collective
 from rlinf_async._inspection.state.run_report import LOOP_BLOCKED, ActivityState, TargetKind
 from rlinf_async._inspection.state.wait_graph import WaitNode, is_stopped
 
-# Number of ranks of a call, from its wait's description, because the targets omit ranks that have answered.
+# Number of ranks of a call, parsed from its wait's description, because the targets omit ranks that have answered.
 _ASKED: Final = re.compile(r" on (\d+) ranks?\b")
 
 
 class Progress:
-    """Dependency chains from a run's waits to live activities.
+    """Chains of dependencies from a run's waits to live activities.
 
     Attributes:
-        leaves: running activities on which the drivers' waits depend; if none runs, waits among them that may end soon,
-        or activities running elsewhere.
+        leaves: running activities on which the drivers' waits depend; if none of these runs, those waits that may end
+            soon, or activities that run elsewhere.
         reason: why the first leaf's wait may end, or why the leaf does not answer.
-        waiting: waiting activities, the oldest first.
-        stragglers: the leaves if they are a few ranks of a group whose other ranks have finished or arrived, else
-        empty.
-        others: text about those other ranks.
+        waiting: waiting activities, oldest first.
+        stragglers: the leaves if they are a few ranks of a group whose other ranks have finished or arrived; otherwise
+            empty.
+        others: text about the group's other ranks.
     """
 
     def __init__(self, liveness: Liveness) -> None:
@@ -121,7 +121,7 @@ class Progress:
 
 
 def blocks_its_loop(node: WaitNode) -> bool:
-    """True if an activity, a callback or task of the loop, keeps its process from answering in time."""
+    """True if an activity (a callback or task of the loop) keeps its process from answering in time."""
     if node.activity is None or not node.process.trouble:
         return False
     dumped = [] if node.process.answered else node.activity.stack
@@ -129,7 +129,7 @@ def blocks_its_loop(node: WaitNode) -> bool:
 
 
 def goes_on(node: WaitNode) -> bool:
-    """True if a node runs; a process that does not answer counts as running where its stacks show."""
+    """True if a node runs; a process that does not answer counts as running at the place that its stacks show."""
     process = node.process
     if process.answered or is_stopped(process):
         return node.activity is not None and node.activity.state in (ActivityState.RUNNING, ActivityState.SLEEPING)

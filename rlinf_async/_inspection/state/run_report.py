@@ -1,17 +1,17 @@
-"""Reports of a run: processes, their activities, waits and queues, as plain data.
+"""Reports about a run: its processes with their activities and waits, and its queues, as plain data.
 
-Facts are collected at their source: activities by each process (``own_activities.py``), the rest by each node's daemon
-(``launcher/daemon/inspection.py``). ``to_data`` and ``from_data`` convert them for a frame::
+Facts are collected at their source: activities by each process (``own_activities.py``), everything else by each node's
+daemon (``launcher/daemon/inspection.py``). ``to_data`` and ``from_data`` convert reports for a frame::
 
     RunReport
-      processes  ProcessReport       driver, rank or subprocess, as its daemon and the kernel know it
-        children   ChildProcess        process started by it and unknown to daemons
-        calls      OpenCall            calls that it has not answered, the oldest first
+      processes  ProcessReport       driver, rank or subprocess, as known to its daemon and kernel
+        children   ChildProcess        process that it started and that daemons do not know
+        calls      OpenCall            calls that it has not answered, oldest first
         activities Activity            its tasks and threads, as reported by itself
           wait       Wait                awaited event
-            targets    Target              action that would end the wait
+            targets    Target              an action that would end the wait
           stack      Frame               outermost first
-      queues     QueueReport         one channel's queue on one node
+      queues     QueueReport         the queue of one channel on one node
       left       LeftDriver          driver that has closed its cluster
 
 Endpoints are as in ``_core/frames.py``; seconds are ages at the time of the report.
@@ -32,29 +32,29 @@ class ActivityState(StrEnum):
     # Code runs, or waits for something outside the run (a socket, a file, a subprocess).
     RUNNING = "running"
     SLEEPING = "sleeping"  # the activity continues by itself at a known time
-    WAITING = "waiting"  # ``Activity.wait`` or ``Activity.awaits`` has the awaited event
+    WAITING = "waiting"  # ``Activity.wait`` or ``Activity.awaits`` says for what
     IDLE = "idle"  # the activity waits for work; no user code is waiting
 
 
 class TargetKind(StrEnum):
-    """Action that ends a wait."""
+    """The kind of action that ends a wait."""
 
     CALL = "call"  # ``endpoint`` answers the waiting process's call with this ``number``
     MESSAGE = "message"  # ``endpoint`` sends or receives the message
-    # A process puts into or gets from the channel with this ``number``, called ``name``.
+    # A process puts into or gets from the channel with this ``number`` and this ``name``.
     QUEUE = "queue"
     COLLECTIVE = "collective"  # ``endpoint`` enters the collective operation ``name``
     NAME = "name"  # a process creates a group or channel called ``name``
     LOCK = "lock"  # ``endpoint`` releases the lock ``name``
     WEIGHTS = "weights"  # a process publishes a version of the model ``name``, or ``endpoint`` applies it
     RESTART = "restart"  # the owner of the group ``name`` restarts its dead ranks, and runs ``on_restart``
-    DAEMON = "daemon"  # the framework answers ``name``, on which it is working
+    DAEMON = "daemon"  # the framework itself finishes ``name``
     LOCAL = "local"  # another task or thread of this process, called ``name`` if known, ends the wait
 
 
 @dataclass(frozen=True)
 class Frame:
-    """One frame of a stack; ``users`` is false in the framework, the standard library and installed packages."""
+    """One frame of a stack; ``users`` is False in the framework, the standard library and installed packages."""
 
     file: str
     line: int
@@ -67,7 +67,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Target:
-    """Action and process that would end a wait; 0 and empty for unknown parts."""
+    """The action, and the process, that would end a wait; unknown parts are 0 or empty."""
 
     kind: TargetKind
     endpoint: int = 0
@@ -77,12 +77,13 @@ class Target:
 
 @dataclass(frozen=True)
 class Wait:
-    """Activity's wait; ``every`` is true if all ``targets`` must act, false if one is enough.
+    """The wait of an activity; ``every`` is True if all ``targets`` must act, False if one suffices.
 
     Attributes:
-        kind: kind in the table of waits, ``call``, ``recv``, ``get``, or the name of a collective: ``all_reduce``.
+        kind: the kind in the table of waits (``call``, ``recv``, ``get``), or the name of a collective
+            (``all_reduce``).
         age: age of the wait in seconds.
-        left: seconds to its deadline; None without a deadline.
+        left: seconds left until its deadline; None if it has none.
     """
 
     kind: str
@@ -95,17 +96,17 @@ class Wait:
 
 @dataclass(frozen=True)
 class Activity:
-    """Task or thread of a process.
+    """A task or thread of a process.
 
     Attributes:
-        name: unique in its process: ``thread MainThread``, ``task Task-7``.
-        age: seconds in its state; None if unknown.
-        method: method of the call that it serves, or empty.
-        source, number: caller's endpoint, and the caller's number of the call.
-        wait: its wait, if for something outside the process.
-        awaits: names of the same process's activities, all of which it waits for.
-        line: innermost line of the user's code, ``train.py:12 in main()`` with the full path; None without user code.
-        blocks: true if it blocks its thread's event loop.
+        name: name that is unique in its process: ``thread MainThread``, ``task Task-7``.
+        age: seconds since it entered its state; None if unknown.
+        method: method of the call that it serves; empty if it serves none.
+        source, number: the caller's endpoint, and the call's number at the caller.
+        wait: its wait, if it waits for something outside the process.
+        awaits: names of activities of the same process, all of which it waits for.
+        line: innermost line of user code, ``train.py:12 in main()`` with the full path; None if there is none.
+        blocks: True if it blocks the event loop of its thread.
     """
 
     name: str
@@ -123,7 +124,7 @@ class Activity:
 
 @dataclass(frozen=True)
 class OpenCall:
-    """Call that a process must answer."""
+    """A call that a process must answer."""
 
     source: int
     number: int
@@ -139,7 +140,7 @@ LOOP_BLOCKED: Final = "does not run its event loop"
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """Child of one of the run's processes, unknown to daemons; may join, put or send. Age and CPU time in seconds."""
+    """A child of one of the run's processes, unknown to daemons; it may join, put or send. Times are in seconds."""
 
     pid: int
     age: float
@@ -148,18 +149,18 @@ class ChildProcess:
 
 @dataclass(frozen=True)
 class ProcessReport:
-    """Process of the run.
+    """A process of the run.
 
     Attributes:
         role: ``driver``, ``worker`` or ``subprocess`` (of a worker).
         name: ``rollout:3``, or ``driver``; unique with ``pid``.
-        group, rank: empty and -1 for a driver.
-        trouble: why it does not report itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``; otherwise
-            empty. ``LOOP_BLOCKED`` if another thread reports for its blocked loop.
-        answered: true if it has reported its own activities; otherwise they come from its stacks or are missing.
+        group, rank: group and rank; empty and -1 for a driver.
+        trouble: the reason why it does not report itself: ``stopped (T)``, ``does not answer``, ``ended: exit code 1``;
+            otherwise empty. ``LOOP_BLOCKED`` if another thread reports in place of its blocked loop.
+        answered: True if it has reported its own activities; otherwise they come from its stacks, or are missing.
         cpu: CPU seconds used by all its threads; 0 if unknown.
         children: its live descendants that do not report themselves.
-        owed: number of open calls; ``calls`` may contain only the oldest.
+        owed: number of open calls; ``calls`` may contain only the oldest of them.
     """
 
     endpoint: int
@@ -181,7 +182,7 @@ class ProcessReport:
 
 @dataclass(frozen=True)
 class LeftDriver:
-    """Driver that closed its cluster ``age`` seconds ago, while its process still runs."""
+    """A driver that closed its cluster ``age`` seconds ago, but whose process still runs."""
 
     pid: int
     node_name: str
@@ -190,15 +191,15 @@ class LeftDriver:
 
 @dataclass(frozen=True)
 class QueueReport:
-    """Queue of a channel on one node.
+    """The queue of a channel on one node.
 
     Attributes:
         items, nbytes: number of items over all keys, and their total size.
-        full: true if a put waits for room.
+        full: True if a put waits for room.
         producers, consumers: endpoints that have put items; endpoints that have received items or wait for one.
-        clients: all endpoints that use the queue.
-        gone: ranks, by group, that have ended after putting items.
-        ledger: for an experience, counts of samples put, taken, present, leased and dropped.
+        clients: endpoints of all processes that use the queue.
+        gone: maps each group to its ranks that have ended after putting items.
+        ledger: for an experience, the numbers of samples put, taken, present, leased and dropped.
     """
 
     number: int
@@ -217,12 +218,12 @@ class QueueReport:
 
 @dataclass(frozen=True)
 class RunReport:
-    """State of a run at one moment.
+    """The state of a run at one moment.
 
     Attributes:
-        missing: by node that did not answer, the reason.
-        ended: description of how each ended endpoint ended.
-        left: drivers that have closed their cluster but still run, the latest first.
+        missing: maps each node that did not answer to the reason.
+        ended: maps each ended endpoint to a description of how it ended.
+        left: drivers that have closed their cluster but still run, most recent first.
     """
 
     run: str
@@ -259,7 +260,7 @@ def to_data(report: Any) -> Any:
 
 
 def from_data(kind: type[R], data: Any) -> R:
-    """Return a report from ``to_data``; raise TypeError, KeyError or ValueError for data of another version."""
+    """Return a report from ``to_data``. Raise TypeError, KeyError or ValueError if the data is of another version."""
     found: R = _read(kind, data)
     return found
 

@@ -1,7 +1,7 @@
-"""Stacks of a process that does not answer, as faulthandler writes them: the signal that requests them, and a parser.
+"""Stacks of a process that does not answer, as written by faulthandler: the signal that requests them, and a parser.
 
-A process writes them inside a signal handler, whatever locks its threads hold, without its loop or the GIL. So only
-files, lines and function names are known, but no values or tasks::
+A process writes them inside a signal handler, whatever locks its threads hold, without its loop or the GIL. Only files,
+lines and function names are therefore known, but no values or tasks::
 
     Thread 0x00007f18cd7286c0 (most recent call first):
       File "/usr/lib/python3.11/threading.py", line 331 in wait
@@ -24,7 +24,7 @@ from rlinf_async._inspection.state.run_report import Activity, ActivityState, Fr
 SIGNAL: Final = signal.SIGRTMAX - 3
 """Signal on which a process writes the stacks of all its threads into its pipe.
 
-The signal kills a process without a handler, so first check ``SigCgt`` in ``/proc/PID/status``.
+A process without a handler is killed by the signal, so first check ``SigCgt`` in ``/proc/PID/status``.
 """
 
 _THREAD: Final = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]{1,16})(?: \[(.*)\])? \(most recent call first\):")
@@ -34,13 +34,13 @@ _MORE_THREADS: Final = "..."
 
 _NOT_USERS: Final = re.compile(r"<frozen |.*/lib\d*/python\d[^/]*/|.*/(?:site|dist)-packages/")
 
-# Blocking functions of ``threading.py``, with the kind of wait.
+# Maps each blocking function of ``threading.py`` to the kind of its wait.
 _BLOCKING: Final = {"wait": "lock", "acquire": "lock", "join": "thread", "_wait_for_tstate_lock": "thread"}
 
 
 @dataclass(frozen=True)
 class DumpedThread:
-    """Thread in a dump, outermost frame first; named ``MainThread``, or by its system name or id."""
+    """A thread in a dump, outermost frame first; named ``MainThread``, or by its system name or id."""
 
     ident: int
     name: str
@@ -48,10 +48,10 @@ class DumpedThread:
 
 
 def parse(text: str) -> list[DumpedThread]:
-    """Return the threads of a dump, the main thread last.
+    """Return the threads of a dump, with the main thread last.
 
-    Other lines are skipped, because a full pipe may cut the text anywhere. If the text has several dumps, each thread's
-    latest stack counts.
+    Other lines are skipped, because a full pipe may cut off the text anywhere. If the text contains several dumps, the
+    latest stack of each thread counts.
     """
     names: dict[int, str] = {}
     stacks: dict[int, list[Frame]] = {}
@@ -83,7 +83,7 @@ def is_users(file: str) -> bool:
 
 
 def activities(text: str, silent: float) -> list[Activity]:
-    """Return a dump's threads in user code, else its main thread, as waiting for at least ``silent`` seconds."""
+    """Return a dump's threads in user code, or else its main thread, as waiting for at least ``silent`` seconds."""
     threads = parse(text)
     chosen = [thread for thread in threads if any(frame.users for frame in thread.frames)]
     return [_activity(thread, silent) for thread in chosen or threads[-1:]]
@@ -118,5 +118,5 @@ def _unescaped(text: str) -> str:
 
 def _character(escape: re.Match[str]) -> str:
     number = int(next(filter(None, escape.groups())), 16)
-    is_surrogate = 0xD800 <= number <= 0xDFFF  # from a name that is not UTF-8; a frame could not carry it
+    is_surrogate = 0xD800 <= number <= 0xDFFF  # from a name that is not UTF-8; frames cannot carry it
     return escape[0] if is_surrogate or number > 0x10FFFF else chr(number)

@@ -1,9 +1,9 @@
-"""Verdict on a run: whether it is stuck, which processes are the cause, and what each participant waits for, in words.
+"""The verdict on a run, in words: is it stuck, which processes are the cause, what does each participant wait for.
 
-The verdicts are tried in this order: a circle of waits (deadlock), a wait that no live activity could end (nobody
-left), a stopped process that others wait for, or a driver that sleeps on its event loop while nothing else runs
-(blocked); then, for a run that is not stuck, the few ranks that others wait for (straggler), running activities (busy),
-or none (idle).
+Verdicts are tried in this order. Stuck runs: a circle of waits (deadlock); a wait that no live activity could end
+(nobody left); a stopped process that others wait for (stopped); a driver that sleeps on its event loop while nothing
+else runs (blocked). Other runs: a few ranks that others wait for (straggler); running activities (busy); or none
+(idle).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class VerdictKind(StrEnum):
     IDLE = "idle"
 
 
-# CPU seconds per half second above which a process counts as working, because answering the inspection also takes some.
+# CPU seconds per half second above which a process counts as working; answering the inspection also takes some time.
 _MIN_WORK_S: Final = 0.05
 
 _STUCK: Final = frozenset((VerdictKind.DEADLOCK, VerdictKind.NOBODY_LEFT, VerdictKind.STOPPED, VerdictKind.BLOCKED))
 
-# Age above which a sleep that blocks a driver's loop counts as stuck, with no other activity in the run.
+# Age above which a sleep that blocks a driver's loop counts as stuck, if there is no other activity in the run.
 BLOCKED_S: Final = 300.0
 
 _MAX_PIDS: Final = 8
@@ -48,13 +48,13 @@ _MAX_PIDS: Final = 8
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict in words.
+    """A verdict in words.
 
     Attributes:
         lines: all participants and the processes that wait for them; ranks in the same state share a line.
         advice: actions that would help.
         participants: endpoints of the processes in the headline.
-        is_plain: true if all processes work normally, so that the headline suffices on a terminal.
+        is_plain: True if all processes work normally, so that a terminal need only show the headline.
     """
 
     kind: VerdictKind
@@ -79,9 +79,9 @@ def judge(report: RunReport, before: RunReport | None = None, asker: int = 0) ->
     """Return the verdict on a run.
 
     Args:
-        before: report of the same run, half a second earlier; without it, no run is called stuck.
-        asker: endpoint of a driver that requests the verdict. Its later actions are unknown, because an otherwise idle
-        driver may put, publish or call. But that cannot end a circle of other waits.
+        before: report on the same run, half a second earlier; without it, no run is called stuck.
+        asker: endpoint of a driver that requests the verdict. Although it is idle otherwise, it may still put, publish
+        or call, so its later actions are unknown. However, they cannot end a circle of other waits.
     """
     working = _working(report, before)
     now = Needs(WaitGraph(report))
@@ -105,7 +105,7 @@ def render(verdict: Verdict) -> str:
 
 
 def _working(report: RunReport, before: RunReport | None) -> set[int]:
-    """Return the processes that used CPU between two reports, and so may be transferring data."""
+    """Return the processes that used CPU time between two reports, and may therefore be transferring data."""
     earlier = {} if before is None else {process.endpoint: process.cpu for process in before.processes}
     return {
         process.endpoint
@@ -115,7 +115,7 @@ def _working(report: RunReport, before: RunReport | None) -> set[int]:
 
 
 def _stuck(now: Needs, before: Needs | None, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a run that is stuck even if stopped processes continue, else stuck because of them."""
+    """Return the verdict on a run that is stuck even if stopped processes continue, or else because of them."""
     earlier = None if before is None else Liveness(before, stopped_go_on=True)
     liveness = Liveness(now, earlier, working, stopped_go_on=True)
     core = core_of(liveness)
@@ -169,7 +169,7 @@ def _stopped(liveness: Liveness, earlier: Liveness | None) -> Verdict | None:
 
 
 def _acts(node: WaitNode) -> bool:
-    """True for a driver's or a call's node; ranks' background activities do not finish a run."""
+    """True for the node of a driver or a call; background activities of ranks do not finish a run."""
     return node.process.role == "driver" or node.activity is None or node.serves
 
 
@@ -205,9 +205,9 @@ def _going_on(liveness: Liveness, working: Collection[int], before: RunReport | 
 
 
 def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -> Verdict | None:
-    """Return the verdict on a driver that has long slept on its event loop while nothing else in the run continues.
+    """Return the verdict on a driver that has long slept on its event loop, while nothing else in the run continues.
 
-    A driver that computes, reads or waits for a thread on its loop may be evaluating for any length of time.
+    A driver that computes, reads, or waits for a thread, on its loop, may be evaluating for any length of time.
     """
     graph = liveness.graph
     node = progress.leaves[0] if progress.leaves else None
@@ -223,7 +223,7 @@ def _blocked(liveness: Liveness, progress: Progress, working: Collection[int]) -
 
 
 def _works(node: WaitNode) -> bool:
-    """True if a node computes or sleeps in a process that answers, without waiting for anything outside the run."""
+    """True if a node computes or sleeps in a process that answers, and waits for nothing outside the run."""
     return node.activity is not None and node.wait is None and not node.process.trouble and not node.waits
 
 

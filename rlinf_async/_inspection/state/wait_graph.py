@@ -1,7 +1,7 @@
-"""Graph of a run's waits: activities as nodes, and the calls that they serve.
+"""Graph of a run's waits: its nodes are activities, with the calls that they serve.
 
-The edges, the needs of waiting activities, are in ``needs.py``. Both depend only on the report, not on the set of live
-activities (``liveness.py``).
+The edges are the needs of waiting activities (``needs.py``). Nodes and edges depend only on the report, not on which
+activities are live (``liveness.py``).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from rlinf_async._inspection.state.run_report import (
     Wait,
 )
 
-# Activity that runs a worker's ``def`` methods, one at a time, while the worker's loop does not run.
+# The activity that runs a worker's ``def`` methods, one at a time, while the worker's loop does not run.
 MAIN_THREAD: Final = "thread MainThread"
 
-RESTART: Final = "restart"  # kind of wait of the activity that restarts a group's ranks
+RESTART: Final = "restart"  # the kind of wait of the activity that restarts a group's ranks
 
-# A call that has not begun by this age is considered blocked by other calls.
+# A call that has not begun by this age is considered to be blocked by other calls.
 BEGINS_WITHIN_S: Final = 2.0
 
 
 @dataclass(frozen=True, eq=False)
 class WaitNode:
-    """Activity or, if None, a process whose activities are unknown."""
+    """An activity or, if it is None, a process whose activities are unknown."""
 
     process: ProcessReport
     activity: Activity | None
@@ -60,14 +60,14 @@ class WaitNode:
 
     @property
     def age(self) -> float | None:
-        """Return the seconds in the current state; None if unknown."""
+        """Return the seconds spent in the current state; None if unknown."""
         if self.activity is None or self.activity.age is not None:
             return None if self.activity is None else self.activity.age
         return (self.activity.wait.age or None) if self.activity.wait else None
 
 
 class WaitGraph:
-    """Activities of a report, by process and by call; an idle driver ``asker`` counts as unable to act."""
+    """The activities of a report, by process and by call. If driver ``asker`` is idle, it counts as unable to act."""
 
     def __init__(self, report: RunReport, asker: int = 0) -> None:
         self.report = report
@@ -116,7 +116,7 @@ class WaitGraph:
         return self.report.ended.get(process.endpoint) or ended
 
     def begins(self, process: ProcessReport) -> bool:
-        """True if a process has a call about to begin: no activity serves the call, and no other call blocks it."""
+        """True if a call of the process is about to begin: no activity serves it yet, and no other call blocks it."""
         return any(
             not self.serving(process, call.source, call.number) and not self.queue(process, call)
             for call in process.calls
@@ -136,7 +136,7 @@ class WaitGraph:
         return [node for node in found if node.name not in inner] or found
 
     def open_call(self, process: ProcessReport, source: int, number: int) -> OpenCall | None:
-        """Return the call if the daemon has forwarded it to the process and it is still unanswered, else None."""
+        """Return the call if the daemon has forwarded it to the process and it is not answered yet, else None."""
         return self._calls.get((process.endpoint, source, number))
 
     def call_of(self, node: WaitNode) -> OpenCall | None:
@@ -145,16 +145,16 @@ class WaitGraph:
         return self.open_call(node.process, node.activity.source, node.activity.number)
 
     def queue(self, process: ProcessReport, call: OpenCall) -> tuple[WaitNode, ...]:
-        """Return activities, one of which must end before a call begins; empty if the call can begin."""
+        """Return activities of which one must end before a call begins; empty if the call can begin."""
         method = self.method(process)
         if method is not None:
             return (method,)
-        # No ``def`` method blocks the call, so it begins immediately unless the limit of concurrent coroutines is
-        # reached.
+        # No ``def`` method blocks the call, so it begins immediately, unless the limit on concurrent coroutines has
+        # been reached.
         return tuple(node for node in self.of(process) if node.serves) if call.age >= BEGINS_WITHIN_S else ()
 
     def method(self, process: ProcessReport) -> WaitNode | None:
-        """Return the running ``def`` method, which blocks all other calls."""
+        """Return the running ``def`` method, which blocks all other calls; None if none is running."""
         return next((node for node in self.of(process) if node.serves and node.name == MAIN_THREAD), None)
 
 
@@ -172,7 +172,7 @@ def is_supervision(activity: Activity | None) -> bool:
 
 
 def is_in_its_users_hands(process: ProcessReport) -> bool:
-    """True for a driver that neither runs nor waits: a notebook between two cells."""
+    """True for a driver that neither runs nor waits, such as a notebook between two cells."""
     of_user = (activity for activity in process.activities if not is_supervision(activity))
     return process.role == "driver" and all(activity.state is ActivityState.IDLE for activity in of_user)
 

@@ -3,8 +3,8 @@
 Plain state.  ``RelayPlan`` asks it for the sender of each machine, and reports failures to it::
 
     chain.plan([1, 2, 3], now)      source ──► 1 ──► 2 ──► 3
-    chain.leave(2)                  source ──► 1 ──► 3             2 has failed; 3 has to begin again
-    chain.cut(3, now)               source ──► 1,  source ──► 3    nothing reached 3 from 1: keep them apart a while
+    chain.leave(2)                  source ──► 1 ──► 3             2 has failed; 3 must start again
+    chain.cut(3, now)               source ──► 1,  source ──► 3    1 sent nothing to 3: keep them apart for a while
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from typing import Final
 
 CHAIN_FROM_BYTES: Final = 64 << 20
-"""Size from which two or more machines form a chain; takes 0.5 s on a gigabit line, 50 ms on a fast line. A smaller
-payload arrives sooner if the source sends it to each machine."""
+"""Payload size from which two or more machines form a chain; sending it takes 0.5 s on a gigabit line, 50 ms on a fast
+line. A smaller payload arrives sooner if the source sends it to each machine directly."""
 
 DISTRUST_S: Final = 300.0
 """Seconds for which two machines are not made neighbours again after a transfer between them has failed."""
@@ -22,13 +22,13 @@ DISTRUST_S: Final = 300.0
 _PATIENCE: Final = 0.2
 _MORE_PATIENCE: Final = 0.05
 _MOST_PATIENCE: Final = 0.5
-"""Fractions of the receivers' time limit for which a machine waits for its neighbour: minimum, increment for each
-machine in between, and maximum. The rest is left for a second attempt."""
+"""Fractions of the receivers' time limit that a machine waits for its neighbour: minimum, increment for each machine
+in between, and maximum. The rest of the time is left for a second attempt."""
 
 _MIN_PIECE_BYTES: Final = 8 << 20
 _MAX_PIECE_BYTES: Final = 32 << 20
-"""Bounds of a piece. Each machine in between delays the last piece by the transfer time of one piece, hence the
-maximum. A piece also has a fixed cost, like that of a megabyte or more, hence the minimum."""
+"""Bounds on the size of a piece. Each machine in between delays the last piece by the transfer time of one piece, hence
+the maximum. A piece also has a fixed cost, comparable to sending a megabyte or more, hence the minimum."""
 
 
 def chain_sizes(nbytes: int) -> list[int]:
@@ -38,7 +38,7 @@ def chain_sizes(nbytes: int) -> list[int]:
 
 
 class Chain:
-    """Neighbours in one distribution, by machine number. The source sends to machines without a neighbour."""
+    """The neighbours in one distribution, by machine number. The source sends to machines without a neighbour."""
 
     def __init__(self) -> None:
         self._sources: dict[int, int] = {}
@@ -68,7 +68,7 @@ class Chain:
         return self._sources.get(node)
 
     def patience(self, node: int, seconds: float) -> float:
-        """Return the seconds that a machine waits for its neighbour.
+        """Return the number of seconds that a machine waits for its neighbour.
 
         If a connection breaks, all machines behind it wait. The nearest machine has the least patience, so it reports
         first, and its report names the broken connection.

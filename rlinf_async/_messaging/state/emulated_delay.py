@@ -1,7 +1,7 @@
 """Model of emulated latency and shared bandwidth between data centres: computes each message's delay.
 
 Workers have names such as ``"Env:0"``; a configuration may use ``"Env"`` for all of them. Only configured pairs are
-distant: a message between other workers crosses no link, even if both are members of a link.
+distant: a message between any other two workers crosses no link, even if both are members of one.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Config(Protocol):
 
 @dataclass(frozen=True)
 class SharedLink:
-    """Bandwidth shared by some workers.
+    """A link whose bandwidth is shared by some workers.
 
     Attributes:
-        name: name shared by all processes that use the link.
+        name: name of the link, the same in all processes that use it.
         rate: bytes per second.
     """
 
@@ -67,7 +67,7 @@ class SharedLink:
 
 @dataclass(frozen=True)
 class Crossing:
-    """Emulated path between a sender and its receivers.
+    """The emulated path between a sender and its receivers.
 
     Attributes:
         delay: latency in seconds to the farthest receiver.
@@ -79,7 +79,7 @@ class Crossing:
 
 
 class SharedLinks:
-    """Reservations of a run's emulated links."""
+    """The reservations of a run's emulated links."""
 
     def __init__(self) -> None:
         self._free_at: dict[str, float] = {}
@@ -88,10 +88,10 @@ class SharedLinks:
         return f"<SharedLinks {sorted(self._free_at)}>"
 
     def reserve(self, links: Iterable[SharedLink], nbytes: int, now: float) -> float:
-        """Reserve the links for a message, after earlier messages.
+        """Reserve the links for a message, behind earlier messages.
 
         Args:
-            now: seconds of a clock shared by all callers.
+            now: current time in seconds, on a clock shared by all callers.
 
         Returns:
             Seconds until the slowest link has carried the message; 0.0 without links.
@@ -108,7 +108,7 @@ class SharedLinks:
 
 
 class NetEmulation:
-    """Emulated network of a configuration.
+    """The emulated network of a configuration.
 
     Example:
         emulation = NetEmulation(config)
@@ -159,7 +159,7 @@ class NetEmulation:
         return next((self._links[name] for name in _names(worker) if name in self._links), None)
 
     def is_idle(self, group: LinkGroup) -> bool:
-        """True if no message crosses the link, because none of its members is in a distant pair."""
+        """True if no message crosses the link, because none of its members belongs to a distant pair."""
         far = {name for pair in self._delays for name in pair}
         return not any(name in _names(member) or member in _names(name) for member in group.members for name in far)
 

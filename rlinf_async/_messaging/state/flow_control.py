@@ -1,7 +1,7 @@
 """Sender-side flow control of one message stream: a window of bytes, and the messages that wait for room.
 
-A message is sent immediately if it fits into the window of bytes sent but not yet received. Any other message is
-announced, which fixes its place in the stream; its content follows once the window has room again, or once every
+A message is sent immediately if it fits into the window, which limits the bytes sent but not yet received. Any other
+message is announced, which fixes its place in the stream; its content follows once the window has room, or once every
 receiver has posted a receive for the message. Plain state: its owner sends.
 """
 
@@ -13,16 +13,16 @@ from typing import Final, Generic, TypeVar
 from rlinf_async import settings
 
 MESSAGE_OVERHEAD_BYTES: Final = 128
-"""Bytes charged for each message beyond its content, so that empty messages count, too."""
+"""Bytes charged for each message in addition to its content, so that empty messages count as well."""
 
 
 class WindowEntry:
-    """A stream's message at its sender; base class of the owner's messages.
+    """A message of a stream, at its sender; base class of the owner's messages.
 
     Attributes:
         number: position in its stream, from 1.
-        cost: bytes that it takes from the window.
-        charge: bytes charged to the window; 0 while only announced, or if its receivers have requested it.
+        cost: bytes that it would take from the window.
+        charge: bytes charged to the window; 0 if it is only announced, or if its receivers have requested it.
         left: True if its content has been sent or is being sent.
         waits_for: receivers that have not yet requested it.
     """
@@ -44,7 +44,7 @@ Entry = TypeVar("Entry", bound=WindowEntry)
 
 
 class SendWindow(Generic[Entry]):
-    """Sending side of one stream.
+    """The sending side of one stream.
 
     Example:
         window = SendWindow([7])
@@ -83,8 +83,8 @@ class SendWindow(Generic[Entry]):
             return entry
         entry.waits_for = set(self._received)
         self._announced[entry.number] = entry
-        # A message larger than the whole window would block the line forever, so only requests from all receivers
-        # release it.
+        # A message larger than the whole window would block the queue forever, so it is sent only once all receivers
+        # have requested it.
         if entry.cost <= self._room:
             self._in_line[entry.number] = entry
         return entry
@@ -107,7 +107,7 @@ class SendWindow(Generic[Entry]):
         return leaving
 
     def granted(self, receiver: int, number: int) -> Entry | None:
-        """Record a receiver's request for a message. Return the message once all receivers have requested it."""
+        """Record that a receiver requests a message. Return the message once all receivers have requested it."""
         entry = self._announced.get(number)
         if entry is None:
             return None  # the message was sent or withdrawn

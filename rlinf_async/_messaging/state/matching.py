@@ -1,8 +1,8 @@
 """State machine of one stream at its receiver: matches arriving messages with posted receives, in order.
 
 Receives and messages are paired in order as soon as both exist; a message counts from its announcement. A pair is
-*delivered* once the message's content has arrived, too. Until then either side may be cancelled, and all pairs are then
-re-formed. Plain state: every method returns actions for its owner.
+*delivered* once the message's content has arrived as well. Until then, either side may be cancelled, after which all
+pairs are formed again. Plain state: every method returns actions for its owner.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _MISSING: Any = object()
 
 
 class Message:
-    """A stream's message at its receiver.
+    """A message of a stream, at its receiver.
 
     Attributes:
         number: position in its stream, from 1.
         kind, about: the sender's description of the message.
-        charge: bytes of the stream's window in use.
+        charge: bytes that it takes from the stream's window.
         content: the content once it has arrived; opaque to this module.
         failure: the error if the content is unavailable.
     """
@@ -48,7 +48,7 @@ class Message:
         return self.content is not _MISSING
 
     def request_once(self) -> bool:
-        """True the first time, when the caller must request the content from the sender."""
+        """True the first time for an announced message: the caller must request its content from the sender."""
         first = self.is_announced and not self._is_requested
         self._is_requested = True
         return first
@@ -67,7 +67,7 @@ class ActionKind(Enum):
 
 
 class Action(NamedTuple):
-    """Action of the owner. ``why`` is an error or the text of a refusal."""
+    """An action for the owner to carry out. ``why`` is an error or the text of a refusal."""
 
     kind: ActionKind
     receive: Any
@@ -79,7 +79,7 @@ Refuses = Callable[[Any, Message], str | None]
 
 
 class _PostedReceive:
-    """Receive still without a delivered message."""
+    """A posted receive that has no delivered message yet."""
 
     __slots__ = ("cancelled", "message", "order", "receive")
 
@@ -91,7 +91,7 @@ class _PostedReceive:
 
 
 class Arrivals:
-    """Receiving side of one stream.
+    """The receiving side of one stream.
 
     Example:
         arrivals = Arrivals(refuses)
@@ -184,7 +184,7 @@ class Arrivals:
         return self._arrive(message)
 
     def expect(self, number: int, charge: int) -> Message | None:
-        """Record that a link carries the content of a message. Return None if it was withdrawn or is complete."""
+        """Record that a link carries a message's content. Return None if it was withdrawn or is already complete."""
         message = self._open.get(number)
         if message is None or message.is_complete:
             self._total += charge
@@ -220,7 +220,7 @@ class Arrivals:
         return [] if wanted is None else [self._refuse(wanted, message, error)]
 
     def withdraw(self, number: int) -> list[Action]:
-        """Remove a message withdrawn by its sender, unless already delivered."""
+        """Remove a message that its sender has withdrawn, unless it was already delivered."""
         message = self._open.pop(number, None)
         if message is None:
             return []
@@ -236,11 +236,11 @@ class Arrivals:
         return self._match()
 
     def fail(self, error: Exception, *, parts: bool = False) -> list[Action]:
-        """End the stream. Complete messages stay; no more will arrive.
+        """End the stream. Complete messages stay; no more messages will arrive.
 
         Args:
             parts: True if another receiver of a broadcast has ended and the sender may continue. Later messages belong
-                to receives that fail now, so the next receive must not take them.
+                to receives that fail now, so the next receive must not get them.
         """
         self._is_parted = self._is_parted or parts
         if self._error is not None:

@@ -1,30 +1,30 @@
-"""Plan for distributions from one source to other machines' hosts: messages, pieces, recovery from failures.
+"""Plan for distributing payloads from one source to hosts on other machines: messages, pieces, failure recovery.
 
-One receiver of each machine, its *host*, gets a payload into memory that all receivers of the machine read::
+One receiver on each machine, the *host*, receives the payload into memory that all receivers on the machine read::
 
     source -> host
-      BRING   number, sizes                              a payload comes, in pieces of these sizes on the host's stream
+      BRING   number, sizes                              a payload follows as pieces of these sizes on the stream
       BRING   …, sender, seconds                         another machine's host sends the pieces; once the payload is
-                                                         published, each of them within a time limit
+                                                         published, each piece must arrive within ``seconds``
       WHOLE   number, facts…                             the payload is published
       PASS    number, receiver, stream                   forward the payload to another machine's host, on that stream
       KEEP    stream                                     stop sending on that stream
     host -> source
       ROOM    number, stream                             the host is ready for the pieces
-      LANDED  number, failure, memory, stream            the payload is in that memory, or has failed
+      LANDED  number, failure, memory, stream            the payload is in ``memory``, or its transfer failed
       STUCK   stream, failure                            the payload cannot be forwarded on that stream
 
 Pieces are sent as soon as they are packed. Machines form a chain (``Chain``) for a large payload, so that it crosses
-the source's network only once; hosts of two neighbours exchange pieces but no messages. If a connection or a host
+the source's network only once; neighbouring hosts exchange pieces but no messages. If a connection or a host
 fails, the machines behind it in the chain start again with the first piece, each on a new stream:
 
 * If a host dies or cannot receive, the hosts behind it get the payload from the host before it, or from the source.
 * STUCK, or LANDED with a failure, means that no piece arrived for a fraction of the time limit: the sender may be
-  stopped, or the two machines may not reach each other. The source itself serves the machine that lacks the payload,
-  with a warning, and the two machines are not neighbours again for a while.
+  stopped, or the two machines may be unable to reach each other. The source itself then serves the machine that lacks
+  the payload, logs a warning, and does not make the two machines neighbours again for a while.
 
-Plain state: methods are events, after which the owner carries out ``actions`` in order. A receiver is an object of the
-owner's; its ``link`` has its ``node``, its ``address`` for other hosts (or None) and its ``label``.
+Plain state: methods are events, after which the owner carries out ``actions`` in order. Receivers are objects of the
+owner; a receiver's ``link`` has a ``node``, an ``address`` for other hosts (or None) and a ``label``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ TO_HOSTS: Final = frozenset({BRING, WHOLE, PASS, KEEP})
 FROM_HOSTS: Final = frozenset({ROOM, LANDED, STUCK})
 
 FIRST_PIECE_BYTES: Final = 16 << 20
-"""Size of the first piece to a machine outside the chain, small so that it is packed soon; later pieces double it."""
+"""Size of the first piece to a machine outside the chain: small, so that packing it is quick. Later pieces double."""
 
 MAX_PIECE_BYTES: Final = 256 << 20
 
@@ -66,7 +66,7 @@ def piece_sizes(nbytes: int) -> list[int]:
 
 
 class RelayJob:
-    """Payload to be distributed.
+    """A payload to distribute.
 
     Args:
         number: serial number, higher for later payloads.
@@ -76,7 +76,7 @@ class RelayJob:
         body: the payload's bytes, sliced into pieces.
         sizes: sizes of its pieces in bytes, the same for all machines.
         packed: number of leading bytes that are final.
-        facts: further fields of WHOLE once published; None until then.
+        facts: further fields of the WHOLE message once the payload is published; None before that.
         is_current: True while its memory still holds a published payload.
         is_cut: True once a host knows ``sizes``.
         may_wait: True if it waits until an earlier payload has landed on a machine or timed out; False if it replaces
@@ -104,14 +104,14 @@ class RelayJob:
 
 @dataclass(eq=False)
 class Machine:
-    """Machine with receivers.
+    """A machine with receivers.
 
     Attributes:
         receivers: receivers on the machine; the first is its *host*.
         stream_id: stream for pieces to its host; each host has a different stream.
-        memory, number: memory and number of the last payload landed on it.
+        memory, number: memory and number of the last payload that landed on it.
         transfer: current transfer to the machine, if any.
-        behind: receivers that get the latest payload after the current transfers.
+        behind: receivers that get the latest payload once the current transfers have ended.
     """
 
     node: int
@@ -125,13 +125,13 @@ class Machine:
 
 @dataclass(eq=False)
 class NodeTransfer:
-    """Transfer of a payload to one machine.
+    """A transfer of a payload to one machine.
 
     Attributes:
         waiting: receivers to notify of the transfer's end.
         sender: another machine's host that forwards the payload; None if the source sends it.
         failed_hosts: the machine's hosts that could not receive the payload.
-        works: sends of the pieces, kept by the owner.
+        works: the pieces' sends, kept by the owner.
     """
 
     job: RelayJob
@@ -164,7 +164,7 @@ class NodeTransfer:
 
 
 class RelaySource(Protocol):
-    """Payload source's methods that a plan calls."""
+    """Interface of a payload's source, as far as a plan calls it."""
 
     def appoint(self, receiver: Any, stream_id: int) -> None:
         """Make a receiver the host of its machine."""
@@ -173,11 +173,11 @@ class RelaySource(Protocol):
         """Notify a receiver, other than the host, of the last payload landed on its machine."""
 
     def end(self, receivers: Sequence[Any], number: int, memory: Any, error: Exception | None) -> None:
-        """Handle the end of a transfer: the payload is in the memory of these receivers' machine, or has failed."""
+        """Handle the end of a transfer to these receivers: the payload is in ``memory``, or failed with ``error``."""
 
 
 class RelayActions(RelaySource, Protocol):
-    """A plan's actions, which its owner carries out."""
+    """The actions of a plan, which the plan's owner carries out."""
 
     def send(self, receiver: Any, *message: Any) -> None: ...
 
@@ -189,18 +189,18 @@ class RelayActions(RelaySource, Protocol):
     def warn(self, text: str) -> None: ...
 
 
-# The class stays whole with more than 30 methods, because each event may change a transfer, its machine and the chain
-# together.
+# This class is not split, although it has more than 30 methods, because each event may change a transfer, its machine
+# and the chain together.
 class RelayPlan:
-    """Distributions of one source, one at a time.
+    """The distributions of one source, one at a time.
 
     Args:
         owner: object whose methods carry out the actions.
-        chain_from: size in bytes from which machines form a chain.
+        chain_from: payload size in bytes from which machines form a chain.
 
     Attributes:
         actions: owner's methods to call, with their arguments.
-        job: payload being packed, or published last.
+        job: payload that is being packed, or was published last.
     """
 
     def __init__(self, owner: RelayActions, chain_from: int) -> None:
@@ -213,7 +213,7 @@ class RelayPlan:
         self._chain = Chain()
         self._machines: dict[int, Machine] = {}
         self._last_stream_id = secrets.randbits(48)
-        """Machines identify neighbours by stream, so ids of different sources must differ; the first id is random."""
+        """Machines identify neighbours by stream, so ids of different sources must differ: the first is random."""
 
     def _enqueue(self, action: Callable[..., None], *facts: Any) -> None:
         self.actions.append((action, facts))
@@ -247,7 +247,7 @@ class RelayPlan:
         if self._is_busy(machine, latest):
             _join(machine.behind, waiting)
             return
-        if machine.transfer is not None:  # an older payload is in transit, whose host may be stopped
+        if machine.transfer is not None:  # an older payload is in transit, and its host may be stopped
             waiting = list(dict.fromkeys([*machine.transfer.waiting, *waiting]))
             behind = self._chain.leave(machine.node)
             self._next_host(machine)
@@ -297,7 +297,7 @@ class RelayPlan:
             self._enqueue(self._owner.appoint, machine.receivers[0], machine.stream_id)
 
     def _next_host(self, machine: Machine) -> None:
-        """Replace the host by the next receiver, if any; the old host releases its memory."""
+        """Replace the host with the next receiver, if any; the old host releases its memory."""
         before = machine.receivers.pop(0)
         machine.receivers.append(before)
         self._appoint(machine)
@@ -319,7 +319,7 @@ class RelayPlan:
     # -- packing and publishing ---------------------------------------------------------------------------------
 
     def begin(self, job: RelayJob, receivers: Iterable[Any]) -> bool:
-        """Start sending a payload to these receivers' machines during packing. Return False if it goes to none."""
+        """Start sending a payload that is still being packed. Return False if no machine gets it."""
         self.job = job
         if job.may_wait and self._is_chaining():
             return False
@@ -389,7 +389,7 @@ class RelayPlan:
                 if transfer is not None:  # the old transfer's host may be stopped
                     self._next_host(machine)
                 self._bring(machine, job, waiting)
-        for transfer in self._transfers(job):  # includes machines whose receivers have changed since
+        for transfer in self._transfers(job):  # includes machines whose receivers have changed in the meantime
             if transfer.machine.node not in by_node:
                 self._advance(transfer)
 
@@ -430,7 +430,7 @@ class RelayPlan:
             return
         node = self._chain.source(machine.node) if job is self._chained else None
         sender: Any = None if node is None else self._machines[node].receivers[0]
-        # Pin the payload until ``_end``, because its memory must not be reused.
+        # Pin the payload until ``_end``, because its memory must not be reused before that.
         job.pin()
         machine.transfer = transfer = NodeTransfer(job, machine, machine.stream_id, waiting, sender, failed_hosts)
         job.is_cut = True
@@ -504,8 +504,8 @@ class RelayPlan:
             self._send_waiting()
             return
         if transfer.has_room:
-            # Pieces without a receive may still be in transit. They pin the memory at the source, and the next payload
-            # on that stream would take them for its own.
+            # Pieces may still be in transit without a posted receive. They pin the memory at the source, and the
+            # stream's next payload would mistake them for its own.
             # tests/_messaging/test_relay.py::test_what_cannot_land_is_under_way_no_more
             self._appoint(machine)
         else:
