@@ -71,7 +71,7 @@ class OpenAIServer:
     """A server for OpenAI's chat completions, completions and models over an engine group; use it with ``async with``.
 
     Choices have additional fields: ``token_ids``, ``prompt_token_ids``, ``log_probs`` and ``weight_versions``. In
-        OpenAI's own ``logprobs`` field a token is named ``token_id:7``, because the texts of tokens are not unique.
+    OpenAI's own ``logprobs`` field a token is named ``token_id:7``, because the texts of tokens are not unique.
 
     Attributes:
         base_url: base URL for clients, such as ``http://127.0.0.1:40001/v1``.

@@ -44,8 +44,8 @@ class TransformersEngine(Engine):
     """An engine that runs ``AutoModelForCausalLM`` with a key-value cache in a thread, one batch at a time.
 
     A batch consists of waiting requests with the same sampling parameters. All tokens of a completion come from one
-        version: a version that arrives during a batch is loaded after it. The options are those of ``from_pretrained``,
-        and ``batch_size``, the maximum number of requests per batch.
+    version: a version that arrives during a batch is loaded after it. The options are those of ``from_pretrained``, and
+    ``batch_size``, the maximum number of requests per batch.
     """
 
     supported_updates: tuple[OnUpdate, ...] = ("wait",)
