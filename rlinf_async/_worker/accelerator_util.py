@@ -31,8 +31,7 @@ class AcceleratorUtil:
 
     @staticmethod
     def get_accelerator_type() -> str:
-        """Return the accelerator type of this worker's group or, outside workers, of this machine; or
-        ``"NO_ACCEL"``."""
+        """Return the accelerator type of this worker's group, or of this machine outside workers; or ``"NO_ACCEL"``."""
         return os.environ.get("ACCELERATOR_TYPE") or find_accelerators(os.environ).type
 
     @staticmethod

@@ -138,7 +138,7 @@ class CollectiveWatch:
         return begun + self._patience(watched) - clock.monotonic()
 
     def _stuck(self) -> list[tuple[Watched, Pending]]:
-        """Return the watched calls whose methods are running, each with its pending operation."""
+        """Return all pairs of a watched call whose method is running and a pending operation."""
         running = [call for call in list(self._calls.values()) if call.state is CallState.RUNNING]
         # While a ``def`` method runs, the loop is blocked, so a pending operation belongs to that method.
         blocking = [call for call in running if call.task is None]

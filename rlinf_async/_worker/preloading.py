@@ -162,8 +162,7 @@ def _descriptors() -> set[tuple[int, int]]:
 
 
 def _state() -> dict[str, Any]:
-    """Return the named parts of the state that an import must not change, such as random generators, signal
-    handlers."""
+    """Return the state that an import must not change, such as random generators; the keys describe each part."""
     import numpy as np
     import torch
 

@@ -89,8 +89,8 @@ def main() -> None:
 def _run_one_worker(control: socket.socket) -> None:
     """Turn this process, which a profiler has started, into a worker. Does not return.
 
-    Do not ask the kernel to kill this process with its parent, the profiler, because the profiler's thread that started
-    it may exit earlier. The daemon kills it once the profiler has exited.
+    The kernel must not kill this process with its parent, the profiler, because the profiler's thread that started it
+    may exit earlier. The daemon kills it once the profiler has exited.
     """
     order = _receive(control, 0)
     control.close()
