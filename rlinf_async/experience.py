@@ -321,7 +321,7 @@ class Experience:
     async def _opened(self) -> registration.Roster:
         await self._channel
         assert self._channel._replicas is not None
-        self._channel._replicas.check()  # the channel may have been passed on before it existed, and been closed since
+        self._channel._replicas.check()  # the channel may have been passed on before it existed, and since been closed
         return self._known()
 
     def _known(self) -> registration.Roster:
