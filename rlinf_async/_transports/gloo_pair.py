@@ -19,8 +19,8 @@ from rlinf_async._transports.transfer import ReceiveTransfer, SendTransfer
 from rlinf_async.errors import TransferFailed
 
 _WINDOW_BYTES: Final = 16 << 20
-"""Number of bytes that the peer may send ahead. While the last transfer's memory is still arriving, the peer may
-already start the next transfer, as long as both together are below this limit."""
+"""Maximum total bytes of all admitted transfers when more than two are admitted. Two are always admitted, so that the
+next transfer's message can travel together with the last transfer's memory."""
 
 _CONNECT_TIMEOUT: Final = timedelta(seconds=3)
 """Gloo tries to connect for up to five times this long, and cannot be interrupted. A shorter timeout is dangerous: a
