@@ -10,6 +10,7 @@ import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -179,6 +180,11 @@ class WorkerExtension:
 
     def rlinf_pid(self) -> int:
         """Return the process id of this worker."""
+        # All ranks have mapped the memory by now.  vLLM itself leaves it behind, however its workers exit.
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            path = line.rpartition(" ")[2]
+            if path.startswith("/dev/shm/vllm_dist_"):
+                Path(path).unlink(missing_ok=True)
         return os.getpid()
 
     def rlinf_version(self) -> int:
